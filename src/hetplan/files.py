@@ -1,0 +1,189 @@
+"""Reading and writing files: strict JSON and YAML, limits on size and depth, atomic replacement.
+
+Nothing read here is ever executed: JSON by the standard library, YAML by the safe loader without aliases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hetplan.errors import InputError, one_line
+
+MAX_BYTES = 256 * 2**20
+MAX_DEPTH = 64
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The file's bytes (a `.gz` is unpacked), at most 256 MiB; raises InputError naming the file."""
+    name = os.fspath(path)
+    try:
+        opener = gzip.open if name.endswith(".gz") else open
+        with opener(name, "rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError("no such file", where=name) from None
+    except IsADirectoryError:
+        raise InputError("is a folder, expected a file", where=name) from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise InputError(f"cannot be read: {one_line(str(error))}", where=name) from None
+    if len(content) > MAX_BYTES:
+        raise InputError("file is too large", where=name, expected=f"at most {MAX_BYTES} bytes")
+    return bytes(content)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Parsed JSON; NaN, infinities, duplicate keys and nesting beyond 64 are refused with their place."""
+    name = os.fspath(path)
+    return parse_json(read_bytes(path), where=name)
+
+
+def parse_json(content: bytes | str, *, where: str) -> Any:
+    """Like `read_json`, from memory; `where` names the source in errors."""
+    if isinstance(content, bytes):
+        try:
+            content = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
+    _check_depth(content, where)
+
+    def refuse_constant(text: str) -> NoReturn:
+        raise InputError("number is not finite", where=where, got=text, expected="a finite number")
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    raise InputError(f"key {key[:80]!r} stands twice in one object", where=where)
+                seen.add(key)
+        return result
+
+    try:
+        return json.loads(content, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
+    except json.JSONDecodeError as error:
+        place = f"{where}: line {error.lineno} column {error.colno}"
+        raise InputError(f"not valid JSON: {error.msg}", where=place) from None
+    except InputError:
+        raise
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise InputError(f"not valid JSON: {one_line(str(error))[:120]}", where=where) from None
+
+
+def _check_depth(text: str, where: str) -> None:
+    """Refuse nesting beyond MAX_DEPTH before the parser recurses into it (brackets in strings skipped)."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    depth, in_string, escaped = 0, False, False
+    for c in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif c == "\\":
+                escaped = True
+            elif c == '"':
+                in_string = False
+        elif c == '"':
+            in_string = True
+        elif c in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise InputError("nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
+        elif c in "]}":
+            depth -= 1
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Parsed YAML (safe loader; aliases, duplicate keys and deep nesting refused)."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """The safe loader, refusing what a description file never needs and an attacker does."""
+
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.events.AliasEvent):
+                event = self.peek_event()  # type: ignore[no-untyped-call]
+                raise yaml.MarkedYAMLError(None, None, "aliases are not allowed", event.start_mark)
+            self.depth += 1
+            if self.depth > MAX_DEPTH:
+                mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+                raise yaml.MarkedYAMLError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Any] = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, str | int | float | bool) or key in seen:
+                    problem = (
+                        f"key {str(key)[:80]!r} stands twice" if isinstance(key, str) else "unusable key"
+                    )
+                    raise yaml.MarkedYAMLError(None, None, problem, key_node.start_mark)
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    name = os.fspath(path)
+    content = read_bytes(path)
+    try:
+        return yaml.load(content, Loader=Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}: line {mark.line + 1} column {mark.column + 1}" if mark else name
+        raise InputError(f"not valid YAML: {error.problem or error.context}", where=place) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"not valid YAML: {one_line(str(error))[:160]}", where=name) from None
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new one is whole."""
+    data = text.encode("utf-8")
+    write_bytes(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over it."""
+    target = Path(path)
+    if target.is_dir():
+        raise InputError("is a folder, expected a file name", where=str(target))
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        os.chmod(temporary, mode)
+        os.replace(temporary, target)
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def to_json(value: Any, *, indent: int | None = 1) -> str:
+    """JSON text with a final newline; NaN and infinities raise ValueError instead of being written."""
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"

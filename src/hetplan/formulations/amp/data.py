@@ -1,0 +1,126 @@
+"""Data and decision of problem `amp`, as they stand in files.
+
+Sets   d in 0..D-1 devices, l in 0..L-1 layers.
+Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and tensor_bytes (per sample);
+       layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one micro-batch on one tensor
+       group; global_batch samples; optional memory.
+Decide degrees (pipeline, data, tensor) with product D, micro_batch, placement, stages.
+Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint is hetplan's (1F1B).
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel
+
+
+class Device(StrictModel):
+    """One accelerator: the name of its type and the node that it sits in."""
+
+    type: Name
+    node: Count
+
+
+class Layer(StrictModel):
+    """One layer of the chain; `activation_bytes` and `tensor_bytes` are per sample."""
+
+    name: Name
+    param_bytes: NonNegative
+    activation_bytes: NonNegative
+    tensor_bytes: NonNegative = 0.0
+
+
+class LayerSeconds(StrictModel):
+    """Seconds per layer, forward and backward of one micro-batch, on a tensor group of `tensor` such devices."""
+
+    type: Name
+    tensor: PositiveCount
+    micro_batch: PositiveCount
+    seconds: list[NonNegative]
+
+
+class Memory(StrictModel):
+    """The optional memory constraint (1F1B keeps min(gas, pp - j) micro-batches alive on stage j)."""
+
+    device_bytes: dict[Name, NonNegative]
+    state_bytes_per_param_byte: NonNegative
+    layer_bytes_per_sample: list[NonNegative]
+
+
+class AmpData(StrictModel):
+    """`data` of an `amp` instance; shapes: devices [D], bandwidth [D][D], layers [L], seconds [L]."""
+
+    devices: list[Device] = Field(min_length=1, max_length=4096)
+    bandwidth: list[list[NonNegative]]
+    layers: list[Layer] = Field(min_length=1, max_length=4096)
+    layer_seconds: list[LayerSeconds] = Field(min_length=1)
+    global_batch: PositiveCount
+    memory: Memory | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self._check_bandwidth()
+        self._check_tables()
+        if self.memory is not None:
+            self._check_memory(self.memory)
+        return self
+
+    def _check_bandwidth(self) -> None:
+        count = len(self.devices)
+        if len(self.bandwidth) != count:
+            raise ValueError(f"bandwidth has {len(self.bandwidth)} rows, expected one per device ({count})")
+        for i, row in enumerate(self.bandwidth):
+            if len(row) != count:
+                raise ValueError(f"bandwidth[{i}] has {len(row)} entries, expected one per device ({count})")
+        for i, row in enumerate(self.bandwidth):
+            for j in range(i):
+                if row[j] != self.bandwidth[j][i]:
+                    raise ValueError(
+                        f"bandwidth[{i}][{j}] is {row[j]!r} but bandwidth[{j}][{i}] is "
+                        f"{self.bandwidth[j][i]!r}, expected a symmetric matrix"
+                    )
+                if row[j] <= 0:
+                    raise ValueError(f"bandwidth[{i}][{j}] is {row[j]!r}, expected more than 0")
+
+    def _check_tables(self) -> None:
+        types = {device.type for device in self.devices}
+        seen: dict[tuple[str, int, int], int] = {}
+        for i, entry in enumerate(self.layer_seconds):
+            if len(entry.seconds) != len(self.layers):
+                raise ValueError(
+                    f"layer_seconds[{i}].seconds has {len(entry.seconds)} entries, "
+                    f"expected one per layer ({len(self.layers)})"
+                )
+            key = (entry.type, entry.tensor, entry.micro_batch)
+            if key in seen:
+                raise ValueError(f"layer_seconds[{i}] repeats layer_seconds[{seen[key]}] (same type, tensor, micro_batch)")
+            seen[key] = i
+        missing = types - {entry.type for entry in self.layer_seconds}
+        if missing:
+            raise ValueError(f"layer_seconds has no table for device type {min(missing)!r}, expected one for each type")
+
+    def _check_memory(self, memory: Memory) -> None:
+        if len(memory.layer_bytes_per_sample) != len(self.layers):
+            raise ValueError(
+                f"memory.layer_bytes_per_sample has {len(memory.layer_bytes_per_sample)} entries, "
+                f"expected one per layer ({len(self.layers)})"
+            )
+        missing = {device.type for device in self.devices} - set(memory.device_bytes)
+        if missing:
+            raise ValueError(f"memory.device_bytes lacks device type {min(missing)!r}, expected every type")
+
+
+class AmpDecision(StrictModel):
+    """`decision` of an `amp` instance: placement[stage][data rank][tensor rank] -> device, stages [first, last)."""
+
+    pipeline: PositiveCount
+    data: PositiveCount
+    tensor: PositiveCount
+    micro_batch: PositiveCount
+    placement: list[list[list[Count]]]
+    stages: list[tuple[Count, Count]]
+
+

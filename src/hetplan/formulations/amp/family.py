@@ -1,0 +1,27 @@
+"""The AMP family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+
+from __future__ import annotations
+
+from hetplan.solvers.registry import Family, Method
+
+_HERE = "hetplan.formulations.amp"
+
+FAMILY = Family(
+    name="amp",
+    title="degrees, device placement, micro-batch and stage assignment",
+    paper="AMP (NeurIPS 2022)",
+    data=f"{_HERE}.data:AmpData",
+    decision=f"{_HERE}.data:AmpDecision",
+    evaluate=f"{_HERE}.evaluate:evaluate",
+    methods=(
+        Method("auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"),
+        Method("exact", f"{_HERE}.exact:solve", True, "bounded search over degrees, cuts and placements"),
+        Method("cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model per degrees and micro-batch"),
+        Method("milp", f"{_HERE}.milp:solve", True, "one mixed-integer programme per degrees and micro-batch, HiGHS"),
+        Method("pyomo", f"{_HERE}.pyomo_model:solve", True, "the same programme through Pyomo, for any solver it knows"),
+        Method("paper", f"{_HERE}.paper:solve", False, "enumeration with the O(k L^4) programme", "AMP, Algorithm 1"),
+        Method("megatron", f"{_HERE}.baselines:megatron", False, "Megatron's rules", "AMP, §4.1", baseline=True),
+        Method("annealing", f"{_HERE}.baselines:annealing", False, "annealing over placements", "AMP, §4.2", baseline=True),
+        Method("random", f"{_HERE}.baselines:random", False, "50 random strategies", "AMP, §4.5 (RS)", baseline=True),
+    ),
+)

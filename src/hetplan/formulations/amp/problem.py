@@ -1,0 +1,117 @@
+"""The instance as arrays, for the solvers (the evaluator does not use this module).
+
+A *configuration* fixes the degrees and the micro-batch; placement and cut remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.formulations.amp.data import AmpData
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Degrees and micro-batch. gas: micro-batches per pipeline and iteration (gradient accumulation steps)."""
+
+    pipeline: int
+    data: int
+    tensor: int
+    micro_batch: int
+    gas: int
+
+    def __str__(self) -> str:
+        return f"pp{self.pipeline} dp{self.data} tp{self.tensor} mbs{self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class AmpProblem:
+    """Arrays of an AmpData. Types are numbered in order of first appearance among the devices.
+
+    device_type [D]; bandwidth [D, D] bytes/s, +inf on the diagonal; params, activation, tensor [L] bytes;
+    seconds {(tensor, micro_batch): [types, L]} for the pairs that every type has a table for.
+    capacity [types] bytes (+inf without memory), state_factor, saved [L] bytes per sample.
+    """
+
+    types: tuple[str, ...]
+    device_type: Ints
+    bandwidth: Floats
+    params: Floats
+    activation: Floats
+    tensor: Floats
+    seconds: dict[tuple[int, int], Floats]
+    global_batch: int
+    capacity: Floats
+    state_factor: float
+    saved: Floats
+
+    @property
+    def devices(self) -> int:
+        """D."""
+        return len(self.device_type)
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return len(self.params)
+
+    @cached_property
+    def has_memory(self) -> bool:
+        """Whether the memory constraint can bind at all."""
+        return bool(np.isfinite(self.capacity).any())
+
+    def configurations(self) -> Iterator[Configuration]:
+        """All (pp, dp, tp, mbs) with pp dp tp = D, gas whole and >= 1, tables for every type, pp <= L."""
+        for tensor in divisors(self.devices):
+            batches = sorted(mbs for tp, mbs in self.seconds if tp == tensor)
+            for data in divisors(self.devices // tensor):
+                pipeline = self.devices // tensor // data
+                if pipeline > self.layers:
+                    continue
+                for mbs in batches:
+                    gas, rest = divmod(self.global_batch, data * mbs)
+                    if rest == 0 and gas >= 1:
+                        yield Configuration(pipeline, data, tensor, mbs, gas)
+
+
+def divisors(n: int) -> list[int]:
+    """The positive divisors of n, ascending."""
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def compile_problem(data: AmpData) -> AmpProblem:
+    """`data` as arrays."""
+    types = tuple(dict.fromkeys(device.type for device in data.devices))
+    number = {name: i for i, name in enumerate(types)}
+    tables: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for entry in data.layer_seconds:
+        if entry.type in number:
+            tables.setdefault((entry.tensor, entry.micro_batch), {})[entry.type] = entry.seconds
+    bandwidth = np.array(data.bandwidth, dtype=float)
+    np.fill_diagonal(bandwidth, np.inf)
+    memory = data.memory
+    return AmpProblem(
+        types=types,
+        device_type=np.array([number[device.type] for device in data.devices], dtype=np.int64),
+        bandwidth=bandwidth,
+        params=np.array([layer.param_bytes for layer in data.layers]),
+        activation=np.array([layer.activation_bytes for layer in data.layers]),
+        tensor=np.array([layer.tensor_bytes for layer in data.layers]),
+        seconds={
+            key: np.array([table[name] for name in types])
+            for key, table in sorted(tables.items())
+            if len(table) == len(types)
+        },
+        global_batch=data.global_batch,
+        capacity=np.array([memory.device_bytes[name] if memory else np.inf for name in types]),
+        state_factor=memory.state_bytes_per_param_byte if memory else 0.0,
+        saved=np.array(memory.layer_bytes_per_sample if memory else [0.0] * len(data.layers)),
+    )

@@ -1,0 +1,146 @@
+"""From (problem, method) to a callable; and the one function that runs a method and judges its outcome.
+
+Families are described without importing their models: a method is named by module and function, loaded when used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetplan.errors import DisagreementError, HetplanError, InputError
+from hetplan.solvers.result import Outcome, Result, Stop
+from hetplan.solvers.run import Run
+
+# A bound may exceed the objective by rounding in the last digits, not by more.
+BOUND_TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to solve a family's problem.
+
+    target: "module:function"; the function takes (data, run) and returns an Outcome.
+    exact: whether it proves optimality when it is given enough time (else a heuristic, which proves no bound).
+    summary: one line for the method tables. source: paper and algorithm, or "hetplan".
+    baseline: one of the paper's comparison methods.
+    """
+
+    name: str
+    target: str
+    exact: bool
+    summary: str
+    source: str = "hetplan"
+    baseline: bool = False
+
+    def load(self) -> Callable[[Any, Run], Outcome[Any]]:
+        """The function behind the method; this is where its solver gets imported."""
+        function: Callable[[Any, Run], Outcome[Any]] = load(self.target)
+        return function
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the independent evaluator says of a decision.
+
+    objective: None when the decision breaks a constraint; `violations` then says which, one line each.
+    parts: named terms of the objective in its unit, for tables and explanations.
+    """
+
+    objective: float | None
+    violations: tuple[str, ...] = ()
+    parts: Mapping[str, float] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.parts is None:
+            object.__setattr__(self, "parts", {})
+
+
+@dataclass(frozen=True)
+class Family:
+    """One decision problem: its schemas, its evaluator and its methods.
+
+    data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data, decision)
+    -> Evaluation; it shares no code with the solvers.
+    """
+
+    name: str
+    title: str
+    paper: str
+    data: str
+    decision: str
+    evaluate: str
+    methods: tuple[Method, ...]
+
+    def method(self, name: str) -> Method:
+        """The method called `name`; raises InputError listing the family's methods."""
+        for method in self.methods:
+            if method.name == name:
+                return method
+        known = ", ".join(m.name for m in self.methods)
+        raise InputError(f"unknown method for problem {self.name}", got=name, expected=f"one of {known}")
+
+    def load_data(self) -> Any:
+        """The pydantic model of the instance's `data`."""
+        return load(self.data)
+
+    def load_decision(self) -> Any:
+        """The pydantic model of a `decision`."""
+        return load(self.decision)
+
+
+def load(target: str) -> Any:
+    """The object named "module:attribute"."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
+    """The independent evaluator's word on `decision` (models of `family.data` and `family.decision`)."""
+    evaluation: Evaluation = load(family.evaluate)(data, decision)
+    return evaluation
+
+
+def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Result[Any]:
+    """Run `method` on `data` and have the outcome judged by the family's evaluator.
+
+    Raises InputError for an unknown method, UnsupportedError where the method cannot take this instance,
+    DisagreementError where the evaluator rejects the decision or finds it below the claimed bound.
+    A back end that fails otherwise gives a Result with stop `error`.
+    """
+    run = run or Run()
+    chosen = family.method(method)
+    begun = time.perf_counter()
+    try:
+        outcome = chosen.load()(data, run)
+    except (HetplanError, KeyboardInterrupt):
+        raise
+    except MemoryError:
+        spent = time.perf_counter() - begun
+        outcome = Outcome(stop=Stop.ERROR, solve_seconds=spent, message="out of memory")
+    objective = None
+    if outcome.decision is not None:
+        evaluation = evaluate(family, data, outcome.decision)
+        if evaluation.objective is None:
+            raise DisagreementError(f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}")
+        objective = evaluation.objective
+        bound = outcome.bound
+        if bound is not None and bound > objective * (1 + BOUND_TOLERANCE) + 1e-12:
+            raise DisagreementError(f"{family.name}/{method}: bound {bound!r} exceeds objective {objective!r}")
+    return Result(
+        method=method,
+        stop=outcome.stop,
+        decision=outcome.decision,
+        objective=objective,
+        bound=outcome.bound if objective is None or outcome.bound is None else min(outcome.bound, objective),
+        build_seconds=outcome.build_seconds,
+        solve_seconds=outcome.solve_seconds,
+        solver=outcome.solver,
+        options=run.options.as_dict(),
+        seed=run.options.seed,
+        message=outcome.message,
+        details=outcome.details,
+    )
