@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from hetplan.errors import InputError
 
@@ -26,6 +26,8 @@ Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+# [first, last). JSON has no tuples, so a list of two is one; the entries themselves stay strict.
+Range = Annotated[tuple[Count, Count], Strict(False)]
 
 M = TypeVar("M", bound=BaseModel)
 

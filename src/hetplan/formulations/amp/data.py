@@ -14,7 +14,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel
+from hetplan.schema import Count, Name, NonNegative, PositiveCount, Range, StrictModel
 
 
 class Device(StrictModel):
@@ -121,6 +121,4 @@ class AmpDecision(StrictModel):
     tensor: PositiveCount
     micro_batch: PositiveCount
     placement: list[list[list[Count]]]
-    stages: list[tuple[Count, Count]]
-
-
+    stages: list[Range]
