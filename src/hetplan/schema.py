@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 
 from hetplan.errors import InputError
 
@@ -28,6 +28,9 @@ PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 # [first, last). JSON has no tuples, so a list of two is one; the entries themselves stay strict.
 Range = Annotated[tuple[Count, Count], Strict(False)]
+# Long lists stop at the first wrong entry: collecting millions of complaints takes minutes and gigabytes.
+Row = Annotated[list[NonNegative], FailFast()]
+Matrix = Annotated[list[Row], FailFast()]
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -2,8 +2,8 @@
 
 Sets   d in 0..D-1 devices, l in 0..L-1 layers.
 Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and tensor_bytes (per sample);
-       layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one micro-batch on one tensor
-       group; global_batch samples; optional memory.
+       layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one micro-batch on one
+       tensor group; global_batch samples; optional memory.
 Decide degrees (pipeline, data, tensor) with product D, micro_batch, placement, stages.
 Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint is hetplan's (1F1B).
 """
@@ -14,7 +14,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.schema import Count, Name, NonNegative, PositiveCount, Range, StrictModel
+from hetplan.schema import Count, Matrix, Name, NonNegative, PositiveCount, Range, Row, StrictModel
 
 
 class Device(StrictModel):
@@ -34,12 +34,12 @@ class Layer(StrictModel):
 
 
 class LayerSeconds(StrictModel):
-    """Seconds per layer, forward and backward of one micro-batch, on a tensor group of `tensor` such devices."""
+    """Seconds per layer, forward + backward of one micro-batch, on a tensor group of `tensor` such devices."""
 
     type: Name
     tensor: PositiveCount
     micro_batch: PositiveCount
-    seconds: list[NonNegative]
+    seconds: Row
 
 
 class Memory(StrictModel):
@@ -47,14 +47,14 @@ class Memory(StrictModel):
 
     device_bytes: dict[Name, NonNegative]
     state_bytes_per_param_byte: NonNegative
-    layer_bytes_per_sample: list[NonNegative]
+    layer_bytes_per_sample: Row
 
 
 class AmpData(StrictModel):
     """`data` of an `amp` instance; shapes: devices [D], bandwidth [D][D], layers [L], seconds [L]."""
 
     devices: list[Device] = Field(min_length=1, max_length=4096)
-    bandwidth: list[list[NonNegative]]
+    bandwidth: Matrix
     layers: list[Layer] = Field(min_length=1, max_length=4096)
     layer_seconds: list[LayerSeconds] = Field(min_length=1)
     global_batch: PositiveCount
@@ -96,11 +96,15 @@ class AmpData(StrictModel):
                 )
             key = (entry.type, entry.tensor, entry.micro_batch)
             if key in seen:
-                raise ValueError(f"layer_seconds[{i}] repeats layer_seconds[{seen[key]}] (same type, tensor, micro_batch)")
+                raise ValueError(
+                    f"layer_seconds[{i}] repeats layer_seconds[{seen[key]}] (same type, tensor, micro_batch)"
+                )
             seen[key] = i
         missing = types - {entry.type for entry in self.layer_seconds}
         if missing:
-            raise ValueError(f"layer_seconds has no table for device type {min(missing)!r}, expected one for each type")
+            raise ValueError(
+                f"layer_seconds has no table for device type {min(missing)!r}, expected one for each type"
+            )
 
     def _check_memory(self, memory: Memory) -> None:
         if len(memory.layer_bytes_per_sample) != len(self.layers):
@@ -114,7 +118,7 @@ class AmpData(StrictModel):
 
 
 class AmpDecision(StrictModel):
-    """`decision` of an `amp` instance: placement[stage][data rank][tensor rank] -> device, stages [first, last)."""
+    """`decision`: placement[stage][data rank][tensor rank] -> device; stages as [first, last)."""
 
     pipeline: PositiveCount
     data: PositiveCount
