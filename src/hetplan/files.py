@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import tempfile
 import zlib
 from pathlib import Path
@@ -77,26 +78,22 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
         raise InputError(f"not valid JSON: {one_line(str(error))[:120]}", where=where) from None
 
 
+# One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
+
+
 def _check_depth(text: str, where: str) -> None:
-    """Refuse nesting beyond MAX_DEPTH before the parser recurses into it (brackets in strings skipped)."""
+    """Refuse nesting beyond MAX_DEPTH before the parser recurses into it."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
-    depth, in_string, escaped = 0, False, False
-    for c in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif c == "\\":
-                escaped = True
-            elif c == '"':
-                in_string = False
-        elif c == '"':
-            in_string = True
-        elif c in "[{":
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        first = text[match.start()]
+        if first in "[{":
             depth += 1
             if depth > MAX_DEPTH:
                 raise InputError("nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
-        elif c in "]}":
+        elif first in "]}":
             depth -= 1
 
 

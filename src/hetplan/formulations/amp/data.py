@@ -34,7 +34,7 @@ class Layer(StrictModel):
 
 
 class LayerSeconds(StrictModel):
-    """Seconds per layer, forward + backward of one micro-batch, on a tensor group of `tensor` such devices."""
+    """Seconds per layer, forward + backward of one micro-batch, on `tensor` devices of this type together."""
 
     type: Name
     tensor: PositiveCount
