@@ -1,0 +1,52 @@
+"""The tiny instances that every method is held against, with their optima by enumeration (computed once)."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from amp.generate import instance
+from amp.oracle import Optimum, solve
+from hetplan.formulations.amp.data import AmpData
+from hetplan.formulations.amp.family import FAMILY
+from hetplan.solvers.registry import Method
+
+# (seed, devices): up to four devices, then six.
+SMALL = [(seed, None) for seed in range(220)]
+LARGER = [(seed, 6) for seed in range(20)]
+CASES: list[tuple[int, int | None]] = [*SMALL, *LARGER]
+# What general solvers are held against by default; the rest is marked slow for them.
+QUICK: list[tuple[int, int | None]] = [*SMALL[:40], *LARGER[:3]]
+
+
+@cache
+def data_of(case: tuple[int, int | None]) -> AmpData:
+    """The instance of a case."""
+    return instance(*case)
+
+
+@cache
+def optimum_of(case: tuple[int, int | None]) -> Optimum | None:
+    """Its optimum, None where it is infeasible."""
+    return solve(data_of(case))
+
+
+def exact_methods() -> list[Method]:
+    """The family's exact methods whose modules exist."""
+    return [method for method in FAMILY.methods if method.exact and exists(method)]
+
+
+def heuristics() -> list[Method]:
+    """The family's other methods."""
+    return [method for method in FAMILY.methods if not method.exact]
+
+
+def exists(method: Method) -> bool:
+    """Whether the module behind `method` can be found and holds its function."""
+    module, _, name = method.target.partition(":")
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            return False
+        raise
