@@ -1,0 +1,77 @@
+"""Data and decision of problem `poplar`, as they stand in files.
+
+Sets   i in 0..n-1 devices; b in 1..mbs_i micro-batch sizes that fit on device i.
+Data   t_i(b) seconds of forward + backward for a micro-batch of b samples, t_i(0) = 0, in any shape (neither
+       monotone nor convex); C seconds of one synchronisation; G samples per iteration; the ZeRO stage.
+Decide stages 0, 1: per device its samples g_i and its micro-batch b_i, sum g_i = G (one synchronisation).
+       stages 2, 3: accumulation steps s that all devices take together, b_is samples each, sum over i, s = G.
+Source Poplar (AAAI 2025), "Problem Formulation" and Algorithm 2; stages 2 and 3 synchronise in every step.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import FailFast, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from hetplan.schema import Count, Name, NonNegative, Positive, PositiveCount, StrictModel
+
+
+class Device(StrictModel):
+    """One accelerator. step_seconds[b - 1] = t(b); its length is mbs, an empty list means that no sample fits.
+
+    flops_per_second: peak figure of the vendor, which only the baseline `whale` reads; None falls back on the
+    catalogue's entry for `name`.
+    """
+
+    name: Name
+    step_seconds: Annotated[list[Positive], FailFast()] = Field(max_length=1_000_000)
+    flops_per_second: Positive | None = None
+
+
+class PoplarData(StrictModel):
+    """`data` of a `poplar` instance: devices [n], global_batch G in samples, comm_seconds C."""
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    global_batch: PositiveCount
+    comm_seconds: NonNegative
+    devices: Annotated[list[Device], FailFast()] = Field(min_length=1, max_length=65_536)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether every accumulation step synchronises (ZeRO 2 and 3)."""
+        return self.zero_stage >= 2
+
+
+class Share(StrictModel):
+    """ZeRO 0 and 1: `samples` as floor(samples / micro_batch) micro-batches and one last smaller one.
+
+    micro_batch may be 0 only where samples is 0.
+    """
+
+    samples: Count
+    micro_batch: Count
+
+
+class Step(StrictModel):
+    """ZeRO 2 and 3: `count` equal accumulation steps of micro_batches[i] samples on device i."""
+
+    count: PositiveCount
+    micro_batches: list[Count]
+
+
+class PoplarDecision(StrictModel):
+    """`decision` of a `poplar` instance: `devices` for ZeRO 0 and 1, `steps` for ZeRO 2 and 3, never both."""
+
+    devices: list[Share] | None = None
+    steps: list[Step] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.devices is None) == (self.steps is None):
+            raise ValueError("a decision has either devices (ZeRO 0 and 1) or steps (ZeRO 2 and 3)")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_the_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
