@@ -1,0 +1,1 @@
+"""Astra: segments of a heterogeneous pipeline, and the whole strategy search around them."""

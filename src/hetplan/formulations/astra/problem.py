@@ -1,0 +1,119 @@
+"""The instance as arrays, for the solvers (the evaluator does not use this module)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AstraProblem:
+    """Arrays of an AstraData: only types that can carry a stage, fastest layer first (ties: cheaper transfer).
+
+    names [M]; c, h [M] seconds; most_stages [M] = min(P, max_devices // (D T)) >= 1;
+    most_layers [M] = min(max_layers, N - P + 1) >= 1: what one stage can take when all others take one layer.
+    N layers, P stages, K micro-batches; equal: one number of layers per type.
+    """
+
+    names: tuple[str, ...]
+    c: Floats
+    h: Floats
+    most_stages: Ints
+    most_layers: Ints
+    N: int
+    P: int
+    K: int
+    equal: bool
+
+    @property
+    def M(self) -> int:
+        """Number of usable types."""
+        return len(self.names)
+
+    @cached_property
+    def stage_seconds(self) -> Floats:
+        """[M, N + 1]: c x + h of a stage with x layers (column 0 is never used)."""
+        seconds: Floats = self.c[:, None] * np.arange(self.N + 1) + self.h[:, None]
+        return seconds
+
+    @cached_property
+    def thresholds(self) -> Floats:
+        """Sorted distinct times that the slowest stage can have."""
+        return np.unique(
+            np.concatenate([row[1 : most + 1] for row, most in zip(self.stage_seconds, self.most_layers, strict=True)])
+        )
+
+    def caps(self, theta: float) -> Ints:
+        """[M]: the most layers of a stage of each type that keep it within `theta` (0: none)."""
+        return np.array(
+            [
+                np.searchsorted(row[1 : most + 1], theta, side="right")
+                for row, most in zip(self.stage_seconds, self.most_layers, strict=True)
+            ],
+            dtype=np.int64,
+        )
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether a faster type never has the slower transfer nor the smaller room.
+
+        Then exchanging a stage for one of a faster type never hurts, and filling the fastest types first is optimal.
+        """
+        return bool((np.diff(self.h) >= 0).all() and (np.diff(self.most_layers) <= 0).all())
+
+
+def compile_problem(data: AstraData) -> AstraProblem:
+    """`data` as arrays; types that cannot carry a single stage are left out."""
+    group = data.data_parallel * data.tensor_parallel
+    widest = max(data.layers - data.stages + 1, 0)
+    rows = []
+    for kind in data.device_types:
+        stages = min(data.stages, kind.max_devices // group)
+        layers = widest if kind.max_layers is None else min(widest, kind.max_layers)
+        if stages >= 1 and layers >= 1:
+            rows.append((kind.layer_seconds, kind.p2p_seconds, kind.name, stages, layers))
+    rows.sort(key=lambda row: row[:2])
+    return AstraProblem(
+        names=tuple(row[2] for row in rows),
+        c=np.array([row[0] for row in rows], dtype=np.float64),
+        h=np.array([row[1] for row in rows], dtype=np.float64),
+        most_stages=np.array([row[3] for row in rows], dtype=np.int64),
+        most_layers=np.array([row[4] for row in rows], dtype=np.int64),
+        N=data.layers,
+        P=data.stages,
+        K=data.micro_batches,
+        equal=data.equal_layers_per_type,
+    )
+
+
+def infeasible_because(problem: AstraProblem) -> str | None:
+    """Why no decision exists, from counting alone; None when counting finds no reason.
+
+    Complete when stages of one type may differ: any number of layers between P and the sum of the P widest
+    stages can be reached. With equal layers per type the numbers may still not divide.
+    """
+    if problem.P > problem.N:
+        return f"{problem.P} stages need at least one layer each, there are {problem.N}"
+    available = int(problem.most_stages.sum())
+    if available < problem.P:
+        return f"the devices (and max_layers) allow {available} stages, {problem.P} are asked for"
+    widest = np.repeat(problem.most_layers, problem.most_stages)
+    room = int(np.sort(widest)[::-1][: problem.P].sum())
+    if room < problem.N:
+        return f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"
+    return None
+
+
+def decision_of(problem: AstraProblem, stages: list[tuple[int, int]]) -> AstraDecision:
+    """The decision with stages (type index, layers), equal ones side by side as in Section 3.4."""
+    return AstraDecision(
+        stages=[AstraStage(type=problem.names[i], layers=int(x)) for i, x in sorted(stages, key=lambda s: (s[0], -s[1]))]
+    )

@@ -1,0 +1,162 @@
+"""Least total work under a limit on the slowest stage, when stages of one type may differ. Compiled.
+
+With every stage of type i limited to cap_i layers, f = min sum_s (n_s c + h). For given stage counts m the layers
+beyond one per stage go to the fastest types first, so some type k splits the (fastest first) order: the types before
+k are full, those after it hold one layer per stage, and k takes what is left. Hence
+    f = min over k, p, n of  F_k(p, n) + [type k: m_k stages, the remaining layers] + g_k(P - p - m_k)
+    F_k(p, n)  least work of p full stages with n layers together on types before k (a bounded knapsack)
+    g_k(q)     least work of q stages with one layer each on types after k (cheapest first, convex in q).
+`greedy` needs no table: where faster types are at least as good in everything, they are used first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
+from hetplan.solvers.compiled import kernel
+
+
+def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
+    """f for all `thetas` [R] at once, for `problem.ordered`: (f [R], +inf where infeasible; m, n [M, R]).
+
+    m: stages, n: layers per type.
+    """
+    caps = np.stack(
+        [
+            np.searchsorted(row[1 : most + 1], thetas, side="right")
+            for row, most in zip(problem.stage_seconds, problem.most_layers, strict=True)
+        ]
+    )
+    stages = np.zeros_like(caps)
+    left = np.full(len(thetas), problem.P)
+    for i in range(problem.M):
+        stages[i] = np.where(caps[i] > 0, np.minimum(left, problem.most_stages[i]), 0)
+        left = left - stages[i]
+    layers = stages.copy()
+    extra = np.full(len(thetas), problem.N - problem.P)
+    for i in range(problem.M):
+        taken = np.minimum(extra, stages[i] * np.maximum(caps[i] - 1, 0))
+        layers[i] += taken
+        extra = extra - taken
+    work = (problem.c[:, None] * layers + problem.h[:, None] * stages).sum(axis=0)
+    return np.where((left == 0) & (extra == 0), work, np.inf), stages, layers
+
+
+@kernel
+def _full_stages(  # type: ignore[no-untyped-def]
+    c, h, limit, cap, P, N, table
+):
+    """Fill table [M, P+1, N+1] with F_k: least work of p full stages holding n layers on types before k."""
+    M = len(c)
+    table[0, :, :] = np.inf
+    table[0, 0, 0] = 0.0
+    for k in range(M - 1):
+        table[k + 1] = table[k]
+        if cap[k] == 0:
+            continue
+        one = c[k] * cap[k] + h[k]
+        for p in range(P):
+            for n in range(N):
+                base = table[k, p, n]
+                if base == np.inf:
+                    continue
+                for m in range(1, min(limit[k], P - p) + 1):
+                    layers = n + m * cap[k]
+                    if N - layers < P - p - m:
+                        break
+                    cost = base + m * one
+                    table[k + 1, p + m, layers] = min(table[k + 1, p + m, layers], cost)
+
+
+@kernel
+def _single_layers(  # type: ignore[no-untyped-def]
+    c, h, limit, cap, k, P, g
+):
+    """Fill g [P+1] with g_k: least work of q one-layer stages on types after k (+inf: not that many)."""
+    M = len(c)
+    g[:] = np.inf
+    g[0] = 0.0
+    q = 0
+    used = np.zeros(M, np.bool_)
+    while q < P:
+        best = -1
+        for i in range(k + 1, M):
+            if not used[i] and cap[i] > 0 and (best < 0 or c[i] + h[i] < c[best] + h[best]):
+                best = i
+        if best < 0:
+            return
+        used[best] = True
+        for _ in range(min(limit[best], P - q)):
+            g[q + 1] = g[q] + c[best] + h[best]
+            q += 1
+
+
+@kernel
+def least_work(  # type: ignore[no-untyped-def]
+    c, h, limit, cap, P, N, table, g, at
+):
+    """f for one limit; `table` and `g` are scratch, `at` [4] receives (k, p, n, m_k) of the minimum."""
+    M = len(c)
+    _full_stages(c, h, limit, cap, P, N, table)
+    best = np.inf
+    for k in range(M):
+        if cap[k] == 0:
+            continue
+        _single_layers(c, h, limit, cap, k, P, g)
+        for p in range(P + 1):
+            for n in range(N + 1):
+                base = table[k, p, n]
+                if base >= best:
+                    continue
+                extra = (N - n) - (P - p)
+                if extra < 0:
+                    break
+                if cap[k] > 1:
+                    first = (extra + cap[k] - 2) // (cap[k] - 1)
+                elif extra > 0:
+                    continue
+                else:
+                    first = 0
+                for m in range(first, min(limit[k], P - p) + 1):
+                    cost = base + c[k] * (extra + m) + h[k] * m + g[P - p - m]
+                    if cost < best:
+                        best = cost
+                        at[0], at[1], at[2], at[3] = k, p, n, m
+    return best
+
+
+def scratch(problem: AstraProblem) -> tuple[Floats, Floats, Ints]:
+    """Room for `least_work`: table, g, at."""
+    shape = (problem.M, problem.P + 1, problem.N + 1)
+    return np.empty(shape), np.empty(problem.P + 1), np.zeros(4, np.int64)
+
+
+def stages_behind(problem: AstraProblem, cap: Ints, table: Floats, at: Ints) -> list[tuple[int, int]]:
+    """The stages (type, layers) that attain the last `least_work`, traced back through its table."""
+    k, p, n, m = (int(v) for v in at)
+    c, h, limit = problem.c, problem.h, problem.most_stages
+    stages = even_split(k, m, (problem.N - n) - (problem.P - p) + m)
+    left = problem.P - p - m
+    for i in sorted((i for i in range(k + 1, problem.M) if cap[i] > 0), key=lambda i: float(c[i] + h[i])):
+        take = min(left, int(limit[i]))
+        stages += [(i, 1)] * take
+        left -= take
+    for i in range(k - 1, -1, -1):
+        width = int(cap[i])
+        costs = {0: float(table[i, p, n])}
+        if width > 0:
+            for count in range(1, min(int(limit[i]), p, n // width) + 1):
+                costs[count] = float(table[i, p - count, n - count * width]) + count * float(c[i] * width + h[i])
+        count = min(costs, key=lambda m: costs[m])
+        stages += [(i, width)] * count
+        p, n = p - count, n - count * width
+    return stages
+
+
+def even_split(kind: int, stages: int, layers: int) -> list[tuple[int, int]]:
+    """`layers` on `stages` stages of one type, as evenly as possible (never beyond a cap that admits them)."""
+    if stages == 0:
+        return []
+    base, more = divmod(layers, stages)
+    return [(kind, base + 1)] * more + [(kind, base)] * (stages - more)
