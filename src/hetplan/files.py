@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -143,7 +144,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new one is whole."""
+    """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new is whole."""
     data = text.encode("utf-8")
     write_bytes(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
 
@@ -181,6 +182,33 @@ def _umask() -> int:
     return mask
 
 
-def to_json(value: Any, *, indent: int | None = 1) -> str:
-    """JSON text with a final newline; NaN and infinities raise ValueError instead of being written."""
-    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+def to_json(value: Any) -> str:
+    """JSON text to read and to diff, with a final newline: what fits on a line of 120 stands on one, and so
+    does every list of numbers. NaN and infinities raise ValueError instead of being written.
+    """
+    return "".join(_json_parts(value, 0)) + "\n"
+
+
+def _json_parts(value: Any, depth: int) -> Iterator[str]:
+    if not isinstance(value, dict | list | tuple) or _fits(value):
+        yield json.dumps(value, allow_nan=False, ensure_ascii=False)
+        return
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    separator = f"{opening}\n" + " " * (depth + 1)
+    for item in value:
+        yield separator
+        if isinstance(value, dict):
+            yield json.dumps(str(item), ensure_ascii=False) + ": "
+        yield from _json_parts(value[item] if isinstance(value, dict) else item, depth + 1)
+        separator = ",\n" + " " * (depth + 1)
+    yield "\n" + " " * depth + closing
+
+
+def _fits(value: Any) -> bool:
+    """Whether an object or a list belongs on one line."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(value, dict) and all(isinstance(item, int | float) for item in items):
+        return True
+    if len(items) > 20 or any(isinstance(item, dict | list | tuple) and len(item) > 20 for item in items):
+        return False
+    return len(json.dumps(value, allow_nan=False, ensure_ascii=False)) <= 120

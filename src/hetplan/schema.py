@@ -21,6 +21,7 @@ class StrictModel(BaseModel):
 
 # Above 1e30 products of two entries stay far inside float64, so no evaluation can overflow.
 LARGEST = 1e30
+LONGEST_KEY = 200
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
@@ -39,7 +40,11 @@ def json_path(location: Sequence[int | str]) -> str:
     """A pydantic location as a JSON path: `("data", "layers", 3, "name")` -> `data.layers[3].name`."""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else str(part))
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:  # a hostile key may be megabytes long
+            name = part if len(part) <= LONGEST_KEY else part[: LONGEST_KEY - 1] + "…"
+            path += f".{name}" if path else name
     return path
 
 
@@ -49,6 +54,21 @@ def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str]
         return model.model_validate(value)
     except ValidationError as error:
         raise input_error(error, where=where, prefix=prefix) from None
+
+
+def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
+    """Refuse what is no file of this kind and version, before any other complaint; raises InputError."""
+    if not isinstance(value, dict):
+        expected = f'an object with "format": "{kind}"'
+        raise InputError("not an object", where=where, got=value, expected=expected)
+    found = value.get("format")
+    if found != kind:
+        raise InputError(f"not a {kind} file", where=f"{where}: format", got=found, expected=kind)
+    found = value.get("version")
+    if isinstance(found, bool) or found != version:
+        raise InputError(
+            "version not readable here", where=f"{where}: version", got=found, expected=f"{version}"
+        )
 
 
 def input_error(error: ValidationError, *, where: str, prefix: Sequence[int | str] = ()) -> InputError:

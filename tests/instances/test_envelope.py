@@ -1,0 +1,265 @@
+"""Instance files: what is read comes back, what is wrong is refused with its place."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp.generate import instance as amp_data
+from fuzzing.mutations import as_json, check_one_line, damage, mutate
+from hetplan.errors import InputError
+from hetplan.files import parse_json, to_json
+from hetplan.instances.envelope import (
+    Instance,
+    instance_schema,
+    load_instance,
+    parse_instance,
+    plain,
+    save_instance,
+)
+
+Document = dict[str, Any]
+
+
+def document(seed: int = 4) -> Document:
+    """A valid amp instance file of a few devices and layers."""
+    made = Instance(problem="amp", name=f"tiny-{seed}", origin="generated", data=amp_data(seed))
+    return made.document()
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+amounts = st.floats(0, 1e30) | st.integers(0, 2**53)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    """Any valid amp document: arbitrary names and amounts, with and without memory."""
+    types = draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    devices = [
+        {"type": draw(st.sampled_from(types)), "node": draw(st.integers(0, 9))}
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    count, layers = len(devices), draw(st.integers(1, 3))
+    matrix = [[draw(st.floats(1e-3, 1e30)) for _ in range(count)] for _ in range(count)]
+    sizes = st.fixed_dictionaries(
+        {"name": names, "param_bytes": amounts, "activation_bytes": amounts, "tensor_bytes": amounts}
+    )
+    rows = st.lists(amounts, min_size=layers, max_size=layers)
+    data: Document = {
+        "devices": devices,
+        "bandwidth": [[matrix[min(i, j)][max(i, j)] for j in range(count)] for i in range(count)],
+        "layers": [draw(sizes) for _ in range(layers)],
+        "layer_seconds": [
+            {"type": name, "tensor": draw(st.integers(1, 4)), "micro_batch": 1, "seconds": draw(rows)}
+            for name in types
+        ],
+        "global_batch": draw(st.integers(1, 10**9)),
+    }
+    if draw(st.booleans()):
+        data["memory"] = {
+            "device_bytes": {name: draw(amounts) for name in types},
+            "state_bytes_per_param_byte": draw(amounts),
+            "layer_bytes_per_sample": draw(rows),
+        }
+    header = {"format": "hetplan-instance", "version": 1, "problem": "amp"}
+    return {**header, "name": draw(names), "origin": draw(names), "data": data}
+
+
+@settings(max_examples=60, deadline=None)
+@given(documents())
+def test_document_comes_back_unchanged(given: Document) -> None:
+    assert parse_instance(parse_json(to_json(given), where="f"), where="f").document() == given
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+def test_file_comes_back_unchanged(tmp_path: Path, ending: str) -> None:
+    made = parse_instance(document(), where="f")
+    path = tmp_path / f"a.{ending}"
+    save_instance(made, path)
+    assert load_instance(path).document() == made.document()
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") == ending.endswith("gz")
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # no temporary file is left
+
+
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(InputError, match="No space left"):
+        save_instance(parse_instance(document(), where="f"), path)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+NODE = ("data", "devices", 1, "node")
+LINK = ("data", "bandwidth", 0, 1)
+SIZE = ("data", "layers", 0, "param_bytes")
+
+
+def broken(*path: Any, value: Any = ..., seed: int = 4) -> Document:
+    """The valid document with the entry at `path` replaced, or removed where no value is given."""
+    made = copy.deepcopy(document(seed))
+    container: Any = made
+    for key in path[:-1]:
+        container = container[key]
+    if value is ...:
+        del container[path[-1]]
+    else:
+        container[path[-1]] = value
+    return made
+
+
+AT_LEAST_0 = "expected greater than or equal to 0"
+FINITE = "expected a finite number"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (3, 'not an object (got 3, expected an object with "format": "hetplan-instance")'),
+        ([], 'not an object (got a list of 0, expected an object with "format": "hetplan-instance")'),
+        ({}, "format: not a hetplan-instance file (expected hetplan-instance)"),
+        (broken("version", value=2), "version: version not readable here (got 2, expected 1)"),
+        (broken("version", value=True), "version: version not readable here (got True, expected 1)"),
+        (broken("name"), "name: required key is missing"),
+        (broken("name", value=5), "name: not usable (got 5, expected a valid string)"),
+        (broken("extra", value=1), "extra: unknown key"),
+        (broken("k" * 10**6, value=1), f"{'k' * 199}…: unknown key"),
+        (broken(*NODE, value=-1), f"data.devices[1].node: not usable (got -1, {AT_LEAST_0})"),
+        (broken(*NODE, value=1.0), "data.devices[1].node: not usable (got 1.0, expected a valid integer)"),
+        (broken(*LINK, value=float("nan")), f"data.bandwidth[0][1]: not usable (got nan, {FINITE})"),
+        (broken(*LINK, value=float("inf")), f"data.bandwidth[0][1]: not usable (got inf, {FINITE})"),
+        (broken(*SIZE, value=-5), f"data.layers[0].param_bytes: not usable (got -5, {AT_LEAST_0})"),
+        (
+            broken(*SIZE, value="5"),
+            "data.layers[0].param_bytes: not usable (got '5', expected a valid number)",
+        ),
+        (
+            broken("data", "bandwidth", value=[[1.0]]),
+            "data: bandwidth has 1 rows, expected one per device (2)",
+        ),
+    ],
+)
+def test_refusals(wrong: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_instance(wrong, where="f.json")
+    assert str(caught.value) == f"f.json: {message}"
+
+
+def test_unknown_problem_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"f: problem: unknown problem \(got 'tsp', expected one of amp"):
+        parse_instance(broken("problem", value="tsp"), where="f")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'["' + b"[" * 1000 + b'", ' + b"[" * 70, "nested too deeply"),
+        (b'{"format": NaN}', "not finite"),
+        (b'{"a": 1, "a": 2}', "stands twice"),
+        (b"9" * 10_000, "not valid JSON"),
+        (b'{"a": 1} {"b": 2}', "Extra data"),
+    ],
+)
+def test_hostile_text(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "hostile.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_instance(path)
+    check_one_line(str(caught.value))
+    assert "hostile.json" in str(caught.value)
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    text = json.dumps({"a": '\\"[[' * 100, "b": ["{" * 200, "\\", '"[' * 90]})
+    assert parse_json(text, where="f") == json.loads(text)
+
+
+def test_packed_rubbish_and_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(as_json(document()))[:-20])
+    with pytest.raises(InputError, match="cannot be read"):
+        load_instance(path)
+    monkeypatch.setattr("hetplan.files.MAX_BYTES", 10_000)
+    path.write_bytes(gzip.compress(b" " * 20_000))
+    with pytest.raises(InputError, match="too large"):
+        load_instance(path)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_edits_never_escape(block: int) -> None:
+    """500 edited documents: each is an instance or one InputError."""
+    refused = 0
+    for i in range(125):
+        rng = Random(1000 * block + i)
+        wrong = mutate(rng, document(rng.randrange(30)))
+        try:
+            made = parse_instance(wrong, where="f.json")
+        except InputError as error:
+            refused += 1
+            check_one_line(str(error), "f.json: ")
+        else:
+            assert parse_instance(made.document(), where="again").document() == made.document()
+    assert refused > 60
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_bytes_never_escape(tmp_path: Path, block: int) -> None:
+    """500 damaged files: each is an instance or one InputError that names the file."""
+    path = tmp_path / "damaged.json"
+    refused = 0
+    for i in range(125):
+        rng = Random(5000 * block + i)
+        path.write_bytes(damage(rng, as_json(document(rng.randrange(30)))))
+        try:
+            load_instance(path)
+        except InputError as error:
+            refused += 1
+            check_one_line(str(error), f"{path}: ")
+    assert refused > 60
+
+
+def test_a_million_wrong_entries_are_one_error() -> None:
+    size = 1000
+    wrong = broken("data", "bandwidth", value=[["x"] * size] * size)
+    with pytest.raises(InputError, match=r"data\.bandwidth\[0\]\[0\]: not usable \(got 'x'"):
+        parse_instance(wrong, where="f")
+
+
+def test_schema_refers_only_to_what_it_defines() -> None:
+    for problem in (None, "amp"):
+        schema = instance_schema(problem)
+        for reference in references(schema):
+            place: Any = schema
+            for part in reference.removeprefix("#/").split("/"):
+                place = place[part]
+    assert instance_schema("amp")["properties"]["problem"] == {"const": "amp", "type": "string"}
+
+
+def references(value: Any) -> list[str]:
+    """Every `$ref` inside a schema."""
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [r for entry in value.values() for r in references(entry)]
+    return [r for entry in value for r in references(entry)] if isinstance(value, list) else []
+
+
+def test_plain_leaves_out_what_is_absent() -> None:
+    data = amp_data(4).model_copy(update={"memory": None})
+    assert "memory" not in plain(data)

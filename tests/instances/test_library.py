@@ -1,0 +1,105 @@
+"""The packaged instances: each one validates, and its best-known record is what the evaluator says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fuzzing.mutations import check_one_line, mutate
+from hetplan.errors import InputError
+from hetplan.formulations import FAMILIES
+from hetplan.instances.envelope import parse_instance
+from hetplan.instances.library import Entry, find, library, load_from_library, parse_best_known
+from hetplan.schema import parse
+from hetplan.solvers.registry import evaluate
+
+ENTRIES = library()
+REGISTERED = [entry for entry in ENTRIES if entry.problem in FAMILIES]
+
+
+def test_there_is_a_library() -> None:
+    assert find("amp/tiny-mixed") is not None
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES), "names are unique across problems"
+    assert {entry.problem for entry in ENTRIES} <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("entry", REGISTERED, ids=lambda e: f"{e.problem}/{e.name}")
+def test_packaged_instance(entry: Entry) -> None:
+    instance = entry.load()
+    assert (instance.problem, instance.name) == (entry.problem, entry.name)
+    assert instance.origin.strip()
+    assert parse_instance(instance.document(), where="again").data == instance.data
+    best = entry.best_known()
+    assert best is not None, f"{entry.name} has no best-known record"
+    assert (best.problem, best.instance) == (entry.problem, entry.name)
+    decision = parse(instance.family.load_decision(), best.decision, where=entry.name)
+    evaluation = evaluate(instance.family, instance.data, decision)
+    assert evaluation.violations == ()
+    assert evaluation.objective == pytest.approx(best.objective, rel=1e-9)
+    assert (best.bound is None) == (best.proved_by is None)
+    if best.bound is not None:
+        assert best.bound <= best.objective * (1 + 1e-9)
+
+
+def copy_of_the_tiny_one(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A library of one instance under `folder`; its best-known record's path and content."""
+    entry = find("tiny-mixed")
+    assert entry is not None
+    target = folder / "amp"
+    target.mkdir()
+    (target / entry.file.name).write_bytes(entry.file.read_bytes())
+    record = target / entry.best_file.name
+    record.write_bytes(entry.best_file.read_bytes())
+    return record, json.loads(record.read_text())
+
+
+def test_dropping_two_files_adds_an_instance(tmp_path: Path) -> None:
+    record, _ = copy_of_the_tiny_one(tmp_path)
+    (entry,) = library(root=tmp_path)
+    assert (entry.problem, entry.name) == ("amp", "tiny-mixed")
+    assert load_from_library("amp/tiny-mixed", root=tmp_path).name == "tiny-mixed"
+    best = entry.best_known()
+    assert best is not None
+    assert (best.status, best.gap) == ("optimal", 0.0)
+    record.unlink()
+    assert library(root=tmp_path)[0].best_known() is None
+
+
+def test_filters(tmp_path: Path) -> None:
+    for name in ("amp/a-1.json", "amp/a-2.json.gz", "amp/a-1.best.json", "amp/b.json", "hap/a-3.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [e.name for e in library(root=tmp_path)] == ["a-1", "a-2", "b", "a-3"]
+    assert [e.name for e in library("amp", root=tmp_path)] == ["a-1", "a-2", "b"]
+    assert [e.name for e in library(name="a-*", root=tmp_path)] == ["a-1", "a-2", "a-3"]
+    assert library("poplar", root=tmp_path) == []
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(InputError, match=r"no such instance in the library \(got 'nothing'"):
+        load_from_library("nothing")
+
+
+def test_gap_of_a_record_without_proof(tmp_path: Path) -> None:
+    _, content = copy_of_the_tiny_one(tmp_path)
+    best = parse_best_known(content | {"bound": None, "proved_by": None}, where="f")
+    assert (best.status, best.gap) == ("feasible", None)
+    best = parse_best_known(content | {"bound": content["objective"] * 0.9}, where="f")
+    assert best.status == "feasible"
+    assert best.gap == pytest.approx(0.1)
+
+
+def test_random_edits_of_a_record_never_escape(tmp_path: Path) -> None:
+    _, content = copy_of_the_tiny_one(tmp_path)
+    refused = 0
+    for seed in range(500):
+        try:
+            parse_best_known(mutate(Random(seed), content), where="r.json")
+        except InputError as error:
+            refused += 1
+            check_one_line(str(error), "r.json: ")
+    assert refused > 150
