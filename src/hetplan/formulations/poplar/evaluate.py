@@ -45,7 +45,9 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
     busy = []
     for device, share in zip(data.devices, shares, strict=True):
         full, last = divmod(share.samples, share.micro_batch) if share.samples else (0, 0)
-        busy.append(full * step_seconds(device, share.micro_batch if full else 0) + step_seconds(device, last))
+        busy.append(
+            full * step_seconds(device, share.micro_batch if full else 0) + step_seconds(device, last)
+        )
     compute = max(busy)
     idle = [compute - seconds for seconds in busy]
     return _evaluation(data, compute, data.comm_seconds, idle)

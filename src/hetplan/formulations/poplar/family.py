@@ -15,12 +15,37 @@ FAMILY = Family(
     evaluate=f"{_HERE}.evaluate:evaluate",
     methods=(
         Method("auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"),
-        Method("exact", f"{_HERE}.exact:solve", True, "threshold search (ZeRO 0, 1), knapsack over steps (ZeRO 2, 3)"),
+        Method(
+            "exact",
+            f"{_HERE}.exact:solve",
+            True,
+            "threshold search (ZeRO 0, 1), knapsack over steps (ZeRO 2, 3)",
+        ),
         Method("cp-sat", f"{_HERE}.cpsat:solve", True, "counts per device group and batch, CP-SAT"),
         Method("milp", f"{_HERE}.milp:solve", True, "the same counts as a mixed-integer programme, HiGHS"),
-        Method("pyomo", f"{_HERE}.pyomo_model:solve", True, "the same programme through Pyomo, for any solver it knows"),
-        Method("paper", f"{_HERE}.paper:solve", False, "profiling, splines and search", "Poplar, Algorithms 1 and 2"),
-        Method("deepspeed", f"{_HERE}.baselines:deepspeed", False, "one micro-batch for all", "Poplar, baseline 3", True),
-        Method("whale", f"{_HERE}.baselines:whale", False, "shares by peak FLOP/s", "Poplar, baseline 4", True),
+        Method(
+            "pyomo",
+            f"{_HERE}.pyomo_model:solve",
+            True,
+            "the same programme through Pyomo, for any solver it knows",
+        ),
+        Method(
+            "paper",
+            f"{_HERE}.paper:solve",
+            False,
+            "profiling, splines and search",
+            "Poplar, Algorithms 1 and 2",
+        ),
+        Method(
+            "deepspeed",
+            f"{_HERE}.baselines:deepspeed",
+            False,
+            "one micro-batch for all",
+            "Poplar, baseline 3",
+            True,
+        ),
+        Method(
+            "whale", f"{_HERE}.baselines:whale", False, "shares by peak FLOP/s", "Poplar, baseline 4", True
+        ),
     ),
 )

@@ -1,0 +1,232 @@
+"""Which devices take less than their most, exactly: the sum of all loads has to be hit, at the least loss.
+
+Given pools of equal devices and the loads that each may take, load every device with its greatest admissible
+load and then take `deficit` samples away again where that loses least (eq. 4 of the paper, in samples):
+
+    min sum_k sum_j loss_k(d_kj)    s.t. sum_k sum_j d_kj = deficit,  0 <= d_kj <= D_k
+
+loss_k(d) is inf where the load "most - d" is not admissible, so that the same routine decides whether a total
+can be reached at all: curves that are not monotone leave holes in the admissible loads.
+n equal devices: any 2c numbers of 0..D split into two halves of c whose sums differ by at most D (sort them and
+deal them out alternately), so doubling looks at D splits of a sum, not at all: O(deficit x D) per pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.formulations.poplar.kernels import double, merge
+from hetplan.formulations.poplar.problem import Floats
+
+# Additions after which the exact fill gives way to one with most devices fixed (about 30 ms).
+BUDGET = 3e7
+# Devices per pool and load that stay free then.
+FREE = 24
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`copies` equal devices; loss [D + 1] of taking d samples less than the most, inf where not admissible."""
+
+    copies: int
+    loss: Floats
+
+    @classmethod
+    def of(cls, copies: int, worth: Floats, admissible: NDArray[np.bool_]) -> Pool:
+        """worth [most + 1] of each load; admissible [most + 1], true at its last entry."""
+        return cls(copies, np.where(admissible, worth[-1] - worth, np.inf)[::-1].copy())
+
+    @property
+    def most(self) -> int:
+        """D, the greatest load of one device."""
+        return len(self.loss) - 1
+
+    @cached_property
+    def prefix(self) -> int:
+        """Loads 0..prefix are all admissible."""
+        missing = np.flatnonzero(np.isinf(self.loss[::-1]))
+        return int(missing[0]) - 1 if len(missing) else self.most
+
+    @cached_property
+    def longest_hole(self) -> int:
+        """The longest run of loads that are not admissible."""
+        allowed = np.flatnonzero(np.isfinite(self.loss))
+        return int(np.max(np.diff(allowed), initial=1)) - 1
+
+
+def surely_reached(pools: Sequence[Pool]) -> int | None:
+    """A w such that every deficit >= w can be hit; None where this argument gives none.
+
+    Sums of sets with holes of at most L, and of intervals 0..P with P >= L in all, leave no hole: so let as
+    many devices of one pool as that takes stay within their gapless prefix and lose the rest.
+    """
+    hole = max(pool.longest_hole for pool in pools)
+    if hole == 0:
+        return 0
+    found = None
+    for pool in pools:
+        if pool.prefix == 0:
+            continue
+        needed = -(-hole // pool.prefix)
+        if needed <= pool.copies:
+            width = needed * (pool.most - pool.prefix)
+            found = width if found is None else min(found, width)
+    return found
+
+
+class Folded:
+    """Least loss of each total deficit 0..size of one pool, and how to attain it."""
+
+    def __init__(self, pool: Pool, size: int) -> None:
+        self.loss = pool.loss[: size + 1]
+        chain = [(pool.copies, min(size, pool.copies * pool.most))]  # (devices, greatest deficit wanted)
+        while chain[-1][0] > 1:
+            copies, wanted = chain[-1]
+            fewer = copies // 2 if copies % 2 == 0 else copies - 1
+            half = (wanted + pool.most) // 2 if copies % 2 == 0 else wanted
+            chain.append((fewer, min(half, wanted, fewer * pool.most)))
+        self.levels: list[tuple[int, Floats]] = [(1, self.loss[: chain[-1][1] + 1])]
+        for copies, wanted in reversed(chain[:-1]):
+            below = self.levels[-1][1]
+            if copies % 2 == 0:
+                self.levels.append((copies, double(below, pool.most, wanted)))
+            else:
+                self.levels.append((copies, merge(below, self.loss, wanted)))
+
+    @property
+    def table(self) -> Floats:
+        """Least loss per total deficit."""
+        return self.levels[-1][1]
+
+    def split(self, deficit: int) -> Counter[int]:
+        """How many devices lose d samples each, for a deficit whose entry is finite."""
+        found: Counter[int] = Counter()
+        wanted = Counter({deficit: 1})
+        for (copies, _), (_, below) in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):
+            parts: Counter[int] = Counter()
+            for total, times in wanted.items():
+                if copies % 2 == 0:
+                    low, half = max(0, total - len(below) + 1), total // 2
+                    pairs = below[low : half + 1] + below[total - half : total - low + 1][::-1]
+                    one = low + int(np.argmin(pairs))
+                    parts[one] += times
+                    parts[total - one] += times
+                else:
+                    one = best_split(below, self.loss, total)
+                    found[one] += times
+                    parts[total - one] += times
+            wanted = parts
+        found.update(wanted)
+        return found
+
+
+def best_split(first: Floats, second: Floats, total: int) -> int:
+    """The d that minimises first[total - d] + second[d]."""
+    low, high = max(0, total - len(first) + 1), min(total, len(second) - 1)
+    return low + int(np.argmin(first[total - high : total - low + 1][::-1] + second[low : high + 1]))
+
+
+@dataclass(frozen=True)
+class Filled:
+    """losses[k]: {d: devices of pool k that take d samples less than the most}. proven: the loss is the least."""
+
+    losses: tuple[Counter[int], ...]
+    proven: bool
+
+
+def least_losses(pools: Sequence[Pool], size: int) -> Floats:
+    """Least loss for each total deficit 0..size over all pools; inf where it cannot be hit."""
+    return _stages([Folded(pool, size) for pool in pools], size)[-1]
+
+
+def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
+    tables = [folded[0].table]
+    for pool in folded[1:]:
+        tables.append(merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2)))
+    if len(tables[-1]) <= size:  # more than all devices together can lose
+        tables[-1] = np.concatenate((tables[-1], np.full(size + 1 - len(tables[-1]), np.inf)))
+    return tables
+
+
+def fill(pools: Sequence[Pool], deficit: int) -> Filled | None:
+    """The least loss at exactly this deficit; None when it cannot be hit.
+
+    Instances beyond BUDGET keep all but a few devices per pool where a greedy along the convex hulls puts
+    them; only then is the loss not proven least.
+    """
+    if deficit < 0 or not pools:
+        return Filled(tuple(Counter({0: p.copies}) for p in pools), True) if deficit == 0 else None
+    if _additions(pools, deficit) > BUDGET:
+        thinned = _fill_mostly(pools, deficit)
+        if thinned is not None:
+            return thinned
+    return _fill_fully(pools, deficit)
+
+
+def _additions(pools: Sequence[Pool], deficit: int) -> float:
+    work, reach = 0.0, 0
+    for pool in pools:
+        size = min(deficit, pool.copies * pool.most)
+        work += 2.0 * size * min(pool.most, deficit) * (pool.copies > 1)
+        work += float(min(reach, deficit)) * size
+        reach += size
+    return work
+
+
+def _fill_fully(pools: Sequence[Pool], deficit: int) -> Filled | None:
+    folded = [Folded(pool, deficit) for pool in pools]
+    tables = _stages(folded, deficit)
+    if not np.isfinite(tables[-1][deficit]):
+        return None
+    losses: list[Counter[int]] = []
+    rest = deficit
+    for k in range(len(pools) - 1, 0, -1):
+        part = best_split(tables[k - 1], folded[k].table, rest)
+        losses.append(folded[k].split(part))
+        rest -= part
+    losses.append(folded[0].split(rest))
+    return Filled(tuple(reversed(losses)), True)
+
+
+def hull(loss: Floats) -> list[int]:
+    """The corners of the lower convex hull of the finite entries, from d = 0."""
+    corners: list[int] = []
+    for d in np.flatnonzero(np.isfinite(loss)).tolist():
+        while len(corners) >= 2:
+            a, b = corners[-2], corners[-1]
+            if (loss[b] - loss[a]) * (d - a) >= (loss[d] - loss[a]) * (b - a):
+                corners.pop()
+            else:
+                break
+        corners.append(d)
+    return corners
+
+
+def _fill_mostly(pools: Sequence[Pool], deficit: int) -> Filled | None:
+    """Greedy along the hulls, then an exact fill of a few devices per pool; None when that cannot be hit."""
+    placed = [Counter({0: pool.copies}) for pool in pools]
+    segments = []
+    for k, pool in enumerate(pools):
+        for a, b in pairwise(hull(pool.loss)):
+            segments.append(((pool.loss[b] - pool.loss[a]) / (b - a), a, k, b))
+    rest = deficit
+    for _, a, k, b in sorted(segments):  # hull slopes ascend, so a pool's segments come in order
+        moved = min(placed[k][a], rest // (b - a))
+        placed[k][a] -= moved
+        placed[k][b] += moved
+        rest -= moved * (b - a)
+    free = [Counter({d: min(times, FREE) for d, times in row.items() if times}) for row in placed]
+    small = [Pool(row.total(), pool.loss) for row, pool in zip(free, pools, strict=True)]
+    target = rest + sum(d * times for row in free for d, times in row.items())
+    filled = _fill_fully(small, target)
+    if filled is None:
+        return None
+    losses = tuple(p - f + n for p, f, n in zip(placed, free, filled.losses, strict=True))
+    return Filled(losses, all(row.total() == pool.copies for row, pool in zip(free, pools, strict=True)))
