@@ -1,0 +1,185 @@
+"""The cluster: its file (YAML), its devices in order, and the bandwidth and latency between any two.
+
+Devices are numbered node by node in the file's order. Two devices of one node talk at its
+`intra_node_gbit_per_s`, two nodes at the lower of their `network_gbit_per_s`; of latencies the higher counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hetplan.errors import InputError
+from hetplan.files import read_yaml
+from hetplan.profiling.catalogue import DeviceOverride, DeviceSpec, device, overridden, unknown_name
+from hetplan.schema import Name, StrictModel, check_header, parse
+
+Floats = NDArray[np.float64]
+
+FORMAT, VERSION = "hetplan-cluster", 1
+MAX_DEVICES = 4096
+GBIT = 1e9 / 8  # bytes/s per Gbit/s
+
+# Per message, where the file gives none: a small message takes several microseconds over NVLink or PCIe and
+# tens over Ethernet (NCCL's own tuning tables assume 0.6-6 us for a hop within a node, 14 us for one
+# between).
+INTRA_NODE_LATENCY_US = 6.0
+NETWORK_LATENCY_US = 20.0
+
+Gbit = Annotated[float, Field(gt=0, le=1e9)]
+Microseconds = Annotated[float, Field(ge=0, le=1e9)]
+NodeCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+
+
+class NodeEntry(StrictModel):
+    """One entry of `nodes`: `count` equal nodes of `devices` equal devices."""
+
+    count: NodeCount = 1
+    devices: NodeCount
+    device: Name
+    intra_node_gbit_per_s: Gbit
+    network_gbit_per_s: Gbit
+    intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US
+    network_latency_us: Microseconds = NETWORK_LATENCY_US
+
+
+class ClusterFile(StrictModel):
+    """The schema of a cluster file."""
+
+    format: Literal["hetplan-cluster"]
+    version: Literal[1]
+    name: Name
+    nodes: list[NodeEntry] = Field(min_length=1, max_length=MAX_DEVICES)
+    devices: dict[Name, DeviceOverride] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClusterDevice:
+    """One device: its type and its node's number."""
+
+    type: str
+    node: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: SI units, bytes per second and seconds per message."""
+
+    device: str
+    devices: int
+    intra_bandwidth: float
+    network_bandwidth: float
+    intra_latency: float
+    network_latency: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes in order and the specification of every device type that they use."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    specs: Mapping[str, DeviceSpec]
+
+    @cached_property
+    def devices(self) -> tuple[ClusterDevice, ...]:
+        """All devices, node by node; a device's number is its place here."""
+        return tuple(ClusterDevice(n.device, i) for i, n in enumerate(self.nodes) for _ in range(n.devices))
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """Device types in order of first appearance."""
+        return tuple(dict.fromkeys(node.device for node in self.nodes))
+
+    def counts(self) -> dict[str, int]:
+        """Number of devices by type."""
+        return {t: sum(n.devices for n in self.nodes if n.device == t) for t in self.types}
+
+    def bandwidth(self) -> Floats:
+        """[D, D] bytes/s, symmetric; the diagonal carries the node's own figure (nobody sends to himself)."""
+        network = np.array([n.network_bandwidth for n in self.nodes])
+        return self._by_device([n.intra_bandwidth for n in self.nodes], np.minimum.outer(network, network))
+
+    def latency(self) -> Floats:
+        """[D, D] seconds per message, symmetric, 0 on the diagonal."""
+        network = np.array([n.network_latency for n in self.nodes])
+        matrix = self._by_device([n.intra_latency for n in self.nodes], np.maximum.outer(network, network))
+        np.fill_diagonal(matrix, 0.0)
+        return matrix
+
+    def price_per_hour(self) -> float | None:
+        """Dollars per hour of all devices; None where one has no known price."""
+        prices = [(self.specs[n.device].price_per_hour, n.devices) for n in self.nodes]
+        known = [price * count for price, count in prices if price is not None]
+        return sum(known) if len(known) == len(prices) else None
+
+    def _by_device(self, inside: list[float], between: Floats) -> Floats:
+        """[D, D] from figures within nodes [N] and between nodes [N, N]."""
+        table = between.copy()
+        np.fill_diagonal(table, inside)
+        node = np.array([d.node for d in self.devices])
+        return np.asarray(table[np.ix_(node, node)], dtype=np.float64)
+
+
+def load_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """The cluster of a YAML file; raises InputError with file, path within it, got and expected."""
+    where = os.fspath(path)
+    value = read_yaml(path)
+    check_header(value, FORMAT, VERSION, where=where)
+    return build_cluster(parse(ClusterFile, value, where=where), where=where)
+
+
+def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
+    """The cluster that a parsed file describes; raises InputError for unknown devices or too many of them."""
+    total = sum(entry.count * entry.devices for entry in file.nodes)
+    if total > MAX_DEVICES:
+        raise InputError(
+            "too many devices", where=f"{where}: nodes", got=total, expected=f"at most {MAX_DEVICES}"
+        )
+    own = {
+        name: overridden(name, given, where=f"{where}: devices.{name}")
+        for name, given in file.devices.items()
+    }
+    specs: dict[str, DeviceSpec] = {}
+    nodes: list[Node] = []
+    for i, entry in enumerate(file.nodes):
+        place = f"{where}: nodes[{i}].device"
+        specs[entry.device] = own[entry.device] if entry.device in own else device(entry.device, where=place)
+        nodes.extend([_node(entry)] * entry.count)
+    return Cluster(file.name, tuple(nodes), specs)
+
+
+def _node(entry: NodeEntry) -> Node:
+    """A file's node in SI units."""
+    return Node(
+        device=entry.device,
+        devices=entry.devices,
+        intra_bandwidth=entry.intra_node_gbit_per_s * GBIT,
+        network_bandwidth=entry.network_gbit_per_s * GBIT,
+        intra_latency=entry.intra_node_latency_us * 1e-6,
+        network_latency=entry.network_latency_us * 1e-6,
+    )
+
+
+def example_clusters() -> tuple[str, ...]:
+    """Names of the clusters that come with hetplan."""
+    return tuple(sorted(path.stem for path in _examples().glob("*.yaml")))
+
+
+def example_cluster(name: str) -> Cluster:
+    """A cluster that comes with hetplan, by name; raises InputError that suggests the nearest."""
+    if name not in example_clusters():
+        raise unknown_name("unknown example cluster", name, example_clusters())
+    return load_cluster(_examples() / f"{name}.yaml")
+
+
+def _examples() -> Path:
+    return Path(__file__).with_name("clusters")

@@ -1,0 +1,76 @@
+"""A model as a chain of layers at one sequence length and precision, by name or from a config.json."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hetplan.errors import InputError
+from hetplan.profiling.catalogue import PRECISIONS, Precision
+from hetplan.profiling.operators import Layer
+from hetplan.profiling.zoo import ModelSpec, built_in
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers of one model for samples of `sequence` tokens (None: images) in `precision`."""
+
+    spec: ModelSpec
+    sequence: int | None
+    precision: Precision
+    layers: tuple[Layer, ...]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.spec.name
+
+    @cached_property
+    def params(self) -> int:
+        """All parameters; tied ones count once."""
+        return sum(layer.params for layer in self.layers)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of one sample; an image counts as one."""
+        return self.sequence or 1
+
+    def forward_flops(self) -> float:
+        """FLOPs of the forward pass of one sample."""
+        return sum(layer.forward_flops() for layer in self.layers)
+
+    def backward_flops(self) -> float:
+        """FLOPs of the backward pass of one sample."""
+        return sum(layer.backward_flops() for layer in self.layers)
+
+    def tensor_degree_fits(self, tensor: int) -> bool:
+        """Whether a tensor-parallel group of that size divides heads and feed-forward evenly."""
+        return self.spec.fits(tensor)
+
+
+def load_model(
+    name: str | os.PathLike[str] | ModelSpec, *, sequence: int | None = None, precision: str = "fp16"
+) -> Model:
+    """A model by built-in name, by path to a Hugging Face config.json (or its folder), or from a ModelSpec.
+
+    sequence: tokens per sample, None for the model's default. precision: fp16, bf16 or fp32.
+    Raises InputError for an unknown name (with suggestions), an unusable file, sequence or precision.
+    """
+    if precision not in PRECISIONS:
+        raise InputError("unknown precision", got=precision, expected=f"one of {', '.join(PRECISIONS)}")
+    spec = name if isinstance(name, ModelSpec) else find_model(name)
+    chosen, layers = spec.chain(sequence)
+    return Model(spec, chosen, precision, layers)
+
+
+def find_model(name: str | os.PathLike[str]) -> ModelSpec:
+    """The model that `name` stands for: a path if it looks like one, else a built-in."""
+    text = os.fspath(name)
+    if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or Path(text).is_dir():
+        from hetplan.profiling.huggingface import load_config
+
+        path = Path(text)
+        return load_config(path / "config.json" if path.is_dir() else path)
+    return built_in(text)

@@ -1,0 +1,200 @@
+"""What a layer computes, as a short list of operators with their shapes, per sample.
+
+Units: elements, FLOPs, bytes; `micro_batch` samples at once on a tensor-parallel group of `tensor` devices.
+Backward is counted operator by operator: a matrix product C = A B has two, dA = dC B^T and dB = A^T dC,
+each with the forward's FLOPs and traffic, so twice the forward in all (once where A needs no gradient).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hetplan.profiling.catalogue import Precision
+
+ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
+
+Split = Literal["none", "k", "n", "count"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`count` products of an m x k with a k x n matrix, as one device computes them."""
+
+    count: int
+    m: int
+    k: int
+    n: int
+
+    @property
+    def flops(self) -> float:
+        """2 m k n per product."""
+        return 2.0 * self.count * self.m * self.k * self.n
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """`count` products of m x k by k x n for each sample.
+
+    weight: the k x n side is a parameter (read once for all samples, whose rows stack up in m); else both
+    sides are activations and `count` grows with the micro-batch (attention). split: the dimension that
+    tensor parallelism divides. left, out: elements per sample that really move to and from memory where
+    that is not m k and m n: an implicit convolution reads each pixel once, fused attention keeps the scores
+    on the chip. input_gradient: False for a first layer, which has no dA.
+    """
+
+    name: str
+    m: int
+    k: int
+    n: int
+    count: int = 1
+    weight: bool = True
+    split: Split = "none"
+    left: int | None = None
+    out: int | None = None
+    input_gradient: bool = True
+
+    def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape:
+        """What one device of the group computes; dimensions that do not divide are padded up."""
+        k = _share(self.k, tensor) if self.split == "k" else self.k
+        n = _share(self.n, tensor) if self.split == "n" else self.n
+        count = _share(self.count, tensor) if self.split == "count" else self.count
+        if self.weight:
+            return Shape(count, self.m * micro_batch, k, n)
+        return Shape(count * micro_batch, self.m, k, n)
+
+    def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
+        """Elements that one device reads and writes in the forward pass."""
+        s = self.shape(micro_batch, tensor)
+        left = s.count * s.m * s.k
+        out = s.count * s.m * s.n
+        if self.left is not None:
+            left = micro_batch * _share(self.left, tensor if self.split in ("k", "count") else 1)
+        if self.out is not None:
+            out = micro_batch * _share(self.out, tensor if self.split in ("n", "count") else 1)
+        return float(left + s.count * s.k * s.n + out)
+
+    @property
+    def backward_products(self) -> int:
+        """How many products of the forward's size the backward pass takes."""
+        return 2 if self.input_gradient else 1
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A memory-bound operator: elements that it moves per sample, forward and backward.
+
+    split: whether tensor parallelism divides it; without sequence parallelism, norms, residuals and
+    dropouts on the full hidden size stay whole on every rank (Shoeybi et al. 2019, Section 3).
+    """
+
+    name: str
+    forward: int
+    backward: int
+    split: bool = False
+
+    def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
+        """Elements moved in the forward pass by one device."""
+        return float(micro_batch * _share(self.forward, tensor if self.split else 1))
+
+    def moved_back(self, micro_batch: int = 1, tensor: int = 1) -> float:
+        """Elements moved in the backward pass by one device."""
+        return float(micro_batch * _share(self.backward, tensor if self.split else 1))
+
+
+Operator = Matmul | Elementwise
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor kept from forward to backward, per sample.
+
+    element_bytes: None = the training precision's; 1 for dropout masks, 4 for fp32 logits. split: whether
+    tensor parallelism divides it.
+    """
+
+    name: str
+    elements: int
+    split: bool
+    element_bytes: int | None = None
+
+    def size(self, precision: Precision) -> float:
+        """Bytes per sample, unsplit."""
+        return float(self.elements * (self.element_bytes or ELEMENT_BYTES[precision]))
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A tensor-parallel all-reduce in the forward or the backward pass: elements per sample."""
+
+    elements: int
+    backward: bool
+    element_bytes: int | None = None
+
+    def size(self, precision: Precision) -> float:
+        """Bytes per sample."""
+        return float(self.elements * (self.element_bytes or ELEMENT_BYTES[precision]))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One link of the chain. All figures per sample and for the whole (unsplit) layer.
+
+    params: parameters that this layer owns. tied_params: parameters owned by an earlier layer (a
+    language-model head that shares the embedding): a stage that holds this layer without the owner keeps a
+    copy of them. output: elements sent to the next layer.
+    """
+
+    name: str
+    kind: str
+    params: int
+    operators: tuple[Operator, ...]
+    output: int
+    saved: tuple[Saved, ...]
+    reduces: tuple[Reduce, ...] = ()
+    tied_params: int = 0
+
+    def forward_flops(self) -> float:
+        """FLOPs of the matrix products, forward."""
+        return sum(op.shape().flops for op in self.operators if isinstance(op, Matmul))
+
+    def backward_flops(self) -> float:
+        """FLOPs of the matrix products, backward."""
+        return sum(op.shape().flops * op.backward_products for op in self.operators if isinstance(op, Matmul))
+
+    def traffic_bytes(self, precision: Precision) -> float:
+        """Bytes read and written, forward and backward, one sample."""
+        elements = 0.0
+        for op in self.operators:
+            back = op.moved() * op.backward_products if isinstance(op, Matmul) else op.moved_back()
+            elements += op.moved() + back
+        return elements * ELEMENT_BYTES[precision]
+
+    def param_bytes(self, precision: Precision) -> float:
+        """Bytes of the owned parameters."""
+        return float(self.params * ELEMENT_BYTES[precision])
+
+    def tied_param_bytes(self, precision: Precision) -> float:
+        """Bytes of the parameters shared with an earlier layer."""
+        return float(self.tied_params * ELEMENT_BYTES[precision])
+
+    def activation_bytes(self, precision: Precision) -> float:
+        """Bytes sent to the next layer."""
+        return float(self.output * ELEMENT_BYTES[precision])
+
+    def saved_bytes(self, precision: Precision) -> float:
+        """Bytes kept for the backward pass, no recomputation."""
+        return sum(tensor.size(precision) for tensor in self.saved)
+
+    def replicated_saved_bytes(self, precision: Precision) -> float:
+        """The part of `saved_bytes` that every tensor rank keeps whole (no sequence parallelism)."""
+        return sum(tensor.size(precision) for tensor in self.saved if not tensor.split)
+
+    def tensor_bytes(self, precision: Precision) -> float:
+        """Bytes all-reduced inside a tensor-parallel group, forward and backward together."""
+        return sum(reduce.size(precision) for reduce in self.reduces)
+
+
+def _share(size: int, parts: int) -> int:
+    """The largest part of `size` divided into `parts`."""
+    return -(-size // parts)

@@ -1,0 +1,113 @@
+"""A profile from the analytical times, for every device type of a cluster."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from hetplan.errors import InputError
+from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.models import Model
+from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
+from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, layer_time
+
+LARGEST_MICRO_BATCH = 64
+
+
+def predict(
+    model: Model,
+    cluster: Cluster,
+    *,
+    micro_batches: Sequence[int],
+    tensor_degrees: Sequence[int] | None = None,
+    efficiency: Efficiency = DEFAULT_EFFICIENCY,
+    date: str | None = None,
+) -> Profile:
+    """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
+
+    tensor_degrees: default those of `tensor_degrees(model, cluster)`. date: ISO day of the prediction,
+    default today. Raises InputError where a device type has no matrix units for the model's precision.
+    """
+    degrees = tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
+    for name in cluster.types:
+        cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
+    tables = [
+        _table(model, cluster, name, tensor, micro_batch, efficiency)
+        for name in cluster.types
+        for tensor in degrees
+        for micro_batch in micro_batches
+    ]
+    if not tables:
+        raise InputError("nothing to predict", expected="at least one micro-batch size and one tensor degree")
+    return Profile(
+        model=model.name,
+        sequence=model.sequence,
+        precision=model.precision,
+        provenance=Provenance(
+            kind="predicted",
+            source="hetplan roofline from datasheets",
+            date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
+        ),
+        layers=profile_layers(model),
+        tables=tables,
+    )
+
+
+def profile_layers(model: Model) -> list[ProfileLayer]:
+    """The device-independent part of a profile of `model`."""
+    p = model.precision
+    return [
+        ProfileLayer(
+            name=layer.name,
+            param_bytes=layer.param_bytes(p),
+            tied_param_bytes=layer.tied_param_bytes(p),
+            activation_bytes=layer.activation_bytes(p),
+            tensor_bytes=layer.tensor_bytes(p),
+            saved_bytes=layer.saved_bytes(p),
+            replicated_saved_bytes=layer.replicated_saved_bytes(p),
+        )
+        for layer in model.layers
+    ]
+
+
+def _table(
+    model: Model, cluster: Cluster, device: str, tensor: int, micro_batch: int, efficiency: Efficiency
+) -> ProfileTable:
+    """One table; equal layers are computed once."""
+    spec = cluster.specs[device]
+    times = {}
+    for layer in model.layers:
+        if layer.operators not in times:
+            times[layer.operators] = layer_time(
+                layer, spec, model.precision, micro_batch=micro_batch, tensor=tensor, efficiency=efficiency
+            )
+    return ProfileTable(
+        device=device,
+        tensor=tensor,
+        micro_batch=micro_batch,
+        forward_seconds=[times[layer.operators].forward for layer in model.layers],
+        backward_seconds=[times[layer.operators].backward for layer in model.layers],
+    )
+
+
+def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH) -> tuple[int, ...]:
+    """For each power of two up to `largest`, the largest divisor of the global batch that does not exceed it.
+
+    All divisors of a rich number would be dozens; this keeps at most seven, spread evenly on a log scale.
+    Raises InputError for a global batch below 1.
+    """
+    if global_batch < 1:
+        raise InputError("global batch is not usable", got=global_batch, expected="at least 1")
+    sizes = []
+    power = 1
+    while power <= largest:
+        sizes.append(next(b for b in range(min(power, global_batch), 0, -1) if global_batch % b == 0))
+        power *= 2
+    return tuple(dict.fromkeys(sizes))
+
+
+def default_tensor_degrees(model: Model, cluster: Cluster) -> tuple[int, ...]:
+    """Powers of two up to the largest node that divide the model's heads and feed-forward size."""
+    largest = max(node.devices for node in cluster.nodes)
+    powers = (1 << i for i in range(largest.bit_length()))
+    return tuple(tp for tp in powers if tp <= largest and model.tensor_degree_fits(tp))

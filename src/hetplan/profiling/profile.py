@@ -1,0 +1,131 @@
+"""The profile: what one model costs per layer on every device type, tensor degree and micro-batch size.
+
+A JSON file `hetplan-profile`, predicted by hetplan or measured elsewhere; the planner only ever sees this.
+SI units: seconds of one micro-batch on one device of a tensor group, bytes per sample (parameters: bytes).
+Layer times exclude the tensor-parallel all-reduce, which is priced from `tensor_bytes`; a measured profile
+whose times include it says `tensor_bytes` 0.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetplan.files import read_json, to_json, write_text
+from hetplan.profiling.catalogue import Precision
+from hetplan.schema import Name, NonNegative, PositiveCount, Row, StrictModel, check_header, parse
+
+FORMAT, VERSION = "hetplan-profile", 1
+
+Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
+
+class Provenance(StrictModel):
+    """Where the numbers come from. calibrated: whether measurements corrected a prediction."""
+
+    kind: Literal["predicted", "measured"]
+    source: Name
+    date: Date
+    calibrated: bool = False
+
+
+class ProfileLayer(StrictModel):
+    """What does not depend on the device, whole layer.
+
+    param_bytes: owned parameters; tied_param_bytes: a copy of an earlier layer's (tied embeddings), needed
+    by a stage without that layer. activation_bytes: sent to the next layer, per sample. tensor_bytes:
+    all-reduced in a tensor group, forward and backward, per sample. saved_bytes: kept for the backward
+    pass, per sample; replicated_saved_bytes: the part that tensor parallelism does not divide.
+    """
+
+    name: Name
+    param_bytes: NonNegative
+    tied_param_bytes: NonNegative = 0.0
+    activation_bytes: NonNegative
+    tensor_bytes: NonNegative
+    saved_bytes: NonNegative
+    replicated_saved_bytes: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _part_of_saved(self) -> Self:
+        if self.replicated_saved_bytes > self.saved_bytes:
+            raise ValueError(
+                f"replicated_saved_bytes is {self.replicated_saved_bytes!r}, "
+                f"expected at most saved_bytes ({self.saved_bytes!r})"
+            )
+        return self
+
+    @property
+    def held_param_bytes(self) -> float:
+        """Parameters that a stage of this layer alone holds."""
+        return self.param_bytes + self.tied_param_bytes
+
+
+class ProfileTable(StrictModel):
+    """Seconds per layer [L] of one micro-batch on `tensor` devices of one type."""
+
+    device: Name
+    tensor: PositiveCount
+    micro_batch: PositiveCount
+    forward_seconds: Row
+    backward_seconds: Row
+
+    def seconds(self) -> list[float]:
+        """Forward + backward per layer [L]."""
+        return [f + b for f, b in zip(self.forward_seconds, self.backward_seconds, strict=True)]
+
+
+class Profile(StrictModel):
+    """A profile: layers [L], tables of [L] entries each. sequence: tokens per sample, null for images."""
+
+    format: Literal["hetplan-profile"] = "hetplan-profile"
+    version: Literal[1] = 1
+    model: Name
+    sequence: PositiveCount | None = None
+    precision: Precision
+    provenance: Provenance
+    layers: list[ProfileLayer] = Field(min_length=1, max_length=4096)
+    tables: list[ProfileTable] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        seen: dict[tuple[str, int, int], int] = {}
+        for i, table in enumerate(self.tables):
+            for key in ("forward_seconds", "backward_seconds"):
+                length = len(getattr(table, key))
+                if length != len(self.layers):
+                    raise ValueError(
+                        f"tables[{i}].{key} has {length} entries, expected one per layer ({len(self.layers)})"
+                    )
+            name = (table.device, table.tensor, table.micro_batch)
+            if name in seen:
+                raise ValueError(
+                    f"tables[{i}] repeats tables[{seen[name]}] (same device, tensor, micro_batch)"
+                )
+            seen[name] = i
+        return self
+
+    def devices(self) -> tuple[str, ...]:
+        """Device types with at least one table, in order of appearance."""
+        return tuple(dict.fromkeys(table.device for table in self.tables))
+
+    def table(self, device: str, tensor: int, micro_batch: int) -> ProfileTable | None:
+        """The table of that device type, tensor degree and micro-batch, or None."""
+        for table in self.tables:
+            if (table.device, table.tensor, table.micro_batch) == (device, tensor, micro_batch):
+                return table
+        return None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile as JSON (gzip where the name ends in .gz)."""
+        write_text(path, to_json(self.model_dump(mode="json")))
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """The profile in a file; raises InputError with file, place, got and expected."""
+    where = os.fspath(path)
+    value = read_json(path)
+    check_header(value, FORMAT, VERSION, where=where)
+    return parse(Profile, value, where=where)

@@ -1,0 +1,147 @@
+"""Analytical times: a roofline per operator, a floor per layer, and ring collectives.
+
+Every operator takes max(FLOPs / (peak e_m), bytes / (bandwidth e_b)) (Williams et al. 2009, the roofline);
+a layer takes the sum, but never less than launching its kernels. These are first guesses that rank devices
+and layers; a measured profile replaces them. Nothing here is fitted to any system's totals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+from hetplan.profiling.catalogue import DeviceSpec, Precision
+from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul, Operator, Shape
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The shares of the datasheet's peaks that kernels reach, and the cost of a launch.
+
+    matmul_16, matmul_32: of peak_tflops, large matrix products. Tensor-core libraries reach 60 to 80 % on
+    square products of some thousands (the rest is clocks under load, epilogues and the last wave), plain
+    fp32 more. memory: of the memory bandwidth; copies reach 80 to 90 % on HBM and GDDR (STREAM-like
+    benchmarks). launch_seconds: one kernel from an eager framework, host side; several microseconds to ten.
+    tile: products are computed in tiles, so m and n round up to a multiple of it (NVIDIA, "Matrix
+    Multiplication Background", tile quantisation); 64 is the smallest tile that libraries use for 16-bit
+    products.
+    """
+
+    matmul_16: float = 0.7
+    matmul_32: float = 0.85
+    memory: float = 0.8
+    launch_seconds: float = 8e-6
+    tile: int = 64
+
+    def matmul(self, precision: Precision) -> float:
+        """The share of the peak for matrix products in `precision`."""
+        return self.matmul_32 if precision == "fp32" else self.matmul_16
+
+
+DEFAULT_EFFICIENCY = Efficiency()
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of one layer and one micro-batch on one device of a tensor group, without its all-reduces."""
+
+    forward: float
+    backward: float
+
+
+def layer_time(
+    layer: Layer,
+    spec: DeviceSpec,
+    precision: Precision,
+    *,
+    micro_batch: int = 1,
+    tensor: int = 1,
+    efficiency: Efficiency = DEFAULT_EFFICIENCY,
+) -> LayerTime:
+    """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices such as `spec`.
+
+    Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not included.
+    Raises InputError where the device lacks `precision`, or sizes are below 1.
+    """
+    for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
+        if value < 1:
+            raise InputError(f"{name} is not usable", got=value, expected="at least 1")
+    rates = Rates.of(spec, precision, efficiency)
+    times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
+    kernels = [op.backward_products if isinstance(op, Matmul) else 1 for op in layer.operators]
+    return LayerTime(
+        forward=max(sum(t.forward for t in times), len(times) * efficiency.launch_seconds),
+        backward=max(sum(t.backward for t in times), sum(kernels) * efficiency.launch_seconds),
+    )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one device reaches: FLOP/s of matrix products, seconds per element moved, tile size."""
+
+    flops_per_s: float
+    element_seconds: float
+    tile: int
+
+    @classmethod
+    def of(cls, spec: DeviceSpec, precision: Precision, efficiency: Efficiency) -> Rates:
+        """The datasheet's peaks times the efficiencies."""
+        return cls(
+            flops_per_s=spec.peak_flops(precision) * efficiency.matmul(precision),
+            element_seconds=ELEMENT_BYTES[precision] / (spec.memory_bytes_per_s * efficiency.memory),
+            tile=efficiency.tile,
+        )
+
+
+def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
+    """The roofline of one operator, forward and backward."""
+    moved = op.moved(micro_batch, tensor) * rates.element_seconds
+    if isinstance(op, Matmul):
+        flops = tiled_flops(op.shape(micro_batch, tensor), rates.tile)
+        forward = max(flops / rates.flops_per_s, moved)
+        return LayerTime(forward, forward * op.backward_products)
+    return LayerTime(moved, op.moved_back(micro_batch, tensor) * rates.element_seconds)
+
+
+def tiled_flops(shape: Shape, tile: int) -> float:
+    """FLOPs with m and n rounded up to whole tiles."""
+    m = -(-shape.m // tile) * tile
+    n = -(-shape.n // tile) * tile
+    return 2.0 * shape.count * m * n * shape.k
+
+
+def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
+    """Time of a ring all-reduce: 2 (n-1) (size / (n b) + a), no overlap.
+
+    size: bytes per rank. ranks: n >= 1 (1 gives 0). bandwidth: bytes/s of the ring's slowest link. latency:
+    seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022), equation 3, without the
+    latency.
+    """
+    _check(size, bandwidth, latency)
+    if ranks < 1:
+        raise InputError("ranks is not usable", got=ranks, expected="at least 1")
+    return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
+
+
+def transfer_seconds(size: float, bandwidth: float, latency: float = 0.0) -> float:
+    """Time of one message of `size` bytes: size / b + a."""
+    _check(size, bandwidth, latency)
+    return size / bandwidth + latency
+
+
+def tensor_reduce_seconds(
+    layer: Layer, precision: Precision, micro_batch: int, tensor: int, bandwidth: float, latency: float = 0.0
+) -> float:
+    """Seconds of a layer's tensor-parallel all-reduces, forward and backward, one micro-batch."""
+    sizes = [reduce.size(precision) * micro_batch for reduce in layer.reduces]
+    return sum(all_reduce_seconds(size, tensor, bandwidth, latency) for size in sizes)
+
+
+def _check(size: float, bandwidth: float, latency: float) -> None:
+    """Refuse sizes, bandwidths and latencies that are no such thing (NaN included)."""
+    if not size >= 0:
+        raise InputError("size is not usable", got=size, expected="at least 0 bytes")
+    if not bandwidth > 0:
+        raise InputError("bandwidth is not usable", got=bandwidth, expected="more than 0 bytes/s")
+    if not latency >= 0:
+        raise InputError("latency is not usable", got=latency, expected="at least 0 seconds")

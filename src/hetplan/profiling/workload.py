@@ -1,0 +1,115 @@
+"""The workload: one model, cluster, profile and global batch, from which every family's problem is posed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+from hetplan.profiling.catalogue import GIB, Precision
+from hetplan.profiling.cluster import Cluster, load_cluster
+from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.predict import default_micro_batches, predict
+from hetplan.profiling.profile import Profile, load_profile
+
+# Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4 + 4 in
+# mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in both cases 16.
+STATE_BYTES_PER_PARAM = 16
+PARAM_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
+
+# CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
+RESERVED_BYTES = 1.5 * GIB
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
+
+    profile: has tables of every device type of the cluster, layers as the model's.
+    reserved_bytes: memory of each device that training cannot use.
+    """
+
+    model: Model
+    cluster: Cluster
+    profile: Profile
+    global_batch: int
+    reserved_bytes: float = RESERVED_BYTES
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InputError("global batch is not usable", got=self.global_batch, expected="at least 1")
+        check_profile(self.profile, self.model, self.cluster)
+
+    @property
+    def sequence(self) -> int | None:
+        """Tokens per sample; None for images."""
+        return self.model.sequence
+
+    @property
+    def precision(self) -> Precision:
+        """Training precision."""
+        return self.model.precision
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens (images) of one optimizer step."""
+        return self.global_batch * self.model.tokens_per_sample
+
+    @property
+    def state_bytes_per_param_byte(self) -> float:
+        """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32 (Adam)."""
+        return STATE_BYTES_PER_PARAM / PARAM_BYTES[self.precision]
+
+    def device_bytes(self) -> dict[str, float]:
+        """Usable memory by device type: the nominal one less `reserved_bytes`, at least 0."""
+        specs = self.cluster.specs
+        return {name: max(0.0, specs[name].memory_bytes - self.reserved_bytes) for name in self.cluster.types}
+
+
+def make_workload(
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    global_batch: int,
+    *,
+    sequence: int | None = None,
+    precision: str = "fp16",
+    profile: str | os.PathLike[str] | Profile | None = None,
+) -> Workload:
+    """Join a model (name, config.json or Model), a cluster (file or Cluster) and a profile (file or Profile).
+
+    Without a profile one is predicted. A Model brings its own sequence and precision. Raises InputError
+    where a part cannot be read or the parts do not fit together.
+    """
+    if not isinstance(model, Model):
+        model = load_model(model, sequence=sequence, precision=precision)
+    if not isinstance(cluster, Cluster):
+        cluster = load_cluster(cluster)
+    if profile is None:
+        profile = predict(model, cluster, micro_batches=default_micro_batches(global_batch))
+    elif not isinstance(profile, Profile):
+        profile = load_profile(profile)
+    return Workload(model, cluster, profile, global_batch)
+
+
+def check_profile(profile: Profile, model: Model, cluster: Cluster) -> None:
+    """Raise InputError unless the profile is one of this model for every device type of this cluster."""
+    where = f"profile of {profile.model}"
+    if profile.model != model.name:
+        raise InputError("profile is of another model", got=profile.model, expected=model.name)
+    for key in ("sequence", "precision"):
+        got, expected = getattr(profile, key), getattr(model, key)
+        if got != expected:
+            raise InputError(
+                f"{key} differs from the workload's", where=where, got=got, expected=repr(expected)
+            )
+    if len(profile.layers) != len(model.layers):
+        count = len(profile.layers)
+        raise InputError("number of layers differs", where=where, got=count, expected=f"{len(model.layers)}")
+    missing = [name for name in cluster.types if name not in profile.devices()]
+    if missing:
+        raise InputError(
+            f"no table for device type {missing[0]!r} of cluster {cluster.name}",
+            where=where,
+            got=", ".join(profile.devices()),
+            expected="every device type of the cluster",
+        )
