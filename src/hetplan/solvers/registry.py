@@ -1,6 +1,6 @@
 """From (problem, method) to a callable; and the one function that runs a method and judges its outcome.
 
-Families are described without importing their models: a method is named by module and function, loaded when used.
+Families are described without importing their models: a method is a module and a function, loaded when used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Method:
     """One way to solve a family's problem.
 
     target: "module:function"; the function takes (data, run) and returns an Outcome.
-    exact: whether it proves optimality when it is given enough time (else a heuristic, which proves no bound).
+    exact: whether it proves optimality when it is given enough time (else a heuristic, without a bound).
     summary: one line for the method tables. source: paper and algorithm, or "hetplan".
     baseline: one of the paper's comparison methods.
     """
@@ -64,7 +64,8 @@ class Family:
     """One decision problem: its schemas, its evaluator and its methods.
 
     data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data, decision)
-    -> Evaluation; it shares no code with the solvers.
+    -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data, feasible
+    decision) -> list of hetplan.text.Table, how a decision reads for people (None: as JSON).
     """
 
     name: str
@@ -74,6 +75,7 @@ class Family:
     decision: str
     evaluate: str
     methods: tuple[Method, ...]
+    describe: str | None = None
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""
@@ -129,7 +131,9 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         objective = evaluation.objective
         bound = outcome.bound
         if bound is not None and bound > objective * (1 + BOUND_TOLERANCE) + 1e-12:
-            raise DisagreementError(f"{family.name}/{method}: bound {bound!r} exceeds objective {objective!r}")
+            raise DisagreementError(
+                f"{family.name}/{method}: bound {bound!r} exceeds objective {objective!r}"
+            )
     return Result(
         method=method,
         stop=outcome.stop,

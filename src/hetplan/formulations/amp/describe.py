@@ -1,0 +1,70 @@
+"""An `amp` decision as tables for people: the degrees, then one line per stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hetplan.formulations.amp.breakdown import Breakdown, price
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
+
+
+def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
+    """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest device."""
+    priced = price(data, decision)
+    rows = tuple(stage_row(data, decision, priced, j) for j in range(decision.pipeline))
+    header = ("stage", "layers", "", "devices", "per micro-batch", "send", "gradient sync", "memory / limit")
+    degrees = (
+        f"pipeline {decision.pipeline} x data {decision.data} x tensor {decision.tensor}, "
+        f"{priced.gas} micro-batches of {decision.micro_batch} in each pipeline"
+    )
+    return [Table(degrees, header, rows, right=(0, 1, 4, 5, 6))]
+
+
+def stage_row(data: AmpData, decision: AmpDecision, priced: Breakdown, j: int) -> tuple[str, ...]:
+    """One stage: its layers, devices over all pipelines, times, and memory against the limit."""
+    first, last = decision.stages[j]
+    devices = [device for group in decision.placement[j] for device in group]
+    slowest = priced.slowest
+    return (
+        str(j),
+        f"{first}-{last - 1}" if last - first > 1 else str(first),
+        names_text([layer.name for layer in data.layers[first:last]]),
+        devices_text(data, devices),
+        seconds_text(priced.stages[slowest][j]),
+        seconds_text(priced.links[slowest][j]) if j + 1 < decision.pipeline else "-",
+        seconds_text(max(priced.synchronisation[j])),
+        memory_text(data, priced, devices),
+    )
+
+
+def devices_text(data: AmpData, devices: Iterable[int]) -> str:
+    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`."""
+    cells: dict[tuple[int, str], list[int]] = {}
+    for device in devices:
+        cells.setdefault((data.devices[device].node, data.devices[device].type), []).append(device)
+    by_type = Counter(name for _, name in cells)
+    if len(cells) > 4:  # too many to list: say how many of each type
+        return "; ".join(
+            f"{sum(len(d) for (_, other), d in cells.items() if other == name)} {name} on {nodes} nodes"
+            for name, nodes in sorted(by_type.items())
+        )
+    return "; ".join(
+        f"node {node}: {len(found)} {name} ({ranges_text(found)})"
+        for (node, name), found in sorted(cells.items())
+    )
+
+
+def memory_text(data: AmpData, priced: Breakdown, devices: list[int]) -> str:
+    """What the device nearest to its limit holds, and that limit."""
+    if priced.peak_bytes is None or data.memory is None:
+        return "-"
+    limits = data.memory.device_bytes
+    peak = priced.peak_bytes
+
+    def left(device: int) -> float:
+        return limits[data.devices[device].type] - peak[device]
+
+    tightest = min(devices, key=left)
+    return f"{bytes_text(peak[tightest])} / {bytes_text(limits[data.devices[tightest].type])}"

@@ -1,0 +1,76 @@
+"""How numbers, sets and tables read for people; plain text, no terminal library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of text cells; `notes` are lines under it. `right`: indices of right-aligned columns."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    right: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            assert len(row) == len(self.header), (
+                f"{self.title}: {len(row)} cells, expected {len(self.header)}"
+            )
+
+
+def seconds_text(value: float | None) -> str:
+    """A time in the unit that reads best: `1.23 s`, `45.6 ms`, `7.89 us`, `2.1 h`; `-` for None."""
+    if value is None:
+        return "-"
+    for limit, unit, factor in (
+        (1e-3, "us", 1e6),
+        (1.0, "ms", 1e3),
+        (600.0, "s", 1.0),
+        (36_000.0, "min", 1 / 60),
+    ):
+        if value < limit and value > 0:
+            return f"{value * factor:.4g} {unit}"
+    return "0 s" if value == 0 else f"{value / 3600:.4g} h"
+
+
+def bytes_text(value: float | None) -> str:
+    """A size in binary units: `1.5 GiB`; `-` for None."""
+    if value is None:
+        return "-"
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value:.4g} B"
+
+
+def number_text(value: float | None, digits: int = 6) -> str:
+    """A plain number of `digits` significant digits; `-` for None."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def percent_text(value: float | None) -> str:
+    """A ratio as percent: 0 is `0 %`, the tiniest gap stays visible; `-` for None."""
+    return "-" if value is None else f"{100 * value:.3g} %"
+
+
+def ranges_text(values: Iterable[int]) -> str:
+    """A set of whole numbers: `0-3,7,9-10`."""
+    parts: list[str] = []
+    run: list[int] = []
+    for value in [*sorted(set(values)), None]:
+        if run and value != run[-1] + 1:
+            parts.append(str(run[0]) if run[0] == run[-1] else f"{run[0]}-{run[-1]}")
+            run = []
+        if value is not None:
+            run.append(value)
+    return ",".join(parts)
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first and the last name of a sequence: `embedding .. block7`."""
+    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}" if names else "-"
