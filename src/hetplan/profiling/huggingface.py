@@ -179,8 +179,9 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         raise InputError("not an object", where=where, got=value, expected="a Hugging Face configuration")
     kind = value.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        supported = f"one of {', '.join(FAMILIES)}" raise InputError("model type is not supported",
-        where=f"{where}: model_type", got=kind, expected=supported)
+        supported = f"one of {', '.join(FAMILIES)}"
+        place = f"{where}: model_type"
+        raise InputError("model type is not supported", where=place, got=kind, expected=supported)
     schema, convert = FAMILIES[kind]
     shape, context = convert(parse(schema, value, where=where))
     check_shape(shape, value, where)
