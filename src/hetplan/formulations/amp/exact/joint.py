@@ -1,0 +1,264 @@
+"""Exact joint optimisation of `amp`: bound every configuration, search those that can win, widen until proven.
+
+1. Every configuration gets the row bound (`rows`), first without synchronisation, cheapest first.
+2. A narrow label search (`columns`) on each gives the incumbent.
+3. What the incumbent leaves is divided into boxes of synchronisation time; each is a job with its own bound.
+4. The job of least bound is searched with a width that grows until nothing is dropped: then it is closed.
+The least bound of the open jobs is the bound of the whole; it is valid whenever the search ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.exact.cells import find_cells
+from hetplan.formulations.amp.exact.columns import Found, decision_of, make_guide, search
+from hetplan.formulations.amp.exact.layout import lay_out
+from hetplan.formulations.amp.exact.orders import decision_from, placements, try_placement
+from hetplan.formulations.amp.exact.rows import (
+    RowModel,
+    SyncBox,
+    bound_configuration,
+    bound_stages,
+    row_model,
+)
+from hetplan.formulations.amp.problem import AmpProblem, compile_problem
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+FIRST_WIDTH = 24
+WIDEN = 6
+MAX_WIDTH = 200_000
+# Labels within this of the incumbent (relative) are pruned when the user asks for a plain proof.
+ROUNDING = 1e-9
+
+
+@dataclass
+class Job:
+    """Decisions of one configuration with synchronisation in a box; `bound` is proven for them."""
+
+    model: RowModel
+    box: SyncBox
+    bound: float
+    width: int = FIRST_WIDTH
+    restricted: bool = False  # the search does not list all shapes: it finds, but does not prove
+
+    @property
+    def name(self) -> str:
+        """The configuration."""
+        return str(self.model.layout.config)
+
+
+@dataclass
+class Search:
+    """State shared by the steps: the incumbent, the open jobs and the wish to stop."""
+
+    problem: AmpProblem
+    run: Run
+    incumbent: np.ndarray[tuple[int], np.dtype[np.float64]] = field(default_factory=lambda: np.full(1, np.inf))
+    stop: np.ndarray[tuple[int], np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    decision: AmpDecision | None = None
+    bound: float | None = None
+    finished: bool = False
+    totals: dict[str, int] = field(default_factory=lambda: {"configurations": 0, "labels": 0, "leaves": 0, "jobs": 0})
+
+    @property
+    def tolerance(self) -> float:
+        """Relative distance below the incumbent that is not worth searching."""
+        gap = self.run.options.gap
+        return ROUNDING if gap <= 1e-6 else gap
+
+    @property
+    def worth(self) -> float:
+        """Only bounds below this are of interest."""
+        return float(self.incumbent[0]) * (1 - self.tolerance)
+
+    def stopped(self) -> bool:
+        """Whether to return at once."""
+        return bool(self.stop[0])
+
+    def take(self, model: RowModel, found: Found) -> None:
+        """Keep what a search found if it is the best so far."""
+        self.totals["labels"] += found.labels
+        self.totals["leaves"] += found.leaves
+        if found.cost <= self.incumbent[0] and np.isfinite(found.cost):
+            self.incumbent[0] = found.cost
+            self.decision = decision_of(model.layout, found.ends, found.shapes)
+
+    def search(self, job: Job, width: int) -> Found:
+        """One label search of `job`; the incumbent may improve."""
+        limit = self.worth - job.box.low
+        stages = bound_stages(job.model, job.box.high, limit, self.stopped)
+        if not stages.intervals:
+            done = not self.stopped()
+            empty = np.zeros(0, dtype=np.int64)
+            return Found(np.inf, np.inf if done else job.bound, empty, empty, 0, 0, done)
+        found = search(
+            job.model,
+            make_guide(job.model, stages, job.box.high),
+            job.box,
+            width=width,
+            most_leaves=40 * width,
+            tolerance=self.tolerance,
+            incumbent=self.incumbent,
+            stop=self.stop,
+        )
+        self.take(job.model, found)
+        return found
+
+    def lay_out_orders(self, roots: list[Job]) -> None:
+        """First incumbents from `orders`, for the configurations that can still win."""
+        for job in roots:
+            lay = job.model.layout
+            if job.bound >= self.worth:
+                continue
+            for array in placements(lay.cells, lay.config):
+                if self.stopped():
+                    return
+                placed = try_placement(self.problem, lay, array, float(self.incumbent[0]))
+                if placed is not None:
+                    self.incumbent[0] = placed.seconds
+                    self.decision = decision_from(lay, placed)
+
+    def root_jobs(self) -> list[Job]:
+        """A job per configuration that has a decision at all, cheapest bound first."""
+        jobs = []
+        cells = find_cells(self.problem)
+        for config in self.problem.configurations():
+            self.totals["configurations"] += 1
+            if self.stopped():
+                # not looked at: nothing is known of it but that times are not negative
+                model = row_model(lay_out(self.problem, cells, config))
+                jobs.append(Job(model, SyncBox(0.0, np.inf, 0.0), 0.0))
+                continue
+            model = row_model(lay_out(self.problem, cells, config))
+            most = float(model.sync_values[-1])
+            bound = bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound
+            if np.isfinite(bound):
+                low = float(model.sync_values[0])
+                jobs.append(Job(model, SyncBox(low, most, bound + low), bound + low))
+        return sorted(jobs, key=lambda job: job.bound)
+
+    def boxes(self, jobs: list[Job]) -> Iterator[Job]:
+        """The jobs divided into boxes of synchronisation, those that the incumbent beats left out."""
+        for job in jobs:
+            if job.bound >= self.worth:
+                continue
+            lay = job.model.layout
+            for box in bound_configuration(job.model, lambda: self.worth, self.stopped):
+                yield Job(job.model, box, max(box.bound, job.bound))
+            if not lay.complete:
+                straddling = row_model(lay, straddle=True)
+                for box in bound_configuration(straddling, lambda: self.worth, self.stopped):
+                    yield Job(straddling, box, max(box.bound, job.bound), restricted=True)
+
+    def execute(self) -> None:
+        """All steps; leaves `decision`, `bound` and `finished` behind."""
+        roots = self.root_jobs()
+        if not roots:
+            self.finished = not self.stopped()
+            return
+        self.bound = roots[0].bound
+        self.lay_out_orders(roots)
+        for job in roots:
+            if self.stopped():
+                break
+            if job.bound < self.worth:
+                self.search(job, FIRST_WIDTH)
+        self.close(list(self.boxes(roots)) if not self.stopped() else roots)
+
+    def close(self, jobs: list[Job]) -> None:
+        """Search the job of least bound, again and again, ever wider, until none is open."""
+        order = count()
+        heap = [(job.bound, next(order), job) for job in jobs]
+        heapq.heapify(heap)
+        self.totals["jobs"] = len(heap)
+        stuck: list[float] = []
+        while heap and heap[0][0] < self.worth and not self.stopped():
+            _, _, job = heapq.heappop(heap)
+            self.note(min([job.bound, *stuck]))
+            found = self.search(job, job.width)
+            if found.finished:
+                dropped = job.bound if job.restricted else found.dropped
+                job.bound = max(job.bound, dropped)
+            if job.bound < self.worth:
+                job.width *= WIDEN
+                if job.restricted or job.width > MAX_WIDTH:
+                    stuck.append(job.bound)
+                else:
+                    heapq.heappush(heap, (job.bound, next(order), job))
+        open_bounds = [entry[0] for entry in heap] + stuck
+        least = min([*open_bounds, self.worth if np.isfinite(self.incumbent[0]) else np.inf])
+        self.finished = not self.stopped() and all(b >= self.worth for b in open_bounds)
+        if self.finished and self.run.options.gap <= 1e-6:
+            least = float(self.incumbent[0])  # pruned labels lie within rounding of it
+        self.note(least)
+
+    def note(self, bound: float) -> None:
+        """Record a proven bound (bounds of open jobs only rise)."""
+        if np.isfinite(bound):
+            self.bound = max(self.bound or 0.0, min(bound, float(self.incumbent[0])))
+
+
+def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
+    """The best decision with its proof, or the best found and the bound so far when time runs out.
+
+    Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's.
+    """
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    state = Search(problem, run)
+    built = time.perf_counter()
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            state.execute()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            failure.append(error)
+
+    # The kernels cannot look at the clock or at Ctrl-C: this thread does it for them.
+    worker = threading.Thread(target=work, name="amp-exact", daemon=True)
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.05)
+        known = float(state.incumbent[0])
+        run.report(incumbent=known if np.isfinite(known) else None, bound=state.bound)
+        if run.should_stop:
+            state.stop[0] = 1
+    if failure:
+        raise failure[0]
+    return _outcome(state, run, built - begun, time.perf_counter() - built)
+
+
+def _outcome(state: Search, run: Run, build_seconds: float, solve_seconds: float) -> Outcome[AmpDecision]:
+    """What the search proved."""
+    from hetplan import __version__
+
+    if state.finished:
+        stop = Stop.OPTIMAL if state.decision is not None else Stop.INFEASIBLE
+    else:
+        stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+    message = ""
+    if stop is Stop.INFEASIBLE:
+        message = "no degrees and micro-batch divide the devices and the batch with tables for every type"
+        if state.totals["configurations"]:
+            message = "no cut and placement fits the memory, whatever the degrees and the micro-batch"
+    return Outcome(
+        stop=stop,
+        decision=state.decision,
+        bound=None if stop is Stop.INFEASIBLE else state.bound,
+        build_seconds=build_seconds,
+        solve_seconds=solve_seconds,
+        solver=f"hetplan {__version__}",
+        message=message,
+        details=dict(state.totals),
+    )

@@ -1,0 +1,227 @@
+"""One configuration (degrees, micro-batch) laid out over the cells: what its groups can look like and cost.
+
+Shape     the cells of a tensor group's ranks in order; *pure* when they are all one cell.
+Kind      (device types of the group, its slowest bandwidth): groups of one kind take the same time for any layers.
+Zone      what the bound of a single pipeline distinguishes: a class of cells holding pure groups, or, for each
+          device type, all groups that straddle cells. Every zone is as good as its best member, so that bounds hold.
+Threshold a set of slow types: the groups holding one of them are at least ceil(devices of the set / tp), and the
+          pipelines must absorb them somewhere, since every device is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+
+import numpy as np
+
+from hetplan.formulations.amp.exact.cells import Cells
+from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
+
+# All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are restricted.
+MAX_SHAPES = 300
+# A cell with room for more groups than this never forces a crossing in the bound (a relaxation).
+MAX_ROOM = 16
+# Cell classes up to this many are zones of their own; more are merged by device type.
+MAX_ZONES = 6
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Arrays of one configuration; L layers, K cells, N shapes, M kinds, Z zones.
+
+    prefix [M, L+1] s: time of layers [0, l) on a group of the kind; params, saved [L+1] bytes: prefix sums;
+    link [L+1] bytes sent where a cut lies before layer l. sync: seconds per parameter byte × bytes/s.
+    capacity [M] bytes of the smallest device type in the kind.
+    shape_cells [N, tp], shape_kind, shape_zone [N]; shape_bandwidth [N, N] bytes/s, slowest over ranks.
+    complete: all shapes are listed. thresholds [H, types] bool, at most two.
+    zone_*: prefix [Z, L+1], capacity [Z], room [Z] groups (0: no limit), sync_in / sync_out [Z] bytes/s,
+    zone_stay [Z], zone_leave [Z, Z] bytes/s of links, zone_level [Z, H], zone_base [Z + 1] row-state numbers.
+    """
+
+    config: Configuration
+    cells: Cells
+    prefix: Floats
+    params: Floats
+    saved: Floats
+    link: Floats
+    sync: float
+    capacity: Floats
+    state_factor: float
+    shape_cells: Ints
+    shape_kind: Ints
+    shape_zone: Ints
+    shape_bandwidth: Floats
+    complete: bool
+    thresholds: Ints
+    threshold_devices: Ints
+    zone_prefix: Floats
+    zone_capacity: Floats
+    zone_room: Ints
+    zone_sync_in: Floats
+    zone_sync_out: Floats
+    zone_stay: Floats
+    zone_leave: Floats
+    zone_level: Ints
+    zone_base: Ints
+    zone_straddles: Ints
+
+    @property
+    def threshold_groups(self) -> Ints:
+        """[H] least number of groups that hold a device of each threshold's set."""
+        return -(-self.threshold_devices // self.config.tensor)
+
+
+def lay_out(problem: AmpProblem, cells: Cells, config: Configuration) -> Layout:
+    """The configuration's shapes, kinds and zones."""
+    tp = config.tensor
+    seconds = problem.seconds[tp, config.micro_batch]
+    table = np.concatenate([np.zeros((len(problem.types), 1)), np.cumsum(seconds, axis=1)], axis=1)
+    ring = np.r_[0.0, np.cumsum(problem.tensor)] * (2 * (tp - 1) / tp * config.micro_batch)
+    shapes, complete = _shapes(cells, tp)
+    kinds: dict[tuple[frozenset[int], float], int] = {}
+    shape_kind = [kinds.setdefault(_kind(cells, shape), len(kinds)) for shape in shapes]
+    prefix, capacity = [], []
+    for members, slowest in kinds:
+        rows = sorted(members)
+        worst = table[rows[0]] if len(rows) == 1 else np.r_[0.0, np.cumsum(seconds[rows].max(axis=0))]
+        prefix.append(worst + (ring / slowest if tp > 1 else 0.0))
+        capacity.append(problem.capacity[rows].min())
+    thresholds = _thresholds(problem, seconds)
+    zones = _zones(problem, cells, config, table, ring, thresholds)
+    number = {key: n for n, key in enumerate(zones.pop("keys"))}
+    rank = np.argsort(np.argsort(seconds.sum(axis=1), kind="stable"), kind="stable")
+    shape_zone = [
+        number.get(("pure", _zone_of(cells, shape[0])), -1)
+        if len(set(shape)) == 1
+        else number[("straddling", int(max((cells.type[c] for c in shape), key=lambda t: rank[t])))]
+        for shape in shapes
+    ]
+    shape_array = np.array(shapes, dtype=np.int64).reshape(len(shapes), tp)
+    return Layout(
+        config=config,
+        cells=cells,
+        prefix=np.array(prefix).reshape(len(kinds), problem.layers + 1),
+        params=np.r_[0.0, np.cumsum(problem.params)],
+        saved=np.r_[0.0, np.cumsum(problem.saved)],
+        link=np.r_[0.0, problem.activation * config.micro_batch],
+        sync=2 * (config.data - 1) / config.data / tp,
+        capacity=np.array(capacity),
+        state_factor=problem.state_factor,
+        shape_cells=shape_array,
+        shape_kind=np.array(shape_kind, dtype=np.int64),
+        shape_zone=np.array(shape_zone, dtype=np.int64),
+        shape_bandwidth=_shape_bandwidth(cells, shape_array),
+        complete=complete,
+        thresholds=thresholds,
+        threshold_devices=(thresholds[:, problem.device_type] > 0).sum(axis=1).astype(np.int64),
+        **zones,
+    )
+
+
+def _shapes(cells: Cells, tp: int) -> tuple[list[tuple[int, ...]], bool]:
+    """Ordered cells of a group's ranks, lexicographically, and whether the list is complete."""
+    count = cells.count
+    if count**tp <= MAX_SHAPES:
+        every = product(range(count), repeat=tp)
+        return [s for s in every if all(s.count(c) <= cells.size[c] for c in set(s))], True
+    chosen = [(c,) * tp for c in range(count) if cells.size[c] >= tp]
+    if tp % 2 == 0 and count * count <= MAX_SHAPES:  # two halves: the common way to straddle nodes
+        half = tp // 2
+        chosen += [
+            (u,) * half + (v,) * half
+            for u, v in product(range(count), repeat=2)
+            if u != v and cells.size[u] >= half and cells.size[v] >= half
+        ]
+    return sorted(chosen), False
+
+
+def _kind(cells: Cells, shape: tuple[int, ...]) -> tuple[frozenset[int], float]:
+    """Types and slowest bandwidth of a group (+inf for a single device)."""
+    pairs = [cells.bandwidth[u, v] for i, u in enumerate(shape) for v in shape[:i]]
+    return frozenset(int(cells.type[c]) for c in shape), float(min(pairs, default=inf))
+
+
+def _shape_bandwidth(cells: Cells, shapes: Ints) -> Floats:
+    """[N, N] the slowest link between equal ranks of two groups."""
+    result = np.full((len(shapes), len(shapes)), np.inf)
+    for rank in range(shapes.shape[1]):
+        column = shapes[:, rank]
+        np.minimum(result, cells.bandwidth[np.ix_(column, column)], out=result)
+    return result
+
+
+def _thresholds(problem: AmpProblem, seconds: Floats) -> Ints:
+    """[H, types] up to two sets of slow types, split where the speed falls most."""
+    total = seconds.sum(axis=1)
+    order = np.argsort(total, kind="stable")
+    ratios = [(total[order[i]] / max(total[order[i - 1]], 1e-300), i) for i in range(1, len(order))]
+    chosen = sorted(i for ratio, i in sorted(ratios, reverse=True)[:2] if ratio > 1)
+    result = np.zeros((len(chosen), len(order)), dtype=np.int64)
+    for row, start in enumerate(chosen):
+        result[row, order[start:]] = 1
+    return result
+
+
+def _zone_of(cells: Cells, cell: int) -> int:
+    """The zone number of a cell's pure groups: its class, or its type where there are many classes."""
+    return int(cells.kind[cell] if cells.kind[-1] < MAX_ZONES else cells.type[cell])
+
+
+def _zones(
+    problem: AmpProblem, cells: Cells, config: Configuration, table: Floats, ring: Floats, thresholds: Ints
+) -> dict[str, object]:
+    """Everything about zones; see Layout."""
+    tp, count = config.tensor, cells.count
+    outer = cells.bandwidth.copy()
+    np.fill_diagonal(outer, 0.0)  # no second cell, no link: 0 bytes/s
+    inner = np.diag(cells.bandwidth)
+    best_outer = float(outer.max()) if count > 1 else 0.0
+    finite = inner[np.isfinite(inner)]
+    best_inner = float(finite.max()) if finite.size else best_outer
+    anywhere = max(best_outer, best_inner)
+    groups: dict[int, list[int]] = {}
+    for cell in range(count):
+        if cells.size[cell] >= tp:
+            groups.setdefault(_zone_of(cells, cell), []).append(cell)
+    straddling = range(len(problem.types)) if tp > 1 and count > 1 else range(0)
+    keys = [("pure", z) for z in groups] + [("straddling", t) for t in straddling]
+    pure = list(groups.values())
+    total = len(keys)
+    prefix = np.empty((total, problem.layers + 1))
+    capacity, sync_in, sync_out, stay = (np.empty(total) for _ in range(4))
+    room = np.zeros(total, dtype=np.int64)
+    leave = np.full((total, total), best_outer)
+    level = np.zeros((total, len(thresholds)), dtype=np.int64)
+    for z, members in enumerate(pure):
+        kind = int(cells.type[members[0]])
+        within = float(np.where(np.isfinite(inner[members]), inner[members], 0.0).max())
+        prefix[z] = table[kind] + (ring / within if tp > 1 else 0.0)
+        capacity[z], level[z] = problem.capacity[kind], thresholds[:, kind]
+        fits = int(cells.size[members].max()) // tp
+        room[z] = fits if fits <= MAX_ROOM else 0
+        local = int(cells.size[members].max()) >= config.data * tp
+        stay[z], sync_in[z], sync_out[z] = within, within if local else 0.0, outer[members].max()
+        for y, others in enumerate(pure):
+            leave[z, y] = outer[np.ix_(members, others)].max()
+    for z in range(len(pure), total):
+        kind = keys[z][1]
+        prefix[z] = table[kind] + ring / best_outer
+        capacity[z], level[z] = problem.capacity[kind], thresholds[:, kind]
+        local = int(cells.size.max()) >= config.data
+        stay[z], sync_in[z], sync_out[z] = anywhere, best_inner if local else 0.0, best_outer
+    leave[len(pure) :, len(pure) :] = anywhere
+    return {
+        "keys": keys,
+        "zone_prefix": prefix,
+        "zone_capacity": capacity,
+        "zone_room": room,
+        "zone_sync_in": sync_in,
+        "zone_sync_out": sync_out,
+        "zone_stay": stay,
+        "zone_leave": leave,
+        "zone_level": level,
+        "zone_base": np.r_[0, np.cumsum(np.maximum(room, 1))].astype(np.int64),
+        "zone_straddles": np.array([k == "straddling" for k, _ in keys], dtype=np.int64),
+    }
