@@ -1,0 +1,262 @@
+"""Driver of HiGHS: a LinearModel in, an answer out, every model status mapped; pure LPs with duals.
+
+Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective should be of the
+order of 1e3 in the model's unit (`objective_unit`), so that HiGHS's absolute tolerances mean little. Floating
+point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import highspy
+import numpy as np
+from highspy import cb
+from numpy.typing import NDArray
+
+from hetplan.errors import InputError
+from hetplan.solvers.linear_model import LinearArrays, LinearModel
+from hetplan.solvers.native import GAP_SHARE, Answer, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.options import NativeValue
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+
+BACKEND = "highs"
+SOLVER = f"HiGHS {highspy.HIGHS_VERSION_MAJOR}.{highspy.HIGHS_VERSION_MINOR}.{highspy.HIGHS_VERSION_PATCH}"
+TOLERANCE = 1e-9
+BOUND_ALLOWANCE = 1e-7  # relative
+_AT_NODE = cb.HighsCallbackType.kCallbackMipInterrupt
+_IMPROVED = cb.HighsCallbackType.kCallbackMipImprovingSolution
+FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
+
+# kInterrupt and the limits become `stopped(run)`; what is missing here is logged and becomes ERROR.
+_PROVEN = {"kOptimal": Stop.OPTIMAL, "kInfeasible": Stop.INFEASIBLE}
+_STOPPED = {
+    "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kMemoryLimit", "kObjectiveBound", "kObjectiveTarget",
+    "kInterrupt", "kHighsInterrupt",
+}  # fmt: skip
+_FAILED = {
+    "kNotset": "did not start",
+    "kLoadError": "could not load the model",
+    "kModelError": "found the model faulty",
+    "kModelEmpty": "found the model empty",
+    "kPresolveError": "failed in presolve",
+    "kSolveError": "failed while solving",
+    "kPostsolveError": "failed in postsolve",
+    "kUnbounded": "found the model unbounded below",
+    "kUnknown": "could not reach its tolerances",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MilpAnswer(Answer):
+    """An answer with the incumbent's columns (integers made whole) and, for an optimal LP, its duals.
+
+    x [n]; row_dual [m], column_dual [n] in objective units per unit of the row or column.
+    """
+
+    x: NDArray[np.float64] | None = None
+    row_dual: NDArray[np.float64] | None = None
+    column_dual: NDArray[np.float64] | None = None
+
+    def values(self, columns: Any) -> Any:
+        """The incumbent at those columns (an array of their shape, or a float)."""
+        assert self.x is not None, "no incumbent to read"
+        return self.x[columns]
+
+
+def objective_unit(estimate: float) -> float:
+    """The power of two that turns an objective of about `estimate` into one of about 1e3."""
+    if not (estimate > 0 and math.isfinite(estimate)):
+        raise ValueError(f"objective_unit: got {estimate!r}, expected a positive finite estimate")
+    return 2.0 ** (10 - math.ceil(math.log2(estimate)))
+
+
+class _Listener:
+    """Keeps what HiGHS's callbacks report, and passes on the wish to stop."""
+
+    def __init__(self, latest: Latest) -> None:
+        self._latest = latest
+        self._stop = False
+
+    def __call__(self, kind: Any, message: str, out: Any, back: Any, data: Any) -> None:
+        """HiGHS's callback, from its thread."""
+        if kind == _IMPROVED:
+            self._latest.solution = np.array(out.mip_solution, dtype=float)
+            self._latest.objective = float(out.objective_function_value)
+        if kind in (_IMPROVED, _AT_NODE):
+            self._latest.on_bound(float(out.mip_dual_bound))
+        if self._stop and back is not None:
+            back.user_interrupt = 1
+
+    def interrupt(self) -> None:
+        """Ask HiGHS to stop at its next callback."""
+        self._stop = True
+
+
+def solve(
+    model: LinearModel | LinearArrays, run: Run, scale: Scale | None = None, report: Sink | None = None
+) -> MilpAnswer:
+    """Minimise `model` within what is left of `run`.
+
+    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds go, in the
+    instance's unit (default: `run.report`, right when the model is the whole problem).
+    Raises InputError for a native option that HiGHS does not have.
+    """
+    scale = scale or Scale()
+    arrays = model.arrays() if isinstance(model, LinearModel) else model
+    start = model.start if isinstance(model, LinearModel) else None
+    if run.should_stop:
+        return MilpAnswer(stop=stopped(run), solver=SOLVER)
+    if arrays.shape[1] == 0:
+        return _without_columns(arrays, scale)
+    latest, begun = Latest(), time.perf_counter()
+    listener = _Listener(latest)
+    highs = _prepared(arrays, run, start)
+    _listen(highs, listener)
+    relay = latest.relay(scale, run, report)
+    ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
+    if ended:
+        _keep_last_word(highs, latest, bool(arrays.integer.any()))
+    stop, message = _mapped(highs, arrays, run) if ended else (stopped(run), _ABANDONED)
+    duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
+    return MilpAnswer(
+        stop=stop,
+        seconds=time.perf_counter() - begun,
+        solver=SOLVER,
+        message=message,
+        statistics={"nodes": int(highs.getInfo().mip_node_count)} if ended else {},
+        row_dual=np.array(highs.getSolution().row_dual, dtype=float) if duals else None,
+        column_dual=np.array(highs.getSolution().col_dual, dtype=float) if duals else None,
+        **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale)),
+    )
+
+
+_ABANDONED = "HiGHS did not stop in time; its last report is taken"
+
+
+def _without_columns(arrays: LinearArrays, scale: Scale) -> MilpAnswer:
+    """HiGHS leaves models without columns alone: their rows hold or they do not."""
+    if (arrays.row_lower > 0).any() or (arrays.row_upper < 0).any():
+        return MilpAnswer(stop=Stop.INFEASIBLE, solver=SOLVER)
+    value, bound = scale.value(arrays.constant), scale.bound(arrays.constant)
+    return MilpAnswer(stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER)
+
+
+def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None) -> Any:
+    """A silent Highs with options, model and start solution."""
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    common: dict[str, NativeValue] = {
+        "threads": run.options.threads,
+        "random_seed": run.options.seed,
+        "mip_rel_gap": run.options.gap * GAP_SHARE,
+        "mip_abs_gap": 0.0,
+        "mip_feasibility_tolerance": TOLERANCE,
+        "primal_feasibility_tolerance": TOLERANCE,
+        "dual_feasibility_tolerance": TOLERANCE,
+    }
+    if math.isfinite(run.remaining):
+        common["time_limit"] = run.remaining
+    for name, value in common.items():
+        _check(highs.setOptionValue(name, value), f"option {name}")
+    for name, value in run.options.native.get(BACKEND, {}).items():
+        set_native(highs, name, value, f"native option {BACKEND}.{name}")
+    _check(highs.passModel(_as_lp(arrays)), "passing the model")
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = list(start)
+        highs.setSolution(solution)
+    return highs
+
+
+def set_native(highs: Any, name: str, value: NativeValue, where: str) -> None:
+    """One of HiGHS's own options; raises InputError where it has none of that name or takes no such value."""
+    status, _ = highs.getOptionType(name)
+    if status != highspy.HighsStatus.kOk:
+        raise InputError("unknown", where=where, expected="an option of HiGHS")
+    try:
+        accepted = highs.setOptionValue(name, value) == highspy.HighsStatus.kOk
+    except TypeError:
+        accepted = False
+    if not accepted:
+        raise InputError("value not usable", where=where, got=value, expected="a value that HiGHS accepts")
+
+
+def _check(status: Any, what: str) -> None:
+    assert status == highspy.HighsStatus.kOk, f"HiGHS: {what}: {status}"
+
+
+def _as_lp(arrays: LinearArrays) -> Any:
+    """The arrays as a HighsLp (row-wise matrix)."""
+    lp = highspy.HighsLp()
+    lp.num_row_, lp.num_col_ = arrays.shape
+    lp.col_cost_, lp.offset_ = arrays.cost, arrays.constant
+    lp.col_lower_, lp.col_upper_ = arrays.lower, arrays.upper
+    lp.row_lower_, lp.row_upper_ = arrays.row_lower, arrays.row_upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = arrays.starts.astype(np.int32)
+    lp.a_matrix_.index_ = arrays.columns.astype(np.int32)
+    lp.a_matrix_.value_ = arrays.values
+    if arrays.integer.any():
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(whole)] for whole in arrays.integer]
+    return lp
+
+
+def _listen(highs: Any, listener: _Listener) -> None:
+    highs.setCallback(listener, None)
+    in_lp = cb.HighsCallbackType.kCallbackSimplexInterrupt, cb.HighsCallbackType.kCallbackIpmInterrupt
+    for kind in (_AT_NODE, _IMPROVED, *in_lp):
+        highs.startCallback(kind)
+
+
+def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
+    """After an orderly end: HiGHS's own solution and bound instead of the last reported ones."""
+    info = highs.getInfo()
+    if info.primal_solution_status == FEASIBLE:
+        latest.solution = np.array(highs.getSolution().col_value, dtype=float)
+        latest.objective = float(info.objective_function_value)
+    optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    if is_mip and (optimal or info.mip_node_count >= 0):
+        latest.on_bound(float(info.mip_dual_bound))
+    elif optimal:  # an LP: strong duality
+        latest.on_bound(float(info.objective_function_value))
+
+
+def _mapped(highs: Any, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
+    """HiGHS's model status as ours, with a message where there is more to say."""
+    status = highs.getModelStatus().name
+    if status == "kUnboundedOrInfeasible":
+        return _told_apart(arrays, run)
+    if status in _PROVEN:
+        return _PROVEN[status], ""
+    if status in _STOPPED:
+        return stopped(run), "" if status in ("kTimeLimit", "kInterrupt") else f"HiGHS: {status}"
+    if status not in _FAILED:
+        logging.getLogger("hetplan").warning("HiGHS returned an unknown model status: %s", status)
+    return Stop.ERROR, f"HiGHS {_FAILED.get(status, f'returned {status}')}"
+
+
+def _told_apart(arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
+    """Infeasible or unbounded? Without a cost nothing is unbounded."""
+    again = solve(replace(arrays, cost=np.zeros_like(arrays.cost)), run, report=lambda incumbent, bound: None)
+    if again.stop is Stop.OPTIMAL:
+        return Stop.ERROR, f"HiGHS {_FAILED['kUnbounded']}"
+    return again.stop, again.message
+
+
+def _read(latest: Latest, arrays: LinearArrays, scale: Scale) -> dict[str, Any]:
+    """Incumbent and bound for an answer, integers made whole."""
+    bound = latest.bound
+    read: dict[str, Any] = {}
+    if latest.objective is not None:
+        read["objective"] = scale.value(latest.objective)
+        read["x"] = np.where(arrays.integer, np.round(latest.solution), latest.solution)
+    if bound is not None:
+        read["bound"] = scale.bound(bound - BOUND_ALLOWANCE * abs(bound))
+    return read

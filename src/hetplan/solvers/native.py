@@ -1,0 +1,160 @@
+"""What the drivers of the general solvers share: units, answers, and running native code interruptibly.
+
+Native code runs in a thread of its own while the calling thread polls. That is what keeps Ctrl-C alive
+(Python runs signal handlers in the main thread only, between two bytecodes), calls the watcher from the
+method's thread, and gives every HiGHS run a scheduler of its own (HiGHS keeps one per thread and refuses
+another number of workers on it).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+
+T = TypeVar("T")
+# (incumbent, bound) in the instance's unit; None where nothing new is known.
+Sink = Callable[[float | None, float | None], None]
+
+# Share of the gap asked for that a back end may use up; the rest is left to rounding and tolerances.
+GAP_SHARE = 0.8
+POLL_SECONDS = 0.02
+# How long native code may go on after it was told to stop before its last report is taken as its answer.
+GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a model's objective z maps to the instance's unit: z / per_unit + offset.
+
+    under, over: the most, in the instance's unit, by which the model prices any decision too low or too high.
+    A model whose costs are all rounded down has over = 0, and its bound holds as it is.
+    """
+
+    per_unit: float = 1.0
+    offset: float = 0.0
+    under: float = 0.0
+    over: float = 0.0
+
+    def value(self, z: float) -> float:
+        """Model objective -> instance unit, up to the stated errors."""
+        return z / self.per_unit + self.offset
+
+    def incumbent(self, z: float) -> float:
+        """What a decision of model cost z costs at most."""
+        return self.value(z) + self.under
+
+    def bound(self, z: float) -> float:
+        """What every decision costs at least, when the model's optimum is proven to be z or more."""
+        return self.value(z) - self.over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a general solver said, before any decision is read out of it.
+
+    objective: the model's own price of the incumbent in the instance's unit (None without one).
+    bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without one.
+    solver: name and version. statistics: JSON types only.
+    """
+
+    stop: Stop
+    objective: float | None = None
+    bound: float | None = None
+    seconds: float = 0.0
+    solver: str = ""
+    message: str = ""
+    statistics: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def has_solution(self) -> bool:
+        """Whether there is an incumbent to read."""
+        return self.objective is not None
+
+
+def stopped(run: Run) -> Stop:
+    """Why a back end that ended without a proof did so: by the user's wish or by a limit."""
+    return Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+
+
+class Latest:
+    """The latest incumbent and bound of a model, in its own unit: written by native threads, read by ours.
+
+    solution: whatever the driver keeps of the incumbent (set before `objective`, so that both fit).
+    """
+
+    def __init__(self) -> None:
+        self.objective: float | None = None
+        self.solution: Any = None
+        self.bound: float | None = None
+
+    def on_bound(self, bound: float) -> None:
+        """Keep the best finite bound (back ends say infinity for none)."""
+        if math.isfinite(bound) and (self.bound is None or bound > self.bound):
+            self.bound = bound
+
+    def relay(self, scale: Scale, run: Run, report: Sink | None) -> Callable[[], None]:
+        """A function that passes news on, in the instance's unit: to `report`, or to `run` without one."""
+        told: list[tuple[float | None, float | None]] = [(None, None)]
+
+        def poll() -> None:
+            seen = (self.objective, self.bound)
+            if seen == told[0]:
+                return
+            told[0] = seen
+            incumbent = None if seen[0] is None else scale.incumbent(seen[0])
+            bound = None if seen[1] is None else scale.bound(seen[1])
+            if report is None:
+                run.report(incumbent=incumbent, bound=bound)
+            else:
+                report(incumbent, bound)
+
+        return poll
+
+
+def drive(
+    work: Callable[[], T], *, run: Run, interrupt: Callable[[], None], poll: Callable[[], None]
+) -> T | None:
+    """Run `work` in a fresh thread; meanwhile `poll` here, and `interrupt` it once `run` should stop.
+
+    Returns what `work` returned, or None when it did not end within GRACE_SECONDS of the wish to stop (an LP
+    deep inside a branch and bound hears nobody); the thread then ends by itself and its answer is dropped.
+    What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too early.
+    """
+    done = threading.Event()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # noqa: BLE001 - handed to the calling thread below
+            failure.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=target, name="hetplan-native", daemon=True).start()
+    asked_at: float | None = None
+    try:
+        while not done.wait(POLL_SECONDS):
+            poll()
+            if run.should_stop:
+                now = time.perf_counter()
+                asked_at = now if asked_at is None else asked_at
+                interrupt()
+                if now - asked_at > GRACE_SECONDS:
+                    return None
+        poll()
+    except BaseException:
+        interrupt()
+        done.wait(GRACE_SECONDS)
+        raise
+    if failure:
+        raise failure[0]
+    return outcome[0]

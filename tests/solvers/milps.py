@@ -1,0 +1,31 @@
+"""Linear models that several solver tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetplan.solvers.linear_model import LinearModel
+
+
+def small() -> LinearModel:
+    """min 2x + 3y + 1, x + y >= 6.5, x <= 3, x and y integer: x = 3, y = 4, cost 19."""
+    model = LinearModel("small")
+    x, y = model.integer("x", upper=3), model.integer("y", upper=10)
+    model.minimize([x, y], [2.0, 3.0])
+    model.constant = 1.0
+    model.row("cover", [x, y], lower=6.5)
+    return model
+
+
+def knapsack(items: int = 150, rows: int = 60, seed: int = 7) -> LinearModel:
+    """A multi-dimensional knapsack (cost: value left out); the default size takes any solver minutes."""
+    draw = np.random.default_rng(seed)
+    model = LinearModel("knapsack")
+    x = model.binary("x", (items,))
+    for _ in range(rows):
+        weights = draw.integers(1, 1000, items).astype(float)
+        model.row("capacity", x, weights, upper=float(weights.sum() // 3))
+    values = draw.integers(100, 1000, items).astype(float)
+    model.minimize(x, -values)
+    model.constant = float(values.sum())
+    return model
