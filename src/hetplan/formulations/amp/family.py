@@ -42,7 +42,7 @@ FAMILY = Family(
         ),
         Method(
             "annealing",
-            f"{_HERE}.baselines:annealing",
+            f"{_HERE}.annealing:solve",
             False,
             "annealing over placements",
             "AMP, §4.2",

@@ -1,0 +1,134 @@
+"""Simulated annealing over placements, AMP's alternative to Megatron's order (§4.2).
+
+A state is a tile (h, w), a random tiling of the node x device grid by it (tiling.py), a tensor degree and a
+micro-batch. Each tile is a stage of h w devices, read row by row: tensor ranks lie next to each other.
+Neighbour: another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
+Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken with chance exp(-rise / T).
+Energy: the exact T with the cut of the slowest pipeline (cuts.envelope_cut); +inf where none fits in memory.
+Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor, and as that
+leaves few tilings, half of the steps (by chance) exchange two devices of the present placement instead.
+Source AMP (NeurIPS 2022), §4.2 and §6.3, and the annealing of its published code.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.amp.baselines import NO_CONFIGURATION
+from hetplan.formulations.amp.cuts import envelope_cut
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.placement import by_node
+from hetplan.formulations.amp.problem import AmpProblem, Configuration, Ints, compile_problem, divisors
+from hetplan.formulations.amp.strategy import Strategy, place
+from hetplan.formulations.amp.tiling import device_grid, random_tiling
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+STEPS = 50
+START_TEMPERATURE = 10.0
+
+
+@dataclass(frozen=True)
+class State:
+    """A tile, the configuration that it carries, and the devices [pp, dp, tp]."""
+
+    tile: tuple[int, int]
+    configuration: Configuration
+    placement: Ints
+
+
+class Moves:
+    """Random states and neighbours for one instance."""
+
+    def __init__(self, data: AmpData, problem: AmpProblem, rng: np.random.Generator) -> None:
+        nodes = [device.node for device in data.devices]
+        self.rng = rng
+        self.grid = device_grid(nodes)
+        self.equal_nodes = len({len(node) for node in by_node(nodes)}) == 1
+        self.configurations: dict[int, list[Configuration]] = {}  # by devices per stage
+        for chosen in problem.configurations():
+            self.configurations.setdefault(chosen.data * chosen.tensor, []).append(chosen)
+        rows, columns = map(divisors, self.grid.shape)
+        self.tiles = [(h, w) for h in rows for w in columns if h * w in self.configurations]
+
+    def start(self) -> State:
+        """Any tile and any tiling. A stage of n devices always has a tile: h = gcd(n, rows), w = n / h."""
+        return self.with_tile(self.tiles[self.rng.integers(len(self.tiles))])
+
+    def with_tile(self, tile: tuple[int, int]) -> State:
+        """A random tiling, tensor degree and micro-batch for `tile`."""
+        choices = self.configurations[tile[0] * tile[1]]
+        chosen = choices[self.rng.integers(len(choices))]
+        shape = (self.grid.shape[0], self.grid.shape[1])
+        stages = [self.grid[area].reshape(-1) for area in random_tiling(shape, tile, self.rng)]
+        placement = np.stack(stages).reshape(chosen.pipeline, chosen.data, chosen.tensor)
+        return State(tile, chosen, placement)
+
+    def neighbour(self, state: State) -> State:
+        """Another tile that shares one coordinate (any tile where there is none), or an exchange."""
+        if not self.equal_nodes and self.rng.random() < 0.5:
+            return self.exchange(state)
+        near = [tile for tile in self.tiles if (tile[0] == state.tile[0]) != (tile[1] == state.tile[1])]
+        near = near or self.tiles
+        return self.with_tile(near[self.rng.integers(len(near))])
+
+    def exchange(self, state: State) -> State:
+        """Two devices change places."""
+        order = state.placement.reshape(-1).copy()
+        a, b = self.rng.integers(order.size, size=2)
+        order[[a, b]] = order[[b, a]]
+        return State(state.tile, state.configuration, order.reshape(state.placement.shape))
+
+
+def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
+    """The best state seen in 50 steps; the run's seed decides them all. Proves no bound."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    moves = Moves(data, problem, np.random.default_rng(run.options.seed))
+    best: tuple[float, Strategy] | None = None
+    accepted = step = 0
+    if moves.tiles:
+        state = moves.start()
+        energy, cut = energy_of(problem, state, run)
+        best = better(None, energy, state, cut)
+        while step < STEPS and not run.should_stop:
+            candidate = moves.neighbour(state)
+            found, cut = energy_of(problem, candidate, run)
+            best = better(best, found, candidate, cut)
+            temperature = START_TEMPERATURE * (1 - step / STEPS)
+            # energies of +inf on both sides: any move is as good as staying
+            rise = found - energy if math.isfinite(found) or math.isfinite(energy) else 0.0
+            if rise <= 0 or moves.rng.random() < math.exp(-rise / temperature):
+                state, energy = candidate, found
+                accepted += 1
+            step += 1
+            run.report(incumbent=best[0] if best else None)
+    stop = Stop.DONE if not run.should_stop else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+    reason = f"none of {step + 1} placements fits in memory" if moves.tiles else NO_CONFIGURATION
+    return Outcome(
+        stop=stop,
+        decision=None if best is None else best[1].decision(),
+        solve_seconds=time.perf_counter() - begun,
+        message="" if best else reason,
+        details={"steps": step, "accepted": accepted},
+    )
+
+
+def energy_of(problem: AmpProblem, state: State, run: Run) -> tuple[float, Ints | None]:
+    """T of a state with its cut; (+inf, None) where no cut fits in memory."""
+    placed = place(problem, state.configuration, state.placement)
+    cut = envelope_cut(placed, run.part())
+    return (math.inf, None) if cut is None else (placed.seconds(cut), cut)
+
+
+def better(
+    best: tuple[float, Strategy] | None, energy: float, state: State, cut: Ints | None
+) -> tuple[float, Strategy] | None:
+    """The better of what was best and of a state just priced."""
+    if cut is None or (best is not None and best[0] <= energy):
+        return best
+    return energy, Strategy(state.configuration, state.placement, cut)
