@@ -119,7 +119,7 @@ def canonical(
     key: Ints,
     order: Ints,
 ) -> None:
-    """Write the state's key [1 + K + dp] and the order of its rows: equal keys mean equal futures.
+    """Write the state's key [1 + K + dp tp] and the order of its rows: equal keys mean equal futures.
 
     Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells, costs).
     """
@@ -140,11 +140,8 @@ def canonical(
     code = np.empty(rows, dtype=np.int64)
     for i in range(rows):
         value = 0
-        if cells**tp <= 4096:
-            for r in range(tp):
-                value = value * cells + renamed[shape_cells[last[i], r]]
-        else:  # then a shape is one cell or two halves
-            value = renamed[shape_cells[last[i], 0]] * cells + renamed[shape_cells[last[i], tp - 1]]
+        for r in range(tp):  # only an order: it may wrap around, the key below is complete
+            value = value * cells + renamed[shape_cells[last[i], r]]
         code[i] = value
         order[i] = i
     for i in range(1, rows):  # insertion sort: rows are few and nearly sorted
@@ -164,7 +161,8 @@ def canonical(
             k -= 1
         order[k + 1] = this
     for i in range(rows):
-        key[1 + cells + i] = code[order[i]]
+        for r in range(tp):
+            key[1 + cells + i * tp + r] = renamed[shape_cells[last[order[i]], r]]
 
 
 @kernel
@@ -240,7 +238,6 @@ def search_columns(
     shape_cells: Ints,
     shape_kind: Ints,
     shape_zone: Ints,
-    shape_bandwidth: Floats,
     room: Ints,
     base: Ints,
     ahead: Floats,
@@ -283,7 +280,7 @@ def search_columns(
     new_done = np.empty(room_for, dtype=np.int64)
     new_bound = np.empty(room_for)
     new_parent = np.empty(room_for, dtype=np.int64)
-    new_keys = np.empty((room_for, 1 + cells + dp), dtype=np.int64)
+    new_keys = np.empty((room_for, 1 + cells + dp * tp), dtype=np.int64)
     new_order = np.empty((room_for, dp), dtype=np.int64)
     past_parent = np.zeros((pp, width), dtype=np.int64)
     past_done = np.zeros((pp, width), dtype=np.int64)
@@ -344,7 +341,12 @@ def search_columns(
                         t = prefix[kind, b] - prefix[kind, a]
                         e = 0.0
                         if j > 0 and link[a] > 0:
-                            e = link[a] / shape_bandwidth[last[x, i], n]
+                            speed = np.inf
+                            for r in range(tp):
+                                speed = min(
+                                    speed, cell_bandwidth[shape_cells[last[x, i], r], shape_cells[n, r]]
+                                )
+                            e = link[a] / speed
                         cost_sum[i, n] = sums[x, i] + t + e
                         cost_top[i, n] = max(tops[x, i], t)
                         if j == pp - 1:

@@ -97,7 +97,6 @@ def search(
         lay.shape_cells,
         lay.shape_kind,
         lay.shape_zone,
-        lay.shape_bandwidth,
         lay.zone_room,
         lay.zone_base,
         guide.ahead,

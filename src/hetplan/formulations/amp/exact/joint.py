@@ -21,7 +21,7 @@ import numpy as np
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.exact.cells import find_cells
 from hetplan.formulations.amp.exact.columns import Found, decision_of, make_guide, search
-from hetplan.formulations.amp.exact.layout import lay_out
+from hetplan.formulations.amp.exact.layout import MOST_SHAPES, lay_out
 from hetplan.formulations.amp.exact.orders import decision_from, placements, try_placement
 from hetplan.formulations.amp.exact.rows import (
     RowModel,
@@ -181,26 +181,40 @@ class Search:
         heap = [(job.bound, next(order), job) for job in jobs]
         heapq.heapify(heap)
         self.totals["jobs"] = len(heap)
-        stuck: list[float] = []
+        stuck: list[Job] = []
         while heap and heap[0][0] < self.worth and not self.stopped():
             _, _, job = heapq.heappop(heap)
-            self.note(min([job.bound, *stuck]))
+            self.note(min([job.bound, *(other.bound for other in stuck)]))
             found = self.search(job, job.width)
             if found.finished:
                 dropped = job.bound if job.restricted else found.dropped
                 job.bound = max(job.bound, dropped)
             if job.bound < self.worth:
                 job.width *= WIDEN
-                if job.restricted or job.width > MAX_WIDTH:
-                    stuck.append(job.bound)
+                if job.width > MAX_WIDTH:
+                    stuck.append(job)
+                elif job.restricted:
+                    whole = self.unrestricted(job)
+                    if whole is None:
+                        stuck.append(job)
+                    else:
+                        heapq.heappush(heap, (whole.bound, next(order), whole))
                 else:
                     heapq.heappush(heap, (job.bound, next(order), job))
-        open_bounds = [entry[0] for entry in heap] + stuck
+        open_bounds = [entry[0] for entry in heap] + [job.bound for job in stuck]
         least = min([*open_bounds, self.worth if np.isfinite(self.incumbent[0]) else np.inf])
         self.finished = not self.stopped() and all(b >= self.worth for b in open_bounds)
         if self.finished and self.run.options.gap <= 1e-6:
             least = float(self.incumbent[0])  # pruned labels lie within rounding of it
         self.note(least)
+
+    def unrestricted(self, job: Job) -> Job | None:
+        """The same decisions with every shape listed; None where they are too many even for a last resort."""
+        lay = job.model.layout
+        every = lay_out(self.problem, lay.cells, lay.config, MOST_SHAPES)
+        if not every.complete:
+            return None
+        return Job(row_model(every), job.box, job.bound)
 
     def note(self, bound: float) -> None:
         """Record a proven bound (bounds of open jobs only rise)."""

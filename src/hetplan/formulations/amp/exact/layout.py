@@ -10,8 +10,9 @@ Threshold a set of slow types: the groups holding one of them are at least ceil(
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import inf
 
 import numpy as np
@@ -19,8 +20,10 @@ import numpy as np
 from hetplan.formulations.amp.exact.cells import Cells
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
 
-# All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are restricted.
-MAX_SHAPES = 300
+# All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are restricted,
+# at first. What then stays open is searched again with the larger number.
+MAX_SHAPES = 600
+MOST_SHAPES = 40_000
 # A cell with room for more groups than this never forces a crossing in the bound (a relaxation).
 MAX_ROOM = 16
 # Cell classes up to this many are zones of their own; more are merged by device type.
@@ -34,7 +37,7 @@ class Layout:
     prefix [M, L+1] s: time of layers [0, l) on a group of the kind; params, saved [L+1] bytes: prefix sums;
     link [L+1] bytes sent where a cut lies before layer l. sync: seconds per parameter byte × bytes/s.
     capacity [M] bytes of the smallest device type in the kind.
-    shape_cells [N, tp], shape_kind, shape_zone [N]; shape_bandwidth [N, N] bytes/s, slowest over ranks.
+    shape_cells [N, tp], shape_kind, shape_zone [N].
     complete: all shapes are listed. thresholds [H, types] bool, at most two.
     zone_*: prefix [Z, L+1], capacity [Z], room [Z] groups (0: no limit), sync_in / sync_out [Z] bytes/s,
     zone_stay [Z], zone_leave [Z, Z] bytes/s of links, zone_level [Z, H], zone_base [Z + 1] row-state numbers.
@@ -52,7 +55,6 @@ class Layout:
     shape_cells: Ints
     shape_kind: Ints
     shape_zone: Ints
-    shape_bandwidth: Floats
     complete: bool
     thresholds: Ints
     threshold_devices: Ints
@@ -73,13 +75,15 @@ class Layout:
         return -(-self.threshold_devices // self.config.tensor)
 
 
-def lay_out(problem: AmpProblem, cells: Cells, config: Configuration) -> Layout:
-    """The configuration's shapes, kinds and zones."""
+def lay_out(
+    problem: AmpProblem, cells: Cells, config: Configuration, most_shapes: int = MAX_SHAPES
+) -> Layout:
+    """The configuration's shapes (all of them up to `most_shapes`), kinds and zones."""
     tp = config.tensor
     seconds = problem.seconds[tp, config.micro_batch]
     table = np.concatenate([np.zeros((len(problem.types), 1)), np.cumsum(seconds, axis=1)], axis=1)
     ring = np.r_[0.0, np.cumsum(problem.tensor)] * (2 * (tp - 1) / tp * config.micro_batch)
-    shapes, complete = _shapes(cells, tp)
+    shapes, complete = _shapes(cells, config, most_shapes)
     kinds: dict[tuple[frozenset[int], float], int] = {}
     shape_kind = [kinds.setdefault(_kind(cells, shape), len(kinds)) for shape in shapes]
     prefix, capacity = [], []
@@ -112,7 +116,6 @@ def lay_out(problem: AmpProblem, cells: Cells, config: Configuration) -> Layout:
         shape_cells=shape_array,
         shape_kind=np.array(shape_kind, dtype=np.int64),
         shape_zone=np.array(shape_zone, dtype=np.int64),
-        shape_bandwidth=_shape_bandwidth(cells, shape_array),
         complete=complete,
         thresholds=thresholds,
         threshold_devices=(thresholds[:, problem.device_type] > 0).sum(axis=1).astype(np.int64),
@@ -120,14 +123,18 @@ def lay_out(problem: AmpProblem, cells: Cells, config: Configuration) -> Layout:
     )
 
 
-def _shapes(cells: Cells, tp: int) -> tuple[list[tuple[int, ...]], bool]:
-    """Ordered cells of a group's ranks, lexicographically, and whether the list is complete."""
-    count = cells.count
-    if count**tp <= MAX_SHAPES:
-        every = product(range(count), repeat=tp)
-        return [s for s in every if all(s.count(c) <= cells.size[c] for c in set(s))], True
+def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[list[tuple[int, ...]], bool]:
+    """Ordered cells of a group's ranks, lexicographically, and whether the list is complete.
+
+    With a single group nothing depends on the order of its ranks, and sorted tuples are all there is.
+    """
+    count, tp = cells.count, config.tensor
+    single = config.pipeline * config.data == 1
+    every = list(islice(_tuples(cells.size.tolist(), tp, single), most + 1))
+    if len(every) <= most:
+        return every, True
     chosen = [(c,) * tp for c in range(count) if cells.size[c] >= tp]
-    if tp % 2 == 0 and count * count <= MAX_SHAPES:  # two halves: the common way to straddle nodes
+    if tp % 2 == 0 and count * count <= most:  # two halves: the common way to straddle nodes
         half = tp // 2
         chosen += [
             (u,) * half + (v,) * half
@@ -137,19 +144,23 @@ def _shapes(cells: Cells, tp: int) -> tuple[list[tuple[int, ...]], bool]:
     return sorted(chosen), False
 
 
+def _tuples(left: list[int], length: int, ascending: bool, least: int = 0) -> Iterator[tuple[int, ...]]:
+    """Tuples of cells that use cell c at most left[c] times, in lexicographic order."""
+    if length == 0:
+        yield ()
+        return
+    for cell in range(least, len(left)):
+        if left[cell] > 0:
+            left[cell] -= 1
+            for rest in _tuples(left, length - 1, ascending, cell if ascending else 0):
+                yield (cell, *rest)
+            left[cell] += 1
+
+
 def _kind(cells: Cells, shape: tuple[int, ...]) -> tuple[frozenset[int], float]:
     """Types and slowest bandwidth of a group (+inf for a single device)."""
     pairs = [cells.bandwidth[u, v] for i, u in enumerate(shape) for v in shape[:i]]
     return frozenset(int(cells.type[c]) for c in shape), float(min(pairs, default=inf))
-
-
-def _shape_bandwidth(cells: Cells, shapes: Ints) -> Floats:
-    """[N, N] the slowest link between equal ranks of two groups."""
-    result = np.full((len(shapes), len(shapes)), np.inf)
-    for rank in range(shapes.shape[1]):
-        column = shapes[:, rank]
-        np.minimum(result, cells.bandwidth[np.ix_(column, column)], out=result)
-    return result
 
 
 def _thresholds(problem: AmpProblem, seconds: Floats) -> Ints:
