@@ -21,6 +21,7 @@ from hetplan.formulations.poplar.decode import loads_of, shares_decision
 from hetplan.formulations.poplar.fill import Filled, Pool, fill, surely_reached
 from hetplan.formulations.poplar.kernels import share_seconds
 from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
+from hetplan.formulations.poplar.share_times import fastest, largest_shares, proportional_time
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -31,21 +32,19 @@ MAX_ENTRIES = 5e7
 
 @dataclass(frozen=True)
 class Curve:
-    """h of one group. seconds, batch [most + 1]; rising: running maximum; falling: minimum over all larger g."""
+    """h of one group. seconds, batch [most + 1]; falling: minimum of h over this and all larger g."""
 
     group: Group
     seconds: Floats
     batch: Ints
-    rising: Floats
     falling: Floats
 
     @classmethod
     def of(cls, group: Group, most: int) -> Curve:
         """Tabulated for shares 0..most."""
         seconds, batch = share_seconds(group.seconds, most)
-        rising = np.maximum.accumulate(seconds)
         falling = np.minimum.accumulate(seconds[::-1])[::-1]
-        return cls(group, seconds, batch, rising, falling)
+        return cls(group, seconds, batch, falling)
 
     def most(self, limit: float) -> int:
         """The greatest g with h(g) <= limit."""
@@ -57,36 +56,10 @@ class Curve:
         return Pool.of(self.group.count, self.group.peak * seconds, seconds <= limit)
 
 
-def share_time(group: Group, samples: int) -> float:
-    """h(samples) of one device, without a table."""
-    return fastest(group, samples)[0]
-
-
-def fastest(group: Group, samples: int) -> tuple[float, int]:
-    """h(samples) and the micro-batch that attains it."""
-    if samples == 0:
-        return 0.0, 0
-    batches = np.arange(1, min(group.largest, samples) + 1)
-    times = samples // batches * group.seconds[batches] + group.seconds[samples % batches]
-    best = int(np.argmin(times))
-    return float(times[best]), best + 1
-
-
-def proportional_time(problem: PoplarProblem) -> float:
-    """A time by which G is reached for certain: shares by peak speed, rounded either way."""
-    ideal = problem.total / problem.speed
-    floors = [int(ideal * group.peak) for group in problem.groups]
-    return max(
-        max(share_time(group, g), share_time(group, g + 1))
-        for group, g in zip(problem.groups, floors, strict=True)
-    )
-
-
 def solve_shares(problem: PoplarProblem, run: Run) -> Outcome[PoplarDecision]:
     """The exact method for ZeRO 0 and 1."""
     limit = proportional_time(problem)
-    # h(g) >= g / p: no share beyond limit x p is ever admissible.
-    most = [min(problem.total, int(limit * g.peak * (1 + 1e-12)) + 1) for g in problem.groups]
+    most = largest_shares(problem, limit)
     work = float(sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)))
     if work > MAX_WORK or sum(most) > MAX_ENTRIES:
         return _by_speed(problem)

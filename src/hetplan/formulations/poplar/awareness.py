@@ -1,0 +1,127 @@
+"""Algorithm 1 of the paper: what each device can hold and how fast it is, by trying.
+
+A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU, or a curve.
+The estimate from one forward pass bounds the search; doubling brackets the largest micro-batch, binary search
+finds it, and every pass that fits is a measured point. Where not even one sample fits on some device, the
+ZeRO stage is raised. Departures from the printed algorithm, without which it does not end: the
+binary search keeps `low` at a batch that ran and moves by at least one.
+Source: Poplar (AAAI 2025), Algorithm 1 and "Heterogeneity Aware".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hetplan.errors import HetplanError, InputError
+
+
+class OutOfMemoryOnDevice(HetplanError):
+    """A pass of that micro-batch does not fit on the device."""
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Bytes on a device: in all, allocated before a forward pass, and allocated after it."""
+
+    total: float
+    before: float
+    after: float
+
+
+class TrialDevice(Protocol):
+    """What Algorithm 1 asks of a device."""
+
+    def forward_memory(self, batch: int) -> MemoryReading:
+        """Memory around one forward pass of `batch` samples; raises OutOfMemoryOnDevice."""
+
+    def step_seconds(self, batch: int) -> float:
+        """Seconds of one forward and backward pass without collectives; raises OutOfMemoryOnDevice."""
+
+
+@dataclass(frozen=True)
+class Awareness:
+    """largest: mbs, 0 when nothing fits. points: {batch: seconds} as measured. tried: all batches, in order."""
+
+    largest: int
+    points: dict[int, float] = field(default_factory=dict)
+    tried: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CurveDevice:
+    """A device made of a curve: seconds[b - 1] of each batch that fits; one more does not.
+
+    optimism: by how much a forward pass alone overestimates the largest micro-batch (the paper: "typically
+    lower than this value", since the backward pass needs memory too).
+    """
+
+    seconds: Sequence[float]
+    optimism: float = 1.25
+
+    def forward_memory(self, batch: int) -> MemoryReading:
+        """One byte per sample, nothing before."""
+        self._check(batch)
+        return MemoryReading(total=self.optimism * len(self.seconds), before=0.0, after=float(batch))
+
+    def step_seconds(self, batch: int) -> float:
+        """The curve."""
+        self._check(batch)
+        return self.seconds[batch - 1]
+
+    def _check(self, batch: int) -> None:
+        if batch > len(self.seconds):
+            raise OutOfMemoryOnDevice(f"{batch} samples do not fit (at most {len(self.seconds)})")
+
+
+def explore(device: TrialDevice) -> Awareness:
+    """Algorithm 1 on one device: estimate, doubling, binary search."""
+    try:
+        reading = device.forward_memory(1)
+    except OutOfMemoryOnDevice:
+        return Awareness(0)
+    per_sample = reading.after - reading.before
+    if per_sample <= 0:
+        raise InputError("memory of a forward pass", got=per_sample, expected="more than 0 bytes per sample")
+    high = int((reading.total - reading.before) / per_sample)
+    points: dict[int, float] = {}
+    tried: list[int] = []
+
+    def fits(batch: int) -> bool:
+        tried.append(batch)
+        try:
+            points[batch] = device.step_seconds(batch)
+        except OutOfMemoryOnDevice:
+            return False
+        return True
+
+    low, batch = 0, 1
+    while batch <= high:
+        if not fits(batch):
+            high = batch - 1
+            break
+        low, batch = batch, 2 * batch
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return Awareness(low, points, tuple(tried))
+
+
+def explore_cluster(
+    devices_at: Callable[[int], Sequence[TrialDevice]], first_stage: int = 0
+) -> tuple[int, list[Awareness]]:
+    """The first ZeRO stage from `first_stage` on at which every device holds a sample, and what was found there.
+
+    devices_at(stage): the devices as they are under that stage (their free memory depends on it).
+    Raises InputError when some device holds nothing even at stage 3.
+    """
+    for stage in range(first_stage, 4):
+        found = [explore(device) for device in devices_at(stage)]
+        empty = [i for i, awareness in enumerate(found) if awareness.largest == 0]
+        if not empty:
+            return stage, found
+    raise InputError(f"device {empty[0]} cannot run one sample at any ZeRO stage", expected="more memory")

@@ -1,0 +1,40 @@
+"""Problem `poplar` through HiGHS: the programme of `programme`."""
+
+from __future__ import annotations
+
+import time
+
+from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
+from hetplan.formulations.poplar.levels import TOO_LARGE, build_levels, decode
+from hetplan.formulations.poplar.problem import NOTHING_FITS, compile_problem
+from hetplan.formulations.poplar.programme import build
+from hetplan.solvers import highs
+from hetplan.solvers.native import Scale
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+
+def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
+    """Proven optimum up to HiGHS's tolerances, or what there is when time runs out."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    if not problem.groups:
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, solver=highs.SOLVER)
+    levels = build_levels(problem)
+    if levels is None:
+        return Outcome(stop=Stop.LIMIT, message=TOO_LARGE, solver=highs.SOLVER)
+    programme = build(levels, highs.objective_unit(levels.ceiling))
+    built = time.perf_counter()
+    scale = Scale(per_unit=programme.per_second, offset=levels.offset)
+    answer = highs.solve(programme.model, run, scale)
+    decision = decode(levels, *programme.counts(answer.values)) if answer.has_solution else None
+    return Outcome(
+        stop=answer.stop,
+        decision=decision,
+        bound=answer.bound,
+        build_seconds=built - begun,
+        solve_seconds=time.perf_counter() - built,
+        solver=answer.solver,
+        message=answer.message,
+        details=answer.statistics,
+    )

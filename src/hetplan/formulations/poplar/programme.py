@@ -1,0 +1,96 @@
+"""Problem `poplar` as a mixed-integer programme: the counting model of `levels`, for HiGHS and through Pyomo.
+
+Times are in units that bring the objective to the order of 1e3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.poplar.levels import Levels
+from hetplan.formulations.poplar.problem import Floats
+from hetplan.solvers.linear_model import Columns, LinearModel
+
+
+# In units of which the objective has about a thousand.
+SMALLEST_RISE = 1e-9
+
+
+@dataclass(frozen=True)
+class Programme:
+    """The model, its columns y[k] [L_k] and s [J], and how many of its units are one second."""
+
+    model: LinearModel
+    y: list[Columns]
+    s: Columns
+    per_second: float
+
+    def counts(self, values: Callable[[Columns], Floats]) -> tuple[list[Counter[int]], list[int]]:
+        """{load: devices} per group and s, from the incumbent's values at given columns."""
+        loads = [
+            Counter({l: n for l, n in enumerate(np.rint(values(columns)).astype(int).tolist(), 1) if n})
+            for columns in self.y
+        ]
+        return loads, np.rint(values(self.s)).astype(int).tolist()
+
+
+def build(levels: Levels, per_second: float) -> Programme:
+    """The programme, constraints in the order of their numbers."""
+    model = LinearModel("poplar")
+    p = make_columns(model, levels, per_second)
+    for constrain in (add_up_to_the_batch, order_steps, fit_into_steps):
+        constrain(levels, p)
+    model.minimize(p.s, _rises((levels.times + levels.step_seconds) * per_second))
+    return p
+
+
+def _rises(costs: Floats) -> Floats:
+    """Differences of ascending step costs; those too small for a solver (1e-12 of the objective) wait for the next."""
+    rises, paid = np.zeros(len(costs)), 0.0
+    for j, cost in enumerate(costs.tolist()):
+        if cost - paid >= SMALLEST_RISE:
+            rises[j], paid = cost - paid, cost
+    return rises
+
+
+def make_columns(model: LinearModel, levels: Levels, per_second: float) -> Programme:
+    """y and s with the bounds that G and the known plan give."""
+    problem, steps = levels.problem, levels.most_steps
+    y = [
+        model.integer(
+            f"y{k}", len(row), 0, np.minimum(problem.total // np.arange(1, len(row) + 1), group.count * steps)
+        )
+        for k, (group, row) in enumerate(zip(problem.groups, levels.seconds, strict=True))
+    ]
+    return Programme(model, y, model.integer("s", len(levels.times), 0, steps), per_second)
+
+
+def add_up_to_the_batch(levels: Levels, p: Programme) -> None:
+    """(1)"""
+    loads = np.concatenate([np.arange(1, len(columns) + 1) for columns in p.y])
+    p.model.equal("add_up_to_the_batch", np.concatenate(p.y), loads, to=levels.problem.total)
+
+
+def order_steps(levels: Levels, p: Programme) -> None:
+    """(2)"""
+    for here, longer in zip(p.s, p.s[1:], strict=False):
+        p.model.row("order_steps", [here, longer], [1, -1], lower=0)
+
+
+def fit_into_steps(levels: Levels, p: Programme) -> None:
+    """(3)"""
+    for group, row, columns in zip(levels.problem.groups, levels.seconds, p.y, strict=True):
+        order = np.argsort(row, kind="stable")
+        firsts = np.flatnonzero(np.diff(row[order], prepend=-1.0) > 0)
+        for first in firsts.tolist():
+            taking = columns[order[first:]]
+            j = int(np.searchsorted(levels.times, row[order[first]]))
+            if j < len(p.s):
+                values = np.append(np.ones(len(taking)), -group.count)
+                p.model.row("fit_into_steps", np.append(taking, p.s[j]), values, upper=0)
+            else:
+                p.model.row("fit_into_steps", taking, upper=0)

@@ -1,0 +1,37 @@
+"""ZeRO 0 and 1: the time of one device's share, and a time by which the devices surely get through the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetplan.formulations.poplar.problem import Group, PoplarProblem
+
+
+def share_time(group: Group, samples: int) -> float:
+    """h(samples) of one device, without a table."""
+    return fastest(group, samples)[0]
+
+
+def fastest(group: Group, samples: int) -> tuple[float, int]:
+    """h(samples) and the micro-batch that attains it."""
+    if samples == 0:
+        return 0.0, 0
+    batches = np.arange(1, min(group.largest, samples) + 1)
+    times = samples // batches * group.seconds[batches] + group.seconds[samples % batches]
+    best = int(np.argmin(times))
+    return float(times[best]), best + 1
+
+
+def proportional_time(problem: PoplarProblem) -> float:
+    """A time by which G is reached for certain: shares by peak speed, rounded either way."""
+    ideal = problem.total / problem.speed
+    floors = [int(ideal * group.peak) for group in problem.groups]
+    return max(
+        max(share_time(group, g), share_time(group, g + 1))
+        for group, g in zip(problem.groups, floors, strict=True)
+    )
+
+
+def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:
+    """Per group a share that no device exceeds within `limit` seconds: h(g) >= g / p."""
+    return [min(problem.total, int(limit * g.peak * (1 + 1e-12)) + 1) for g in problem.groups]
