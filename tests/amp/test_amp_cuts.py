@@ -1,0 +1,204 @@
+"""Cuts against enumeration: AMP's programme, its released form, equal layers or parameters, the envelope."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp.cases import CASES, SMALL, data_of
+from hetplan.formulations.amp.cuts import envelope_cut, parameter_cut, uniform_cut
+from hetplan.formulations.amp.paper import average
+from hetplan.formulations.amp.paper_cut import chain_seconds, paper_cut
+from hetplan.formulations.amp.placement import megatron_placement
+from hetplan.formulations.amp.problem import Floats, Ints, compile_problem
+from hetplan.formulations.amp.strategy import Placed, Strategy, place
+from hetplan.solvers.run import Run
+
+WEIGHTS = st.sampled_from((0.0, 1.0, 1.0, 2.0, 3.5)) | st.floats(0, 4, allow_subnormal=False)
+
+
+def all_cuts(layers: int, stages: int) -> list[Ints]:
+    return [np.array((0, *inner, layers)) for inner in combinations(range(1, layers), stages - 1)]
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Floats, Floats, int]:
+    """Layer seconds [L], link seconds [k - 1, L] and gas."""
+    layers = draw(st.integers(1, 7))
+    stages = draw(st.integers(1, layers))
+    seconds = np.array(draw(st.lists(WEIGHTS, min_size=layers, max_size=layers)))
+    rows = st.lists(WEIGHTS, min_size=layers, max_size=layers)
+    links = draw(st.lists(rows, min_size=stages - 1, max_size=stages - 1))
+    return (
+        seconds,
+        np.array(links, dtype=float).reshape(stages - 1, layers),
+        draw(st.sampled_from((1, 2, 3, 16))),
+    )
+
+
+@given(chains())
+def test_the_printed_programme_is_exact_for_its_own_objective(chain: tuple[Floats, Floats, int]) -> None:
+    seconds, links, gas = chain
+    best = min(chain_seconds(seconds, links, gas, cut) for cut in all_cuts(seconds.size, links.shape[0] + 1))
+    answer = paper_cut(seconds, links, gas)
+    assert answer is not None
+    cut, value = answer
+    assert value == pytest.approx(best, rel=1e-12, abs=1e-12)
+    assert chain_seconds(seconds, links, gas, cut) == pytest.approx(best, rel=1e-12, abs=1e-12)
+
+
+@given(chains())
+def test_the_released_programme_is_exact_only_without_links(chain: tuple[Floats, Floats, int]) -> None:
+    """Its value is that of its cut without links, and never above the printed one's."""
+    seconds, links, gas = chain
+    printed, released = paper_cut(seconds, links, gas), paper_cut(seconds, links, gas, released=True)
+    assert printed is not None
+    assert released is not None
+    cut, value = released
+    assert value == pytest.approx(chain_seconds(seconds, 0 * links, gas, cut), rel=1e-12, abs=1e-12)
+    assert chain_seconds(seconds, links, gas, cut) >= printed[1] * (1 - 1e-12) - 1e-12
+    free = paper_cut(seconds, 0 * links, gas, released=True)
+    assert free is not None
+    again = paper_cut(seconds, 0 * links, gas)
+    assert again is not None
+    assert free[1] == pytest.approx(again[1], rel=1e-12, abs=1e-12)
+
+
+def test_the_released_programme_forgets_links() -> None:
+    """Three stages of four equal layers, a link of 10 behind layer 0 wherever it ends stage 0.
+
+    Without links all cuts cost the same. Over two layers the programme takes the only cut and forgets its 10;
+    later it cannot tell that prefix from the cheap one of three layers.
+    """
+    seconds = np.ones(4)
+    links = np.array([[10.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    printed, released = paper_cut(seconds, links, 1), paper_cut(seconds, links, 1, released=True)
+    assert printed is not None
+    assert released is not None
+    assert printed[0].tolist() == [0, 2, 3, 4]
+    assert printed[1] == 5
+    assert released[0].tolist() == [0, 1, 2, 4]
+    assert released[1] == 4
+    assert chain_seconds(seconds, links, 1, released[0]) == 14
+
+
+def test_long_chains_are_served_and_absurd_ones_refused() -> None:
+    seconds = np.ones(48)
+    answer = paper_cut(seconds, np.zeros((11, 48)), 8)
+    assert answer is not None
+    assert answer[1] == 7 * 4 + 48
+    with pytest.raises(ValueError, match="exceeds 2 GiB"):
+        paper_cut(np.ones(500), np.zeros((63, 500)), 8)
+    with pytest.raises(ValueError, match="at least one layer per stage"):
+        paper_cut(np.ones(2), np.zeros((2, 2)), 8)
+
+
+def test_stops_when_asked() -> None:
+    assert paper_cut(np.ones(4), np.zeros((2, 4)), 1, stop=lambda: True) is None
+
+
+def strategies(case: tuple[int, int | None]) -> list[Placed]:
+    """Every configuration in Megatron's order."""
+    data = data_of(case)
+    problem = compile_problem(data)
+    nodes = [device.node for device in data.devices]
+    return [place(problem, chosen, megatron_placement(nodes, chosen)) for chosen in problem.configurations()]
+
+
+def homogeneous(placed: Placed) -> bool:
+    """One type, all groups and pipelines alike, nothing to synchronise: AMP's averages are then exact."""
+    alike = [np.ptp(placed.layer_seconds, axis=(0, 1)), np.ptp(placed.link, axis=0)]
+    return all(np.allclose(each, 0) for each in alike) and not (
+        placed.sync.any() and placed.problem.params.any()
+    )
+
+
+def excess(placed: Placed) -> float:
+    """How far the programme's cut is above the best cut of the same placement, relative, by the exact T."""
+    averages = average(placed.problem, placed.configuration, placed.placement)
+    answer = paper_cut(averages.layer, averages.link, averages.gas)
+    assert answer is not None
+    best = min(placed.seconds(cut) for cut in all_cuts(placed.problem.layers, placed.configuration.pipeline))
+    return placed.seconds(answer[0]) / best - 1 if best > 0 else 0.0
+
+
+def test_the_programme_is_exact_on_homogeneous_placements_and_only_there() -> None:
+    """Averages hide types and unlike pipelines; the cut never sees gradients. Elsewhere it loses, and far."""
+    alike: list[float] = []
+    others: list[float] = []
+    for case in CASES:
+        for placed in strategies(case):
+            (alike if homogeneous(placed) else others).append(excess(placed))
+    assert len(alike) > 50
+    assert max(alike) < 1e-9
+    assert sum(loss > 1e-6 for loss in others) > 20
+    assert max(others) > 0.2
+
+
+def test_gradients_that_the_programme_does_not_see() -> None:
+    """One type everywhere: still, a parameter-heavy layer belongs on a stage of its own."""
+    worse = [
+        excess(placed)
+        for case in CASES
+        for placed in strategies(case)
+        if np.allclose(np.ptp(placed.layer_seconds, axis=(0, 1)), 0) and placed.configuration.pipeline > 1
+    ]
+    assert max(worse) > 0.01
+
+
+@given(st.integers(1, 40), st.data())
+def test_equal_layers(layers: int, drawn: st.DataObject) -> None:
+    stages = drawn.draw(st.integers(1, layers))
+    sizes = np.diff(uniform_cut(layers, stages))
+    assert sizes.sum() == layers
+    assert set(sizes.tolist()) <= {layers // stages, layers // stages + 1}
+    assert sorted(sizes, reverse=True) == sizes.tolist()
+
+
+@given(st.lists(WEIGHTS, min_size=1, max_size=8), st.data())
+def test_equal_parameters(params: list[float], drawn: st.DataObject) -> None:
+    """Nonempty stages whose largest is as small as possible."""
+    values = np.array(params)
+    stages = drawn.draw(st.integers(1, values.size))
+    cut = parameter_cut(values, stages)
+    assert cut[0] == 0
+    assert cut[-1] == values.size
+    assert (np.diff(cut) > 0).all()
+    best = min(np.add.reduceat(values, each[:-1]).max() for each in all_cuts(values.size, stages))
+    assert np.add.reduceat(values, cut[:-1]).max() == pytest.approx(best, rel=1e-12)
+
+
+def envelope(placed: Placed, cut: Ints) -> float:
+    """Stage by stage the longest of the pipelines."""
+    ends = list(pairwise(cut))
+    stages = [placed.layer_seconds[:, j, a:b].sum(axis=1).max() for j, (a, b) in enumerate(ends)]
+    links = placed.link.max(axis=0, initial=0.0) * placed.problem.activation[cut[1:-1] - 1]
+    return float((placed.configuration.gas - 1) * max(stages) + sum(stages) + links.sum())
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_the_envelope_cut_is_the_best_that_fits(case: tuple[int, int | None]) -> None:
+    for placed in strategies(case):
+        cuts = all_cuts(placed.problem.layers, placed.configuration.pipeline)
+        fitting = [envelope(placed, cut) for cut in cuts if placed.fits(cut)]
+        found = envelope_cut(placed, Run(), gap=0)
+        if found is None:
+            assert fitting == []
+        else:
+            assert placed.fits(found)
+            assert envelope(placed, found) == pytest.approx(min(fitting), rel=1e-9)
+            assert placed.seconds(found) - placed.sync_seconds(found) <= min(fitting) * (1 + 1e-9)
+
+
+def test_a_strategy_writes_its_decision() -> None:
+    placed = next(
+        placed for case in CASES for placed in strategies(case) if placed.configuration.pipeline == 2
+    )
+    layers = placed.problem.layers
+    decision = Strategy(placed.configuration, placed.placement, uniform_cut(layers, 2)).decision()
+    assert decision.stages == [(0, (layers + 1) // 2), ((layers + 1) // 2, layers)]
+    assert decision.placement == placed.placement.tolist()

@@ -1,0 +1,255 @@
+"""The evaluator of `amp`: hand-computed prices, every rejection, and what must not change a price."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp.cases import CASES, data_of, optimum_of
+from hetplan.formulations.amp.breakdown import price
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.evaluate import evaluate
+
+FEASIBLE = [case for case in CASES if optimum_of(case) is not None]
+
+
+def document() -> dict[str, Any]:
+    """Two nodes of two devices, fast and slow; three layers; bandwidth 100 inside and 10 across."""
+    nodes = (0, 0, 1, 1)
+    rows = [[0.0 if a == b else 100.0 if nodes[a] == nodes[b] else 10.0 for b in range(4)] for a in range(4)]
+    sizes = [(40.0, 5.0, 10.0), (20.0, 10.0, 0.0), (60.0, 0.0, 30.0)]
+    keys = ("param_bytes", "activation_bytes", "tensor_bytes")
+    return {
+        "devices": [{"type": "fast" if node == 0 else "slow", "node": node} for node in nodes],
+        "bandwidth": rows,
+        "layers": [{"name": f"l{i}", **dict(zip(keys, row, strict=True))} for i, row in enumerate(sizes)],
+        "layer_seconds": [
+            {"type": "fast", "tensor": 1, "micro_batch": 1, "seconds": [1.0, 2.0, 3.0]},
+            {"type": "slow", "tensor": 1, "micro_batch": 1, "seconds": [2.0, 4.0, 6.0]},
+            {"type": "fast", "tensor": 2, "micro_batch": 2, "seconds": [1.0, 5.0, 2.0]},
+            {"type": "slow", "tensor": 2, "micro_batch": 2, "seconds": [2.0, 3.0, 4.0]},
+            {"type": "fast", "tensor": 4, "micro_batch": 1, "seconds": [1.0, 1.0, 1.0]},
+        ],
+        "global_batch": 8,
+    }
+
+
+def data(**changes: Any) -> AmpData:
+    return AmpData.model_validate(document() | changes)
+
+
+def pipelined(**changes: Any) -> AmpDecision:
+    """pp 2, dp 2, tp 1: fast node first, slow node second, cut behind layer 1."""
+    decision: dict[str, Any] = {
+        "pipeline": 2,
+        "data": 2,
+        "tensor": 1,
+        "micro_batch": 1,
+        "placement": [[[0], [1]], [[2], [3]]],
+        "stages": [[0, 2], [2, 3]],
+    }
+    return AmpDecision.model_validate(decision | changes)
+
+
+def tensored(**changes: Any) -> AmpDecision:
+    """pp 1, dp 2, tp 2: each tensor group holds a fast and a slow device."""
+    decision: dict[str, Any] = {
+        "pipeline": 1,
+        "data": 2,
+        "tensor": 2,
+        "micro_batch": 2,
+        "placement": [[[0, 2], [1, 3]]],
+        "stages": [[0, 3]],
+    }
+    return AmpDecision.model_validate(decision | changes)
+
+
+def test_pipeline_terms_by_hand() -> None:
+    """gas 4: 3 x 6 waiting, 3 + 6 filling, 10 bytes over a link of 10, 60 bytes of gradients over 100."""
+    found = evaluate(data(), pipelined())
+    assert found.violations == ()
+    assert found.objective == pytest.approx(18 + 9 + 1 + 0.6, rel=1e-15)
+    expected = {"pipeline": 28, "bottleneck": 18, "fill": 9, "links": 1, "synchronisation": 0.6}
+    assert dict(found.parts) == pytest.approx(expected | {"tensor_all_reduce": 0})
+
+
+def test_tensor_terms_by_hand() -> None:
+    """gas 2: layers at the slower type, 2 + 5 + 4; 40 bytes x 2 samples over 10; 60 bytes over 100."""
+    found = evaluate(data(), tensored())
+    stage = 11 + 2 * (1 / 2) * 40 * 2 / 10
+    assert found.objective == pytest.approx(stage + stage + 2 * (1 / 2) * (120 / 2) / 100)
+    assert found.parts["tensor_all_reduce"] == pytest.approx(8)
+    assert found.parts["links"] == 0
+
+
+def test_synchronisation_takes_the_slowest_group_and_its_lowest_bandwidth() -> None:
+    """Data groups across nodes: stage 1 has 60 bytes, stage 0 too; both over 10 bytes/s."""
+    across = evaluate(data(), pipelined(placement=[[[0], [2]], [[1], [3]]]))
+    assert across.parts["synchronisation"] == pytest.approx(6)
+    shifted = evaluate(data(), pipelined(stages=[[0, 1], [1, 3]], placement=[[[0], [1]], [[2], [3]]]))
+    assert shifted.parts["synchronisation"] == pytest.approx(0.8)  # 80 bytes on stage 1
+
+
+def test_the_slowest_pipeline_counts_not_the_slowest_terms() -> None:
+    """Pipeline 0 runs fast-slow over a slow link, pipeline 1 slow-fast: T is the larger whole."""
+    mixed = data(bandwidth=[[0, 10, 10, 10], [10, 0, 10, 1], [10, 10, 0, 10], [10, 1, 10, 0]])
+    found = price(mixed, pipelined(placement=[[[0], [3]], [[2], [1]]]))
+    assert found.stages == ((3, 6), (6, 3))
+    assert found.links == ((1,), (10,))
+    assert found.pipelines == (18 + 9 + 1, 18 + 9 + 10)
+    assert found.slowest == 1
+
+
+def test_links_take_the_slowest_tensor_rank() -> None:
+    """pp 2, tp 2: rank 0 has a link of 100, rank 1 one of 4; layer 0 sends 5 bytes a sample, 2 samples."""
+    rows = [[0, 50, 100, 9], [50, 0, 9, 4], [100, 9, 0, 50], [9, 4, 50, 0]]
+    decision = tensored(pipeline=2, data=1, placement=[[[0, 1]], [[2, 3]]], stages=[[0, 1], [1, 3]])
+    found = price(data(bandwidth=rows), decision)
+    assert found.links == ((5 * 2 / 4,),)
+    assert found.synchronisation == ((0, 0), (0, 0))
+    assert found.tensor == ((10 * 2 / 50, 30 * 2 / 50),)
+    assert found.compute == ((1, 7),)
+
+
+def memory(fast: float, slow: float) -> dict[str, Any]:
+    return {
+        "device_bytes": {"fast": fast, "slow": slow},
+        "state_bytes_per_param_byte": 2.0,
+        "layer_bytes_per_sample": [1.0, 2.0, 4.0],
+    }
+
+
+def test_memory_by_hand() -> None:
+    """Stage 0: 2 x 60 + 2 micro-batches x 3 = 126; stage 1: 2 x 60 + 1 x 4 = 124."""
+    found = price(data(memory=memory(126, 124)), pipelined())
+    assert found.peak_bytes == (126, 126, 124, 124)
+    assert evaluate(data(memory=memory(126, 124)), pipelined()).violations == ()
+    assert price(data(), pipelined()).peak_bytes is None
+    for fast, slow, device in ((125, 124, 0), (126, 123, 2)):
+        result = evaluate(data(memory=memory(fast, slow)), pipelined())
+        assert result.objective is None
+        assert len(result.violations) == 2
+        assert result.violations[0].startswith(f"device {device} (placement[")
+
+
+def test_few_micro_batches_keep_less_memory() -> None:
+    """gas 1: stage 0 keeps one micro-batch only, 2 x 60 + 3."""
+    found = price(data(memory=memory(1e3, 1e3), global_batch=2), pipelined())
+    assert found.gas == 1
+    assert found.peak_bytes == (123, 123, 124, 124)
+    assert found.bottleneck == (0, 0)
+
+
+def test_memory_is_shared_by_tensor_ranks_and_grows_with_the_micro_batch() -> None:
+    """(2 x 120 + 2 samples x 7) / 2."""
+    assert price(data(memory=memory(1e3, 1e3)), tensored()).peak_bytes == (127,) * 4
+
+
+REJECTED = [
+    (pipelined(data=1), "pipeline 2 x data 1 x tensor 1 is 2, expected the number of devices (4)"),
+    (pipelined(micro_batch=3), "global_batch 8 is no multiple of data 2 x micro_batch 3 = 6"),
+    (pipelined(micro_batch=2), "no layer_seconds of type 'fast' for tensor 1, micro_batch 2"),
+    (
+        tensored(data=1, tensor=4, micro_batch=1, placement=[[[0, 1, 2, 3]]]),
+        "no layer_seconds of type 'slow'",
+    ),
+    (pipelined(placement=[[[0], [1]]]), "placement has 1 stages, expected pipeline (2)"),
+    (pipelined(placement=[[[0], [1]], [[2]]]), "placement[1] has 1 data ranks, expected data (2)"),
+    (pipelined(placement=[[[0], [1]], [[2], []]]), "placement[1][1] has 0 devices, expected tensor (1)"),
+    (pipelined(placement=[[[0], [1]], [[2], [4]]]), "placement[1][1][0] is device 4, expected one of 0..3"),
+    (
+        pipelined(placement=[[[0], [1]], [[2], [1]]]),
+        "placement[1][1][0] repeats device 1 of placement[0][1][0]",
+    ),
+    (pipelined(stages=[[0, 3]]), "stages has 1 ranges, expected pipeline (2)"),
+    (pipelined(stages=[[1, 2], [2, 3]]), "stages[0] begins at layer 1, expected 0"),
+    (pipelined(stages=[[0, 1], [2, 3]]), "stages[1] begins at layer 2, expected 1"),
+    (pipelined(stages=[[0, 2], [1, 3]]), "stages[1] begins at layer 1, expected 2"),
+    (pipelined(stages=[[0, 3], [3, 3]]), "stages[1] is empty: [3, 3)"),
+    (pipelined(stages=[[0, 1], [1, 2]]), "stages end at layer 2, expected 3"),
+    (pipelined(stages=[[0, 2], [2, 4]]), "stages end at layer 4, expected 3"),
+]
+
+
+@pytest.mark.parametrize(("decision", "message"), REJECTED, ids=[message[:48] for _, message in REJECTED])
+def test_rejects(decision: AmpDecision, message: str) -> None:
+    found = evaluate(data(), decision)
+    assert found.objective is None
+    assert any(message in violation for violation in found.violations), found.violations
+    assert not any("\n" in violation for violation in found.violations)
+
+
+def test_names_every_violation_at_once() -> None:
+    found = evaluate(data(), pipelined(data=3, micro_batch=5, stages=[[0, 3]]))
+    assert len(found.violations) == 6  # degrees, batch, two tables, data ranks, stages
+
+
+def test_unused_device_is_named() -> None:
+    """Only possible when the degrees are wrong too."""
+    found = evaluate(data(), pipelined(data=1, placement=[[[0]], [[2]]]))
+    assert "placement leaves device 1 unused (2 in all)" in found.violations
+
+
+@pytest.mark.parametrize("case", FEASIBLE[::8])
+def test_each_mutation_of_an_optimum_is_rejected_or_no_better(case: tuple[int, int | None]) -> None:
+    """Swaps of devices and shifts of a boundary keep feasibility or not, but never beat the optimum."""
+    best, instance = optimum_of(case), data_of(case)
+    assert best is not None
+    document = best.decision.model_dump()
+    rng = Random(case[0])
+    for _ in range(10):
+        order = [d for stage in document["placement"] for group in stage for d in group]
+        rng.shuffle(order)
+        devices = iter(order)
+        placement = [[[next(devices) for _ in group] for group in stage] for stage in document["placement"]]
+        found = evaluate(instance, AmpDecision.model_validate(document | {"placement": placement}))
+        assert (found.objective is None) == bool(found.violations)
+        if found.objective is not None:
+            assert found.objective >= best.objective * (1 - 1e-12)
+        broken = [
+            [[d if d != order[0] else len(order) for d in group] for group in stage] for stage in placement
+        ]
+        rejected = evaluate(instance, AmpDecision.model_validate(document | {"placement": broken}))
+        assert re.search(rf"is device {len(order)}, expected", rejected.violations[0])
+
+
+@given(st.sampled_from(FEASIBLE), st.randoms(use_true_random=False))
+def test_ranks_have_no_names(case: tuple[int, int | None], rng: Random) -> None:
+    """Data ranks may be permuted, and tensor ranks alike everywhere, without a change of price."""
+    best = optimum_of(case)
+    assert best is not None
+    decision = best.decision
+    rows, columns = list(range(decision.data)), list(range(decision.tensor))
+    rng.shuffle(rows)
+    rng.shuffle(columns)
+    placement = [[[stage[i][r] for r in columns] for i in rows] for stage in decision.placement]
+    found = evaluate(data_of(case), decision.model_copy(update={"placement": placement}))
+    assert found.objective == pytest.approx(best.objective, rel=1e-12)
+
+
+@given(st.sampled_from(FEASIBLE), st.sampled_from((0.5, 2.0, 8.0)))
+def test_time_scales(case: tuple[int, int | None], factor: float) -> None:
+    """All seconds times a power of two and all bandwidths divided by it: exactly that much longer."""
+    best = optimum_of(case)
+    assert best is not None
+    document = data_of(case).model_dump()
+    for entry in document["layer_seconds"]:
+        entry["seconds"] = [factor * value for value in entry["seconds"]]
+    document["bandwidth"] = [[value / factor for value in row] for row in document["bandwidth"]]
+    found = evaluate(AmpData.model_validate(document), best.decision)
+    assert found.objective == pytest.approx(factor * best.objective, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", FEASIBLE[::4])
+def test_parts_add_up(case: tuple[int, int | None]) -> None:
+    best = optimum_of(case)
+    assert best is not None
+    found = evaluate(data_of(case), best.decision)
+    terms = [found.parts[key] for key in ("bottleneck", "fill", "links", "synchronisation")]
+    assert sum(terms) == pytest.approx(found.objective)
+    assert found.parts["pipeline"] == pytest.approx(sum(terms[:3]))

@@ -1,0 +1,270 @@
+"""AMP's procedure and its baselines: decisions valid, never below the optimum, rules kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp.cases import CASES, data_of, heuristics, optimum_of
+from hetplan.formulations.amp.annealing import Moves
+from hetplan.formulations.amp.baselines import megatron_trials
+from hetplan.formulations.amp.data import AmpData
+from hetplan.formulations.amp.evaluate import evaluate
+from hetplan.formulations.amp.family import FAMILY
+from hetplan.formulations.amp.paper import rank, solve_released
+from hetplan.formulations.amp.placement import megatron_placement
+from hetplan.formulations.amp.problem import Configuration, compile_problem
+from hetplan.formulations.amp.strategy import place
+from hetplan.formulations.amp.tiling import device_grid, random_tiling, straight_tiling
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+
+
+@pytest.mark.parametrize("method", [method.name for method in heuristics()])
+@pytest.mark.parametrize("case", CASES)
+def test_heuristic_is_valid_and_never_below_the_optimum(method: str, case: tuple[int, int | None]) -> None:
+    best = optimum_of(case)
+    result = solve(FAMILY, data_of(case), method)
+    assert result.stop is Stop.DONE
+    assert result.bound is None
+    assert (result.decision is None) <= (result.message != ""), "a method without a plan says why"
+    if best is None:
+        assert result.decision is None
+    elif result.objective is not None:
+        assert result.objective >= best.objective * (1 - 1e-9) - 1e-12
+
+
+def test_heuristics_mostly_find_something_and_sometimes_the_optimum() -> None:
+    """The checks above must not pass for want of decisions."""
+    feasible = [case for case in CASES if optimum_of(case) is not None]
+    for method in heuristics():
+        results = [solve(FAMILY, data_of(case), method.name) for case in feasible[:60]]
+        objectives = [
+            (optimum_of(case), result.objective) for case, result in zip(feasible, results, strict=False)
+        ]
+        assert sum(found is not None for _, found in objectives) > 40
+        hits = [found == pytest.approx(best.objective) for best, found in objectives if best and found]
+        assert 10 < sum(hits) < len(hits)
+
+
+@pytest.mark.parametrize("case", CASES[::9])
+def test_prices_on_arrays_equal_the_evaluator(case: tuple[int, int | None]) -> None:
+    """`Placed` against the independent evaluator, on AMP's candidates and Megatron's."""
+    data = data_of(case)
+    problem = compile_problem(data)
+    for candidate in rank(data).candidates:
+        found = evaluate(data, candidate.strategy.decision())
+        assert (found.objective is not None) == candidate.fits
+        assert found.objective is None or found.objective == pytest.approx(candidate.seconds, rel=1e-12)
+    for trial in megatron_trials(data, problem, Run()):
+        found = evaluate(data, trial.strategy.decision())
+        assert found.objective == (None if trial.seconds is None else pytest.approx(trial.seconds, rel=1e-12))
+
+
+def homogeneous(layers: int, nodes: tuple[int, ...], **changes: Any) -> AmpData:
+    """One type on nodes of the given sizes, equal layers, tables for tensor 1, 2, 4 and micro-batches 1, 2."""
+    devices = [{"type": "a", "node": node} for node, size in enumerate(nodes) for _ in range(size)]
+    bandwidth = [
+        [
+            0.0 if i == j else 100.0 if left["node"] == right["node"] else 10.0
+            for j, right in enumerate(devices)
+        ]
+        for i, left in enumerate(devices)
+    ]
+    document = {
+        "devices": devices,
+        "bandwidth": bandwidth,
+        "layers": [
+            {"name": f"l{i}", "param_bytes": 1.0, "activation_bytes": 1.0, "tensor_bytes": 1.0}
+            for i in range(layers)
+        ],
+        "layer_seconds": [
+            {"type": "a", "tensor": tensor, "micro_batch": batch, "seconds": [batch / tensor] * layers}
+            for tensor in (1, 2, 4)
+            for batch in (1, 2)
+        ],
+        "global_batch": 16,
+    }
+    return AmpData.model_validate(document | changes)
+
+
+def test_amp_estimates_homogeneous_clusters_exactly() -> None:
+    """No averages are lost, so the estimate is T and the best-ranked candidate is the best of them."""
+    ranking = rank(homogeneous(8, (4, 4)))
+    assert len(ranking.candidates) > 10
+    for candidate in ranking.candidates:
+        assert candidate.estimate == pytest.approx(candidate.seconds)
+    seconds = [candidate.seconds for candidate in ranking.candidates]
+    assert seconds == sorted(seconds)
+    assert len(ranking.top(5)) == 5
+
+
+def test_amp_cannot_tell_stages_on_slow_devices() -> None:
+    """Two types: estimates average them, so they are below the truth for pipelines over both."""
+    document = homogeneous(8, (2, 2)).model_dump()
+    document["devices"][2]["type"] = document["devices"][3]["type"] = "b"
+    document["layer_seconds"] += [
+        entry | {"type": "b", "seconds": [3 * value for value in entry["seconds"]]}
+        for entry in document["layer_seconds"]
+    ]
+    ranking = rank(AmpData.model_validate(document))
+    four = [each for each in ranking.candidates if each.strategy.configuration.pipeline == 4]
+    assert four
+    for candidate in four:
+        assert candidate.estimate < candidate.seconds
+        assert candidate.strategy.cut.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_the_released_rules_differ_where_they_should() -> None:
+    """The closing edge of a ring over nodes 0, 0, 1 is the slow one, over 0, 1, 1, 0 a fast one."""
+    data = homogeneous(4, (2, 2), global_batch=4)
+    order = [0, 2, 3, 1]
+    document = data.model_dump()
+    document["devices"] = [document["devices"][d] for d in order]
+    document["devices"] = [device | {"node": 0} for device in document["devices"]]
+    document["bandwidth"] = [[document["bandwidth"][a][b] for b in order] for a in order]
+    shuffled = AmpData.model_validate(document)
+
+    def estimates(released: bool) -> dict[str, float]:
+        found = rank(shuffled, released=released).candidates
+        return {str(each.strategy.configuration): each.estimate for each in found}
+
+    printed, released = estimates(False), estimates(True)
+    whole = "pp1 dp4 tp1 mbs1"
+    assert printed[whole] == pytest.approx(4 + 2 * 3 / 4 * 4 / 10)
+    assert released[whole] == pytest.approx(4 + 2 * 3 / 4 * 4 / 100)
+    assert evaluate(shuffled, rank(shuffled, released=True).candidates[0].strategy.decision()).objective
+    assert solve_released(shuffled, Run()).decision is not None
+
+
+def test_memory_makes_amp_step_back_and_say_so() -> None:
+    """Everything replicated does not fit; the next estimate that fits is returned."""
+    memory = {
+        "device_bytes": {"a": 5.0},
+        "state_bytes_per_param_byte": 1.0,
+        "layer_bytes_per_sample": [0.0] * 8,
+    }
+    data = homogeneous(8, (4,), memory=memory)
+    ranking = rank(data)
+    assert not ranking.candidates[0].fits
+    result = solve(FAMILY, data, "paper")
+    assert result.objective is not None
+    assert result.details["rank"] != 1
+    assert "its own choice" in result.message
+    memory["device_bytes"] = {"a": 0.5}
+    nothing = solve(FAMILY, homogeneous(8, (4,), memory=memory), "paper")
+    assert nothing.decision is None
+    assert nothing.message == f"none of AMP's {len(ranking.candidates)} strategies fits in memory"
+
+
+def test_a_run_out_of_time_keeps_what_it_has() -> None:
+    data = homogeneous(8, (4, 4))
+    for method in heuristics():
+        run = Run(Options(time_limit=1e-9))
+        result = solve(FAMILY, data, method.name, run)
+        assert result.stop is Stop.LIMIT, method.name
+        cancelled = Run()
+        cancelled.cancel.set()
+        assert solve(FAMILY, data, method.name, cancelled).stop is Stop.INTERRUPTED
+
+
+def test_megatron_takes_the_least_tensor_times_pipeline_per_micro_batch() -> None:
+    """16 samples on 8 devices: dp 8 for both micro-batches (16 / 8 / 2 is whole)."""
+    data = homogeneous(8, (4, 4))
+    trials = list(megatron_trials(data, compile_problem(data), Run()))
+    assert {str(trial.strategy.configuration) for trial in trials} == {"pp1 dp8 tp1 mbs1", "pp1 dp8 tp1 mbs2"}
+
+
+def test_megatron_keeps_tensor_groups_within_the_smallest_node() -> None:
+    """8 samples by micro-batch 2 leave dp <= 4; nodes of 1 forbid tensor groups, nodes of 4 do not."""
+    for nodes, expected in (((4, 4), {"pp1 dp4 tp2", "pp2 dp4 tp1"}), ((7, 1), {"pp2 dp4 tp1"})):
+        data = homogeneous(8, nodes, global_batch=8)
+        trials = megatron_trials(data, compile_problem(data), Run())
+        chosen = [trial.strategy.configuration for trial in trials]
+        assert {str(each)[:11] for each in chosen if each.micro_batch == 2} == expected
+
+
+def test_megatron_splits_further_where_memory_asks_for_it() -> None:
+    memory = {
+        "device_bytes": {"a": 4.0},
+        "state_bytes_per_param_byte": 1.0,
+        "layer_bytes_per_sample": [0.0] * 8,
+    }
+    data = homogeneous(8, (4, 4), memory=memory)
+    result = solve(FAMILY, data, "megatron")
+    assert result.decision is not None
+    assert result.decision.pipeline * result.decision.tensor == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tensor", "expected"),
+    [
+        ([0, 0, 1, 1], 2, [[0, 1], [2, 3]]),
+        ([1, 0, 1, 0], 2, [[1, 3], [0, 2]]),
+        ([0, 0, 0, 1, 1, 1], 2, [[0, 1], [3, 4], [2, 5]]),
+        ([5, 5, 5, 5], 1, [[0], [1], [2], [3]]),
+    ],
+)
+def test_megatron_order(nodes: list[int], tensor: int, expected: list[list[int]]) -> None:
+    groups = len(nodes) // tensor
+    placement = megatron_placement(nodes, Configuration(1, groups, tensor, 1, 1))
+    assert placement.tolist() == [expected]
+    assert megatron_placement(nodes, Configuration(groups, 1, tensor, 1, 1)).tolist() == [
+        [g] for g in expected
+    ]
+
+
+@pytest.mark.parametrize("method", ["annealing", "random"])
+def test_the_seed_decides_everything(method: str) -> None:
+    case = next(case for case in CASES if case[1] == 6 and optimum_of(case) is not None)
+    runs = [solve(FAMILY, data_of(case), method, Run(Options(seed=seed))) for seed in (3, 3, 4, 5, 6)]
+    assert runs[0].decision == runs[1].decision
+    assert runs[0].details == runs[1].details
+    assert len({str(run.details) for run in runs}) > 1
+
+
+@given(st.sampled_from([(1, 1), (4, 4), (2, 8), (3, 4), (6, 1), (8, 8)]), st.data(), st.integers(0, 99))
+def test_tilings_cover_the_grid_once(shape: tuple[int, int], drawn: st.DataObject, seed: int) -> None:
+    rows, columns = shape
+    h = drawn.draw(st.sampled_from([d for d in range(1, rows + 1) if rows % d == 0]))
+    w = drawn.draw(st.sampled_from([d for d in range(1, columns + 1) if columns % d == 0]))
+    for tiles in (random_tiling(shape, (h, w), np.random.default_rng(seed)), straight_tiling(shape, (h, w))):
+        covered = np.zeros(shape, dtype=int)
+        for area in tiles:
+            covered[area] += 1
+            assert sorted(covered[area].shape) == sorted((h, w))
+        assert (covered == 1).all()
+
+
+def test_tilings_do_turn_tiles() -> None:
+    found = {str(random_tiling((4, 4), (1, 2), np.random.default_rng(seed))) for seed in range(40)}
+    assert len(found) > 20  # there are 36 domino tilings
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [((4, 4), (2, 4)), ((4, 2), (3, 2)), ((3, 2), (5, 1))])
+def test_the_grid_folds_unequal_nodes(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
+    nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
+    grid = device_grid(nodes)
+    assert grid.shape == shape
+    for row in grid:
+        assert len({nodes[device] for device in row}) == 1
+
+
+def test_annealing_moves_keep_placements_whole() -> None:
+    for sizes in ((4, 4), (3, 2, 1)):
+        data = homogeneous(8, sizes, global_batch=24)
+        problem = compile_problem(data)
+        moves = Moves(data, problem, np.random.default_rng(1))
+        state, seen = moves.start(), set()
+        for _ in range(60):
+            state = moves.neighbour(state)
+            seen.add(str(state.configuration))
+            assert sorted(state.placement.reshape(-1).tolist()) == list(range(problem.devices))
+            place(problem, state.configuration, state.placement)
+        assert len(seen) > 5
