@@ -68,7 +68,7 @@ def test_prices_on_arrays_equal_the_evaluator(case: tuple[int, int | None]) -> N
 
 
 def homogeneous(layers: int, nodes: tuple[int, ...], **changes: Any) -> AmpData:
-    """One type on nodes of the given sizes, equal layers, tables for tensor 1, 2, 4 and micro-batches 1, 2."""
+    """One type, nodes of the given sizes, equal layers, tables for tensor 1, 2, 4 and micro-batches 1, 2."""
     devices = [{"type": "a", "node": node} for node, size in enumerate(nodes) for _ in range(size)]
     bandwidth = [
         [
