@@ -121,11 +121,11 @@ def overridden(name: str, given: DeviceOverride, *, where: str) -> DeviceSpec:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean A, B?` with known names that contain `name` or resemble it, or nothing."""
+    """`; did you mean A, B?` with known names that resemble `name` or contain it, or nothing."""
     lower = {other.lower(): other for other in known}
     wanted = name.lower()
-    near = [n for n in lower if wanted and (wanted in n or n in wanted)]
-    near += [n for n in difflib.get_close_matches(wanted, lower, n=3, cutoff=0.5) if n not in near]
+    near = difflib.get_close_matches(wanted, lower, n=3, cutoff=0.5)
+    near += [n for n in lower if wanted and wanted in n and n not in near]
     return f"; did you mean {', '.join(lower[n] for n in near[:4])}?" if near else ""
 
 

@@ -23,6 +23,7 @@ from hetplan.schema import parse
 LONGEST_DEFAULT_SEQUENCE = 4096
 
 Size = Annotated[int, Field(ge=1, le=10**7)]
+Layers = Annotated[int, Field(ge=1, le=4000)]  # a chain has at most 4096 layers
 
 
 class Config(BaseModel):
@@ -37,7 +38,7 @@ class Gpt2Config(Config):
     vocab_size: Size = 50257
     n_positions: Size = 1024
     n_embd: Size = 768
-    n_layer: Size = 12
+    n_layer: Layers = 12
     n_head: Size = 12
     n_inner: Size | None = None
     tie_word_embeddings: bool = True
@@ -49,7 +50,7 @@ class LlamaConfig(Config):
     vocab_size: Size = 32000
     hidden_size: Size = 4096
     intermediate_size: Size = 11008
-    num_hidden_layers: Size = 32
+    num_hidden_layers: Layers = 32
     num_attention_heads: Size = 32
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
@@ -75,7 +76,7 @@ class OptConfig(Config):
 
     vocab_size: Size = 50272
     hidden_size: Size = 768
-    num_hidden_layers: Size = 12
+    num_hidden_layers: Layers = 12
     ffn_dim: Size = 3072
     max_position_embeddings: Size = 2048
     num_attention_heads: Size = 12
@@ -90,7 +91,7 @@ class BertConfig(Config):
 
     vocab_size: Size = 30522
     hidden_size: Size = 768
-    num_hidden_layers: Size = 12
+    num_hidden_layers: Layers = 12
     num_attention_heads: Size = 12
     intermediate_size: Size = 3072
     max_position_embeddings: Size = 512
@@ -191,7 +192,7 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
 
 def check_shape(shape: Transformer, value: dict[str, Any], where: str) -> None:
     """Raise InputError where heads do not divide what they split, or more experts work than there are."""
-    if "head_dim" not in value and shape.hidden % shape.heads:
+    if value.get("head_dim") is None and shape.hidden % shape.heads:
         raise InputError(
             "hidden size is not a multiple of the number of heads",
             where=where,

@@ -12,6 +12,7 @@ from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Prove
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, layer_time
 
 LARGEST_MICRO_BATCH = 64
+LARGEST_GLOBAL_BATCH = 10**9
 
 
 def predict(
@@ -25,7 +26,7 @@ def predict(
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
 
-    tensor_degrees: default those of `tensor_degrees(model, cluster)`. date: ISO day of the prediction,
+    tensor_degrees: default those of `default_tensor_degrees`. date: ISO day of the prediction,
     default today. Raises InputError where a device type has no matrix units for the model's precision.
     """
     degrees = tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
@@ -90,14 +91,20 @@ def _table(
     )
 
 
+def check_global_batch(global_batch: int) -> None:
+    """Raise InputError unless the global batch is between 1 and 10^9 samples."""
+    if not 1 <= global_batch <= LARGEST_GLOBAL_BATCH:
+        expected = f"1 to {LARGEST_GLOBAL_BATCH}"
+        raise InputError("global batch is not usable", got=global_batch, expected=expected)
+
+
 def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH) -> tuple[int, ...]:
     """For each power of two up to `largest`, the largest divisor of the global batch that does not exceed it.
 
     All divisors of a rich number would be dozens; this keeps at most seven, spread evenly on a log scale.
     Raises InputError for a global batch below 1.
     """
-    if global_batch < 1:
-        raise InputError("global batch is not usable", got=global_batch, expected="at least 1")
+    check_global_batch(global_batch)
     sizes = []
     power = 1
     while power <= largest:

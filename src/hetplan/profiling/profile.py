@@ -9,6 +9,7 @@ whose times include it says `tensor_bytes` 0.
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -113,10 +114,15 @@ class Profile(StrictModel):
 
     def table(self, device: str, tensor: int, micro_batch: int) -> ProfileTable | None:
         """The table of that device type, tensor degree and micro-batch, or None."""
-        for table in self.tables:
-            if (table.device, table.tensor, table.micro_batch) == (device, tensor, micro_batch):
-                return table
-        return None
+        return self._by_key.get((device, tensor, micro_batch))
+
+    def micro_batches(self, device: str, tensor: int) -> tuple[int, ...]:
+        """The micro-batch sizes with a table of that device type and tensor degree, ascending."""
+        return tuple(sorted(m for d, t, m in self._by_key if (d, t) == (device, tensor)))
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, int, int], ProfileTable]:
+        return {(table.device, table.tensor, table.micro_batch): table for table in self.tables}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON (gzip where the name ends in .gz)."""

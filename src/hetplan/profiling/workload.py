@@ -9,7 +9,7 @@ from hetplan.errors import InputError
 from hetplan.profiling.catalogue import GIB, Precision
 from hetplan.profiling.cluster import Cluster, load_cluster
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.predict import default_micro_batches, predict
+from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4 + 4 in
@@ -36,8 +36,7 @@ class Workload:
     reserved_bytes: float = RESERVED_BYTES
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1:
-            raise InputError("global batch is not usable", got=self.global_batch, expected="at least 1")
+        check_global_batch(self.global_batch)
         check_profile(self.profile, self.model, self.cluster)
 
     @property

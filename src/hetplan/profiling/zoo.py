@@ -16,6 +16,9 @@ from hetplan.profiling.operators import Layer
 from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers
 
+# Far beyond any context; the squares in attention stay within what files may carry.
+LONGEST_SEQUENCE = 10**8
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -39,10 +42,9 @@ class ModelSpec:
                 )
             return None, self.build(0)
         chosen = self.sequence if sequence is None else sequence
-        if chosen < 1:
-            raise InputError(
-                "sequence length is not usable", where=self.name, got=chosen, expected="at least 1"
-            )
+        if not 1 <= chosen <= LONGEST_SEQUENCE:
+            expected = f"1 to {LONGEST_SEQUENCE}"
+            raise InputError("sequence length is not usable", where=self.name, got=chosen, expected=expected)
         return chosen, self.build(chosen)
 
 

@@ -1,0 +1,186 @@
+"""Model chains: parameters against published counts, FLOPs and saved bytes against closed formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.operators import Elementwise, Matmul
+from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
+
+# (model, published parameters, where). Exact counts are those of the released checkpoints.
+PUBLISHED = [
+    ("gpt2", 124_439_808, "openai-community/gpt2 checkpoint"),
+    ("gpt2-medium", 354_823_168, "openai-community/gpt2-medium checkpoint"),
+    ("gpt2-large", 774_030_080, "openai-community/gpt2-large checkpoint"),
+    ("gpt2-xl", 1_557_611_200, "openai-community/gpt2-xl checkpoint"),
+    ("llama-1.1b", 1_100_048_384, "TinyLlama/TinyLlama_v1.1 checkpoint"),
+    ("llama2-7b", 6_738_415_616, "meta-llama/Llama-2-7b checkpoint"),
+    ("llama2-13b", 13_015_864_320, "meta-llama/Llama-2-13b checkpoint"),
+    ("llama2-70b", 68_976_648_192, "meta-llama/Llama-2-70b checkpoint"),
+    ("llama3-8b", 8_030_261_248, "meta-llama/Meta-Llama-3-8B checkpoint"),
+    ("llama3-70b", 70_553_706_496, "meta-llama/Meta-Llama-3-70B checkpoint"),
+    ("bert-base", 110_106_428, "google-bert/bert-base-uncased checkpoint, with both heads"),
+    ("bert-large", 336_226_108, "google-bert/bert-large-uncased checkpoint, with both heads"),
+    ("vit-base", 86_567_656, "torchvision vit_b_16"),
+    ("vit-large", 304_326_632, "torchvision vit_l_16"),
+    ("vgg19", 143_667_240, "torchvision vgg19"),
+]
+
+# Names that only give a rounded size: (model, size, relative tolerance).
+NOMINAL = [
+    ("llama-0.5b", 0.5e9, 0.005),  # Poplar
+    ("bert-1.1b", 1.1e9, 0.005),  # Poplar
+    ("glm-67b", 67e9, 0.005),  # Astra
+    ("glm-130b", 130e9, 0.011),  # Zeng et al. 2023: the tied embedding counts once, so 128.7e9
+]
+
+
+@pytest.mark.parametrize(("name", "count", "source"), PUBLISHED)
+def test_parameters_equal_the_published_count(name: str, count: int, source: str) -> None:
+    assert load_model(name).params == count, source
+
+
+@pytest.mark.parametrize(("name", "size", "tolerance"), NOMINAL)
+def test_parameters_agree_with_the_nominal_size(name: str, size: float, tolerance: float) -> None:
+    assert load_model(name).params == pytest.approx(size, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_chains_are_well_formed(name: str) -> None:
+    model = load_model(name)
+    assert len({layer.name for layer in model.layers}) == len(model.layers)
+    assert all(layer.output > 0 for layer in model.layers[:-1]) and model.layers[-1].output == 0
+    assert all(layer.operators and layer.params >= 0 for layer in model.layers)
+    assert all(
+        0 <= layer.replicated_saved_bytes("fp16") <= layer.saved_bytes("fp16") for layer in model.layers
+    )
+    assert model.tensor_degree_fits(1) and BUILT_IN[name].source
+    assert 0 < model.backward_flops() <= 2 * model.forward_flops()
+
+
+def test_amp_model_is_gpt2_medium_with_its_padded_vocabulary() -> None:
+    amp, medium = load_model("gpt2-amp"), load_model("gpt2-medium")
+    assert amp.params - medium.params == (52256 - 50257) * 1024
+    assert amp.layers[1:-1] == medium.layers[1:-1] and len(amp.layers) == 26
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "sequence"), [(768, 12, 1024), (1024, 16, 512), (6144, 64, 1000)]
+)
+def test_block_follows_the_published_formulas(hidden: int, heads: int, sequence: int) -> None:
+    spec = text_model("x", "x", sequence, gpt2(2, hidden, heads))
+    block = load_model(spec).layers[1]
+    s, h, a = sequence, hidden, heads
+    # Narayanan et al. 2021, Appendix: 24 s h^2 + 4 s^2 h forward.
+    assert block.forward_flops() == 24 * s * h * h + 4 * s * s * h
+    assert block.backward_flops() == 2 * block.forward_flops()
+    # Korthikanti et al. 2022, equations 1 and 2.
+    assert block.saved_bytes("fp16") == s * h * 34 + 5 * a * s * s
+    assert block.replicated_saved_bytes("fp16") == 10 * s * h
+    # Shoeybi et al. 2019, Section 3: two all-reduces forward, two backward, of s h elements.
+    assert block.tensor_bytes("fp16") == 4 * 2 * s * h
+    assert block.activation_bytes("fp32") == 4 * s * h
+    assert block.params == 12 * h * h + 13 * h
+
+
+def test_head_follows_the_published_formulas() -> None:
+    head = load_model("gpt2-medium").layers[-1]
+    s, h, v = 1024, 1024, 50257
+    assert head.forward_flops() == 2 * s * h * v
+    assert head.saved_bytes("fp16") == 4 * s * h + 4 * s * v  # Korthikanti et al. 2022, Section 4.3
+    assert head.params == 2 * h and head.tied_params == v * h
+    assert load_model("llama2-7b").layers[-1].tied_params == 0
+
+
+def test_whole_model_flops_of_gpt3_formula() -> None:
+    """Narayanan et al. 2021, equation 3 (without recomputation: 72 instead of 96), exact to rounding."""
+    s, h, layers, v = 2048, 2304, 24, 51200
+    model = load_model(text_model("x", "x", s, gpt2(layers, h, 24, vocabulary=v, positions=s)))
+    expected = 72 * s * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h))
+    assert model.forward_flops() + model.backward_flops() == pytest.approx(expected, rel=1e-12)
+
+
+def test_grouped_queries_and_fused_attention_save_less() -> None:
+    llama, wide = load_model("llama3-8b").layers[1], load_model("llama2-7b", sequence=8192).layers[1]
+    keys = {
+        layer: next(t for t in layer.saved if t.name == "keys and values").elements for layer in (llama, wide)
+    }
+    assert keys[wide] == 4 * keys[llama]
+    # No s x s tensor is kept: saved bytes grow linearly with the sequence.
+    assert load_model("llama2-7b", sequence=8192).layers[1].saved_bytes("fp16") == 2 * load_model(
+        "llama2-7b", sequence=4096
+    ).layers[1].saved_bytes("fp16")
+
+
+def test_vgg_flops_match_the_published_19_6_billion_products() -> None:
+    # He et al. 2016, Table 1: VGG-19 takes 19.6e9 multiply-adds.
+    assert load_model("vgg19").forward_flops() / 2 == pytest.approx(19.6e9, rel=0.01)
+
+
+def test_vit_flops_match_the_published_figure() -> None:
+    # torchvision's model table: 17.56e9 multiply-adds for vit_b_16.
+    assert load_model("vit-base").forward_flops() / 2 == pytest.approx(17.56e9, rel=0.01)
+
+
+def test_experts_cost_what_active_tokens_cost() -> None:
+    model = load_model("bert-moe")
+    dense, moe = model.layers[1], model.layers[2]
+    assert (dense.kind, moe.kind) == ("block", "moe-block")
+    router = 2 * 512 * 768 * 8
+    up_and_down = 2 * 2 * 512 * 768 * 3072
+    assert moe.forward_flops() - dense.forward_flops() == router + up_and_down  # top 2 instead of 1
+    assert moe.params - dense.params == 768 * 8 + 7 * (2 * 768 * 3072 + 3072 + 768)
+
+
+def test_transgan_has_two_kinds_of_blocks() -> None:
+    blocks = [layer for layer in load_model("transgan-amp").layers if layer.kind == "block"]
+    assert len(blocks) == 24
+    assert {b.output for b in blocks[:12]} == {81 * 1024} and {b.output for b in blocks[12:]} == {
+        288 * 288 * 16
+    }
+    assert blocks[0].params > 1000 * blocks[-1].params
+
+
+def test_tensor_parallelism_shrinks_products_and_nothing_else() -> None:
+    for op in load_model("llama2-7b").layers[1].operators:
+        if isinstance(op, Matmul):
+            assert op.shape(2, 4).flops == op.shape(2, 1).flops / 4
+        else:
+            assert isinstance(op, Elementwise)
+            assert op.moved(2, 4) == op.moved(2, 1) / (4 if op.split else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"), [("gpt2", {1, 2, 4}), ("gpt2-xl", {1}), ("llama2-70b", {1, 2, 4, 8}), ("vgg19", {1})]
+)
+def test_tensor_degrees_divide_heads(name: str, degrees: set[int]) -> None:
+    assert {tp for tp in (1, 2, 4, 8, 16) if load_model(name).tensor_degree_fits(tp)} == degrees
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gpt2-mdium", {}, "unknown model 'gpt2-mdium'; did you mean gpt2-medium"),
+        ("llama3", {}, "did you mean llama3-8b, llama3-70b"),
+        (
+            "gpt2",
+            {"sequence": 1025},
+            r"longer than the learned positions \(got 1025, expected at most 1024\)",
+        ),
+        ("gpt2", {"sequence": 0}, r"gpt2: sequence length is not usable \(got 0"),
+        ("llama2-7b", {"sequence": 10**9 + 1}, "sequence length is not usable"),
+        ("vgg19", {"sequence": 128}, r"vgg19: this model takes images and has no sequence length \(got 128"),
+        ("gpt2", {"precision": "fp8"}, r"unknown precision \(got 'fp8', expected one of fp16, bf16, fp32"),
+    ],
+)
+def test_errors(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(name, **options)  # type: ignore[arg-type]
+
+
+def test_images_count_as_one_token() -> None:
+    model: Model = load_model("vgg19")
+    assert model.sequence is None and model.tokens_per_sample == 1
+    assert load_model("gpt2", sequence=256).tokens_per_sample == 256

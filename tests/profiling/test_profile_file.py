@@ -1,0 +1,170 @@
+"""Profiles: prediction, round trip, and errors in files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.profiling.cluster import Cluster, example_cluster
+from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import default_micro_batches, default_tensor_degrees, predict
+from hetplan.profiling.profile import Profile, load_profile
+from hetplan.profiling.times import layer_time
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Cluster:
+    return example_cluster("amp-mixed")
+
+
+@pytest.fixture(scope="module")
+def profile(mixed: Cluster) -> Profile:
+    return predict(load_model("gpt2", sequence=256), mixed, micro_batches=(1, 4), date="2025-01-31")
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
+def test_round_trip(profile: Profile, tmp_path: Path, name: str) -> None:
+    profile.save(tmp_path / name)
+    assert load_profile(tmp_path / name) == profile
+
+
+def test_prediction_covers_types_degrees_and_sizes(profile: Profile, mixed: Cluster) -> None:
+    assert profile.devices() == mixed.types
+    assert {(t.device, t.tensor, t.micro_batch) for t in profile.tables} == {
+        (d, tp, b) for d in mixed.types for tp in (1, 2, 4) for b in (1, 4)
+    }
+    assert profile.micro_batches("T4", 2) == (1, 4) and profile.micro_batches("T4", 8) == ()
+    assert profile.provenance.kind == "predicted" and not profile.provenance.calibrated
+    assert profile.provenance.date == "2025-01-31"
+
+
+def test_prediction_is_the_analytical_time_layer_by_layer(profile: Profile, mixed: Cluster) -> None:
+    model = load_model("gpt2", sequence=256)
+    table = profile.table("T4", 2, 4)
+    assert table is not None and profile.table("T4", 2, 3) is None
+    for i, layer in enumerate(model.layers):
+        t = layer_time(layer, mixed.specs["T4"], "fp16", micro_batch=4, tensor=2)
+        assert (table.forward_seconds[i], table.backward_seconds[i]) == (t.forward, t.backward)
+        assert table.seconds()[i] == t.forward + t.backward
+    assert [x.name for x in profile.layers] == [x.name for x in model.layers]
+    assert sum(x.param_bytes for x in profile.layers) == 2 * model.params
+    assert profile.layers[-1].held_param_bytes == profile.layers[-1].param_bytes + 2 * 50257 * 768
+
+
+def test_faster_devices_get_smaller_times(profile: Profile) -> None:
+    fast, slow = profile.table("V100-SXM2-16GB", 1, 4), profile.table("T4", 1, 4)
+    assert fast is not None and slow is not None
+    assert all(f < s for f, s in zip(fast.seconds(), slow.seconds(), strict=True))
+
+
+def test_precision_a_device_lacks_is_refused_by_name(mixed: Cluster) -> None:
+    with pytest.raises(
+        InputError, match=r"amp-mixed: device V100-SXM2-16GB: .*got 'bf16', expected fp16, fp32"
+    ):
+        predict(load_model("gpt2", precision="bf16"), mixed, micro_batches=(1,))
+    with pytest.raises(InputError, match="nothing to predict"):
+        predict(load_model("gpt2"), mixed, micro_batches=())
+
+
+def broken(change: str, value: Any = None) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "format": "hetplan-profile",
+        "version": 1,
+        "model": "m",
+        "sequence": None,
+        "precision": "fp16",
+        "provenance": {"kind": "measured", "source": "me", "date": "2025-01-31"},
+        "layers": [
+            {"name": "l", "param_bytes": 8, "activation_bytes": 2, "tensor_bytes": 0, "saved_bytes": 4}
+        ],
+        "tables": [
+            {
+                "device": "T4",
+                "tensor": 1,
+                "micro_batch": 1,
+                "forward_seconds": [0.1],
+                "backward_seconds": [0.2],
+            }
+        ],
+    }
+    place: Any = document
+    *parents, last = change.split(".") if change else [""]
+    for key in parents:
+        place = place[int(key) if key.isdigit() else key]
+    if last:
+        place[int(last) if last.isdigit() else last] = value
+    return document
+
+
+def write(tmp_path: Path, document: dict[str, Any]) -> Path:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_minimal_measured_profile(tmp_path: Path) -> None:
+    profile = load_profile(write(tmp_path, broken("")))
+    assert profile.provenance.kind == "measured" and profile.layers[0].tied_param_bytes == 0
+
+
+TABLE = broken("")["tables"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "message"),
+    [
+        ("format", "hetplan-instance", "format: not a hetplan-profile file"),
+        ("version", 2, "version"),
+        ("precision", "int8", r"precision: .*got 'int8'"),
+        ("sequence", 0, r"sequence: .*got 0"),
+        ("surprise", 1, "surprise: unknown key"),
+        ("provenance.date", "yesterday", r"provenance\.date: .*got 'yesterday'"),
+        ("provenance.kind", "guessed", r"provenance\.kind: .*got 'guessed'"),
+        ("layers.0.param_bytes", -1, r"layers\[0\]\.param_bytes: .*got -1"),
+        (
+            "layers.0.replicated_saved_bytes",
+            5,
+            r"layers\[0\]: replicated_saved_bytes is 5.*expected at most saved_bytes",
+        ),
+        (
+            "tables.0.forward_seconds",
+            [0.1, 0.1],
+            r"tables\[0\]\.forward_seconds has 2 entries, expected one per layer \(1\)",
+        ),
+        ("tables.0.backward_seconds", [], r"tables\[0\]\.backward_seconds has 0 entries"),
+        ("tables.0.backward_seconds", ["x"], r"tables\[0\]\.backward_seconds\[0\]: .*got 'x'"),
+        ("tables.0.forward_seconds", [-0.1], r"tables\[0\]\.forward_seconds\[0\]: .*got -0.1"),
+        ("tables.0.tensor", 0, r"tables\[0\]\.tensor: .*got 0"),
+        ("tables", [], "tables: .*at least 1 item"),
+        ("layers", [], "layers: .*at least 1 item"),
+        ("tables", [TABLE, TABLE], r"tables\[1\] repeats tables\[0\]"),
+    ],
+)
+def test_errors_name_the_place(tmp_path: Path, change: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=rf"p\.json: .*{message}|p\.json: {message}") as caught:
+        load_profile(write(tmp_path, broken(change, value)))
+    assert "\n" not in str(caught.value)
+
+
+@given(st.integers(1, 10**6))
+def test_default_micro_batches_are_few_divisors(global_batch: int) -> None:
+    sizes = default_micro_batches(global_batch)
+    assert sizes[0] == 1 and list(sizes) == sorted(set(sizes)) and len(sizes) <= 7
+    assert all(global_batch % b == 0 and b <= 64 for b in sizes)
+    assert max(sizes) == max(b for b in range(1, 65) if global_batch % b == 0)
+
+
+def test_default_sizes_and_degrees(mixed: Cluster) -> None:
+    assert default_micro_batches(32) == (1, 2, 4, 8, 16, 32)
+    assert default_micro_batches(720) == (1, 2, 4, 8, 16, 30, 60)
+    assert default_tensor_degrees(load_model("gpt2-medium"), mixed) == (1, 2, 4)
+    assert default_tensor_degrees(load_model("gpt2-xl"), mixed) == (1,)
+    for unusable in (0, -4, 10**10):
+        with pytest.raises(InputError, match="global batch is not usable"):
+            default_micro_batches(unusable)
