@@ -8,6 +8,7 @@ from hetplan.solvers.registry import Family, load
 FAMILIES: dict[str, str] = {
     "amp": "hetplan.formulations.amp.family:FAMILY",
     "astra": "hetplan.formulations.astra.family:FAMILY",
+    "ditto": "hetplan.formulations.ditto.family:FAMILY",
     "poplar": "hetplan.formulations.poplar.family:FAMILY",
 }
 
