@@ -140,7 +140,9 @@ def test_transgan_has_two_kinds_of_blocks() -> None:
     assert {b.output for b in blocks[:12]} == {81 * 1024} and {b.output for b in blocks[12:]} == {
         288 * 288 * 16
     }
-    assert blocks[0].params > 1000 * blocks[-1].params
+    # No norm parameters, no query-key-value biases, but biases everywhere else.
+    assert blocks[0].params == 12 * 1024**2 + 6 * 1024 and blocks[-1].params == 12 * 16**2 + 6 * 16
+    assert blocks[-1].saved_bytes("fp16") < 2 * 288 * 288 * (16 * 17 + 4 * 256)  # windows, not all pairs
 
 
 def test_tensor_parallelism_shrinks_products_and_nothing_else() -> None:
@@ -150,6 +152,14 @@ def test_tensor_parallelism_shrinks_products_and_nothing_else() -> None:
         else:
             assert isinstance(op, Elementwise)
             assert op.moved(2, 4) == op.moved(2, 1) / (4 if op.split else 1)
+
+
+def test_megatron_splits_columns_then_rows() -> None:
+    """Shoeybi et al. 2019, Section 3: no communication between the two products of each pair."""
+    splits = {op.name: op.split for op in load_model("gpt2").layers[1].operators if isinstance(op, Matmul)}
+    assert splits == {
+        "qkv": "n", "scores": "count", "context": "count", "attention-output": "k", "up": "n", "down": "k"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
