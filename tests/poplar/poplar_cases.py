@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
 from hetplan.formulations.poplar.data import Device, PoplarData
@@ -24,7 +24,7 @@ def curve(rng: random.Random, largest: int, shape: str) -> list[float]:
 
 
 def instance(seed: int, stage: int | None = None) -> PoplarData:
-    """Up to 4 devices of up to 2 types, up to 9 samples; some devices hold nothing, some instances not one."""
+    """Up to 4 devices of 2 types, up to 9 samples; some devices or instances hold nothing."""
     rng = random.Random(seed)
     types = []
     for name in ("x", "y"):
@@ -41,7 +41,7 @@ def instance(seed: int, stage: int | None = None) -> PoplarData:
 
 
 def oracle(data: PoplarData) -> tuple[float, float] | None:
-    """Least time and, of that time, least under-utilisation (to 1e-9 each), by enumeration; None: infeasible."""
+    """Least time and, of that time, least under-utilisation, by enumeration; None: infeasible."""
     return _steps_oracle(data) if data.zero_stage >= 2 else _shares_oracle(data)
 
 
@@ -103,7 +103,7 @@ def _steps_oracle(data: PoplarData) -> tuple[float, float] | None:
                 kept.append(option)
         options[:] = kept
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(left: int, cap: int) -> tuple[tuple[float, float], ...]:
         """Undominated (time, waste) of plans for `left` samples in steps of at most `cap`."""
         if left == 0:

@@ -1,8 +1,9 @@
 """Algorithm 1 of the paper: what each device can hold and how fast it is, by trying.
 
-A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU, or a curve.
-The estimate from one forward pass bounds the search; doubling brackets the largest micro-batch, binary search
-finds it, and every pass that fits is a measured point. Where not even one sample fits on some device, the
+A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU, or a
+curve. The estimate from one forward pass bounds the search; doubling brackets the largest micro-batch, binary
+search finds it, and every pass that fits is a measured point. Where not even one sample fits on some device,
+the
 ZeRO stage is raised. Departures from the printed algorithm, without which it does not end: the
 binary search keeps `low` at a batch that ran and moves by at least one.
 Source: Poplar (AAAI 2025), Algorithm 1 and "Heterogeneity Aware".
@@ -42,7 +43,7 @@ class TrialDevice(Protocol):
 
 @dataclass(frozen=True)
 class Awareness:
-    """largest: mbs, 0 when nothing fits. points: {batch: seconds} as measured. tried: all batches, in order."""
+    """largest: mbs, 0 when nothing fits. points: {batch: measured seconds}. tried: all batches, in order."""
 
     largest: int
     points: dict[int, float] = field(default_factory=dict)
@@ -114,7 +115,7 @@ def explore(device: TrialDevice) -> Awareness:
 def explore_cluster(
     devices_at: Callable[[int], Sequence[TrialDevice]], first_stage: int = 0
 ) -> tuple[int, list[Awareness]]:
-    """The first ZeRO stage from `first_stage` on at which every device holds a sample, and what was found there.
+    """The first ZeRO stage (from `first_stage`) at which every device holds a sample, and what was found.
 
     devices_at(stage): the devices as they are under that stage (their free memory depends on it).
     Raises InputError when some device holds nothing even at stage 3.

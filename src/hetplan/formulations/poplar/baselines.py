@@ -1,9 +1,10 @@
 """The paper's baselines: DeepSpeed's equal micro-batches, and Whale's shares by peak FLOP/s.
 
-DeepSpeed (Rasley et al. 2020) gives every device the same micro-batch in every step; the paper tuned it to the
-largest that fits everywhere. Whale (Jia et al. 2022) gives each device a part of every step in proportion to its
-peak FLOP/s; the paper scaled it to the largest that fits everywhere. Neither can use a device on which nothing fits.
-Where the global batch is no multiple of a step, the last step is smaller in the same proportions.
+DeepSpeed (Rasley et al. 2020) gives every device the same micro-batch in every step; the paper tuned it to
+the largest that fits everywhere. Whale (Jia et al. 2022) gives each device a part of every step in proportion
+to its peak FLOP/s; the paper scaled it to the largest that fits everywhere. Neither can use a device on which
+nothing fits. Where the global batch is no multiple of a step, the last step is smaller in the same
+proportions.
 Source: Poplar (AAAI 2025), "Models and Baselines".
 """
 
@@ -85,7 +86,7 @@ def _steps(total: int, batches: Ints) -> list[Step]:
 def rounded(total: int, weights: Floats) -> Ints:
     """Integers in proportion to `weights` that add up to `total`: floors, then the largest remainders."""
     exact = total * (weights / weights.sum())
-    floors = np.floor(exact * (1 - 1e-14)).astype(np.int64)  # never more than `total` in sum
+    floors: Ints = np.floor(exact * (1 - 1e-14)).astype(np.int64)  # never more than `total` in sum
     order = np.argsort(floors - exact, kind="stable")
     floors[order[: total - int(floors.sum())]] += 1
     return floors

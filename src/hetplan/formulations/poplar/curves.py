@@ -1,8 +1,8 @@
 """Performance curves t(1..mbs) from a few measured points, and what an interpolation does to them.
 
 Poplar divides each measured time by its batch, lays a natural cubic spline through these speeds and reads the
-curve at every batch (Poplar, "Optimal Batch Size Searching" and appendix "Cubic Spline Interpolation"). Splines
-swing: between two measurements they may claim a step faster than both, which `dips` reports.
+curve at every batch (Poplar, "Optimal Batch Size Searching" and appendix "Cubic Spline Interpolation").
+Splines swing: between two measurements they may claim a step faster than both, which `dips` reports.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Quantity = Literal["speed", "seconds"]
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
     """The natural cubic spline through (x, y), evaluated at `at` (outside [x0, xn]: the end pieces).
 
-    x [m] strictly ascending, y [m]. Second derivatives M solve h_(i-1) M_(i-1) + 2 (h_(i-1) + h_i) M_i + h_i M_(i+1)
-    = 6 (slope_i - slope_(i-1)) with M = 0 at both ends. One point gives a constant, two a line.
+    x [m] strictly ascending, y [m]. Second derivatives M solve h_(i-1) M_(i-1) + 2 (h_(i-1) + h_i) M_i + h_i
+    M_(i+1) = 6 (slope_i - slope_(i-1)) with M = 0 at both ends. One point gives a constant, two a line.
     """
     if len(x) == 1:
         return np.full(len(at), y[0])
@@ -45,8 +45,8 @@ def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
 def spline_curve(points: Mapping[int, float], largest: int, quantity: Quantity = "speed") -> Floats:
     """t(1..largest) by a natural spline through the measured points: [largest + 1] seconds, t(0) = 0.
 
-    points: {batch: seconds} measured. quantity: what the spline interpolates. Where it is not positive (a swing
-    through zero) the straight line between the neighbouring measured times is taken.
+    points: {batch: seconds} measured. quantity: what the spline interpolates. Where it is not positive (a
+    swing through zero) the straight line between the neighbouring measured times is taken.
     """
     batches, seconds = _sorted_points(points)
     at = np.arange(1, largest + 1, dtype=np.float64)
@@ -96,7 +96,8 @@ def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
 class Dip:
     """Batches first..last of an interpolated curve lie below both measurements around them.
 
-    lowest: the least interpolated seconds among them; measured: the smaller of the two measurements, in seconds.
+    lowest: the least interpolated seconds among them; measured: the smaller of the two measurements, in
+    seconds.
     """
 
     first: int
@@ -110,7 +111,7 @@ class Dip:
 
 
 def dips(points: Mapping[int, float], curve: Floats) -> list[Dip]:
-    """Where `curve` [mbs + 1] falls below both measurements around it, one entry per gap between measurements."""
+    """Where `curve` [mbs + 1] falls below both measurements around it, one entry per gap between two."""
     batches, seconds = _sorted_points(points)
     found = []
     for a, b, ta, tb in zip(batches, batches[1:], seconds, seconds[1:], strict=False):

@@ -32,10 +32,10 @@ Run = tuple[int, int]  # micro-batch, how many (device, step) pairs take it
 def steps_decision(
     problem: PoplarProblem, rows: Sequence[tuple[int, Sequence[Mapping[int, int]]]]
 ) -> PoplarDecision:
-    """ZeRO 2 and 3. rows: (steps, loads) with loads[k] = {b: (device, step) pairs of group k}, in sum steps x n_k.
+    """ZeRO 2 and 3. rows: (steps, loads), loads[k] = {b: (device, step) pairs of group k}.
 
-    Pairs are dealt out in descending order of b, which keeps the number of different steps small; steps that
-    stay empty are left out.
+    The pairs of a group add up to steps x n_k. They are dealt out in descending order of b, which keeps the
+    number of different steps small; steps that stay empty are left out.
     """
     steps: list[Step] = []
     for count, loads in rows:
@@ -59,7 +59,7 @@ def steps_decision(
 
 
 def _deal(group: Group, queue: list[Run]) -> tuple[list[Run], int]:
-    """One step's micro-batches of a group from the front of its queue, and how often that step can be repeated."""
+    """One step's micro-batches of a group, the largest left, and how often that step can be repeated."""
     pieces: list[Run] = []
     open_devices, repeat = group.count, 0
     for batch, pairs in reversed(queue):

@@ -1,8 +1,10 @@
 """ZeRO 0 and 1, exactly: the least time by which the devices can reach the global batch between them.
 
 Sets   k groups of n_k equal devices; g samples of one device.
-Data   h_k(g) = min_b floor(g / b) t_k(b) + t_k(g mod b) seconds: a device runs its share with its fastest micro-batch.
-Find   the least T for which G is a sum of n_1 members of A_1(T), n_2 of A_2(T), …, A_k(T) = { g : h_k(g) <= T }.
+Data   h_k(g) = min_b floor(g / b) t_k(b) + t_k(g mod b) seconds: a device runs its share with its fastest
+       micro-batch.
+       A_k(T) = { g : h_k(g) <= T }, the shares that T admits.
+Find   the least T for which G is a sum of n_1 members of A_1(T), n_2 members of A_2(T), …
 A_k(T) only grows with T, so a binary search over the values of h is right for any curve. Where h is monotone,
 A_k(T) = 0..m and a comparison of G with sum_k n_k m decides; otherwise A_k(T) has holes, and the sum itself
 is searched for (fill.py). Among the shares of time T the least under-utilisation is taken (Poplar, eq. 4).

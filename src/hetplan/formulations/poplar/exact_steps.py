@@ -1,15 +1,17 @@
 """ZeRO 2 and 3, exactly: an unbounded knapsack over the times that one step may take.
 
 Sets   k groups of n_k equal devices; T ranges over the values of all curves.
-Data   A_k(T) = {0} + { b <= G : t_k(b) <= T }; a step of time T takes any sum of n_k members of each A_k(T), at
-       most M(T) samples, and costs T + C.
+Data   A_k(T) = {0} + { b <= G : t_k(b) <= T }; a step of time T takes any sum of n_k members of each A_k(T),
+       at most M(T) samples, and costs T + C.
 Find   the multiset of step times of least sum (T + C) whose admissible loads can add up to G.
-(1) Relaxed: sum M(T) >= G, a covering knapsack, O(G x times). Its steps are then filled to exactly G (fill.py), with
-    the least under-utilisation (eq. 4). Monotone curves can always be filled, so the relaxation is exact.
-(2) Otherwise (holes in the sums), or to settle ties of time on tiny instances: every step size B has its least
-    time f(B), and the knapsack hits every sum exactly. Only sizes with f(B) + C + V(G - B) <= a known plan count.
-Large G: an optimal plan has fewer than M* steps that differ from the step of the best (T + C) / M* (any M* others
-hold some whose sum is a multiple of M*), so all but M* x max M samples go to that step beforehand.
+(1) Relaxed: sum M(T) >= G, a covering knapsack, O(G x times). Its steps are then filled to exactly G
+    (fill.py), with the least under-utilisation (eq. 4). Monotone curves can always be filled, so the
+    relaxation is exact.
+(2) Otherwise (holes in the sums), or to settle ties of time on tiny instances: every step size B has its
+    least time f(B), and the knapsack hits every sum exactly. Only sizes with f(B) + C + V(G - B) <= a known
+    plan count.
+Large G: an optimal plan has fewer than M* steps that differ from the step of the best (T + C) / M* (any M*
+others hold some whose sum is a multiple of M*), so all but M* x max M samples go to that step beforehand.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def solve_steps(problem: PoplarProblem, run: Run) -> Outcome[PoplarDecision]:
 
 
 def step_sizes(problem: PoplarProblem) -> tuple[Floats, Ints]:
-    """Every time T that a step can take and M(T), ascending, where M grows: [J] seconds, [J] samples (at most G)."""
+    """Every time T of a step at which M grows, ascending, and min(M(T), G): [J] seconds, [J] samples."""
     curves = [group.seconds[: problem.total + 1] for group in problem.groups]
     times = np.unique(np.concatenate([seconds[1:] for seconds in curves]))
     most = np.zeros(len(times), np.int64)
@@ -142,7 +144,7 @@ def _beyond_tables(problem: PoplarProblem, times: Floats, most: Ints) -> Outcome
 
 
 def _fill_steps(problem: PoplarProblem, counts: Counter[float]) -> Filled | None:
-    """Micro-batches for steps of these times that add up to exactly G; None where holes make that impossible."""
+    """Micro-batches for steps of these times that hit exactly G; None where holes make that impossible."""
     levels = [level_of(problem, limit) for limit in counts]
     pools = [
         Pool(pool.copies * count, pool.loss)

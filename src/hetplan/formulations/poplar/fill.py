@@ -7,8 +7,8 @@ load and then take `deficit` samples away again where that loses least (eq. 4 of
 
 loss_k(d) is inf where the load "most - d" is not admissible, so that the same routine decides whether a total
 can be reached at all: curves that are not monotone leave holes in the admissible loads.
-n equal devices: any 2c numbers of 0..D split into two halves of c whose sums differ by at most D (sort them and
-deal them out alternately), so doubling looks at D splits of a sum, not at all: O(deficit x D) per pool.
+n equal devices: any 2c numbers of 0..D split into two halves of c whose sums differ by at most D (sort them
+and deal them out alternately), so doubling looks at D splits of a sum, not at all: O(deficit x D) per pool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FREE = 24
 
 @dataclass(frozen=True)
 class Pool:
-    """`copies` equal devices; loss [D + 1] of taking d samples less than the most, inf where not admissible."""
+    """`copies` equal devices; loss [D + 1] of taking d less than the most, inf where not admissible."""
 
     copies: int
     loss: Floats
@@ -135,7 +135,7 @@ def best_split(first: Floats, second: Floats, total: int) -> int:
 
 @dataclass(frozen=True)
 class Filled:
-    """losses[k]: {d: devices of pool k that take d samples less than the most}. proven: the loss is the least."""
+    """losses[k]: {d: devices of pool k that take d less than the most}. proven: the loss is the least."""
 
     losses: tuple[Counter[int], ...]
     proven: bool

@@ -6,10 +6,10 @@ Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps th
        (ZeRO 0, 1: one step, s_j is 0 or 1).
 (1) sum_k,l  l y[k, l] = G
 (2) s_j >= s_(j+1)
-(3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j             for each group and each of its times v_j
+(3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j             for each group, each of its times v_j
 min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
-(3) is Hall's condition: loads can be dealt to steps that are long enough because admissible sets are nested, so that
-no variable says which step a load belongs to. Source: hetplan, for Poplar eq. 1 and Algorithm 2.
+(3) is Hall's condition: the loads that a step admits are nested by its time, so that all loads find a step that
+is long enough, and no variable says which. Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
 
 
 def simple_seconds(problem: PoplarProblem) -> float:
-    """ZeRO 2, 3: time of a plan that one group carries out alone: its best micro-batches, then single samples."""
+    """ZeRO 2, 3: time of a plan of one group alone: its best micro-batches, then single samples."""
     found = []
     for group in problem.groups:
         batch = min(group.peak_batch, problem.total)

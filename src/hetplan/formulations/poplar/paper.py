@@ -1,13 +1,13 @@
 """The paper's own method: Algorithm 1 on each device's curve, splines, then Algorithm 2.
 
-ZeRO 0, 1  speed_i = highest speed of the spline; g_i = floor(G speed_i / sum speed); the rest one by one to the
-           device of the greatest under-utilisation u_i = (T - t_i) speed_i, T = max t_i (eq. 2 and 3).
-ZeRO 2, 3  for every time t of the splines: b_i = the largest batch of at most t seconds, gas = ceil(G / sum b_i),
-           wall = (t + C) gas; the t of least wall, its last step smaller.
-As printed, line 9 divides a time by a speed and calls it idle time, and line 14 takes the minimum; the text says
-"using equation (2) and (3)", "nodes with relatively lower workload", which is what is done here. gas is printed as a
-plain quotient; steps are whole, so it is rounded up. All choices look at the splines, the plan is priced
-on the curves. Source: Poplar (AAAI 2025), Algorithms 1 and 2.
+ZeRO 0, 1  speed_i = highest speed of the spline; g_i = floor(G speed_i / sum speed); the rest one by one to
+           the device of the greatest under-utilisation u_i = (T - t_i) speed_i, T = max t_i (eq. 2 and 3).
+ZeRO 2, 3  for every time t of the splines: b_i = the largest batch of at most t seconds, gas = ceil(G / sum
+           b_i), wall = (t + C) gas; the t of least wall, its last step smaller.
+As printed, line 9 divides a time by a speed and calls it idle time, and line 14 takes the minimum; the text
+says "using equation (2) and (3)", "nodes with relatively lower workload", which is what is done here. gas is
+printed as a plain quotient; steps are whole, so it is rounded up. All choices look at the splines, the plan
+is priced on the curves. Source: Poplar (AAAI 2025), Algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def speeds(curve: Floats) -> Floats:
 
 
 class Shares:
-    """Estimated time and micro-batch of any share of one curve, batches from its peak range where they fit."""
+    """Estimated time and micro-batch of any share of one curve, from its peak range where possible."""
 
     def __init__(self, curve: Floats) -> None:
         self.curve = curve

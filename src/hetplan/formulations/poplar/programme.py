@@ -15,7 +15,6 @@ from hetplan.formulations.poplar.levels import Levels
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.solvers.linear_model import Columns, LinearModel
 
-
 # In units of which the objective has about a thousand.
 SMALLEST_RISE = 1e-9
 
@@ -49,7 +48,7 @@ def build(levels: Levels, per_second: float) -> Programme:
 
 
 def _rises(costs: Floats) -> Floats:
-    """Differences of ascending step costs; those too small for a solver (1e-12 of the objective) wait for the next."""
+    """Differences of ascending step costs; those too small for a solver wait for the next one."""
     rises, paid = np.zeros(len(costs)), 0.0
     for j, cost in enumerate(costs.tolist()):
         if cost - paid >= SMALLEST_RISE:

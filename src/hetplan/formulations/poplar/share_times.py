@@ -1,4 +1,4 @@
-"""ZeRO 0 and 1: the time of one device's share, and a time by which the devices surely get through the batch."""
+"""ZeRO 0 and 1: the time of one device's share, and a time that surely suffices for the batch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,140 @@
+"""Memory and communication of the ZeRO stages.
+
+Model states per parameter in mixed precision with Adam: 2 bytes of weight, 2 of gradient, K = 12 of optimizer
+(fp32 weight, momentum, variance); in fp32: 4, 4 and 8. With a part s of the shards on a device (1/N when
+equal):
+
+    stage 0: w + g + o      1: w + g + s o      2: w + s (g + o)      3: s (w + g + o)
+
+plus the activations of a micro-batch, which ZeRO leaves alone. Stages 2 and 3 hold the whole gradient of the
+layer at work, stage 3 also its weights and those fetched ahead for the next one (hetplan's addition; the
+paper counts states).
+Volumes: all-reduce 2 W (stage 0); reduce-scatter W + all-gather W (1, 2); two all-gathers and a
+reduce-scatter, 3 W (3).
+Source: Rajbhandari et al. 2020 (ZeRO), Sections 3.1, 5 and 7; Poplar (AAAI 2025), appendix "Details about
+ZeRO".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.formulations.poplar.problem import Floats
+from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.workload import PARAM_BYTES, STATE_BYTES_PER_PARAM, Workload
+
+Shards = Literal["equal", "memory"]
+STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest layer;
+    per_sample: activations kept for the backward pass of one sample; layers: how many."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    layer: float
+    per_sample: float
+    layers: int
+
+    @classmethod
+    def of(cls, workload: Workload) -> States:
+        """From the profile's layers; tied parameters count once, as one device holds the whole model."""
+        each = PARAM_BYTES[workload.precision]
+        layers = workload.profile.layers
+        weights = sum(layer.param_bytes for layer in layers)
+        return cls(
+            weights=weights,
+            gradients=weights,
+            optimizer=weights / each * (STATE_BYTES_PER_PARAM - 2 * each),
+            layer=max(layer.param_bytes for layer in layers),
+            per_sample=sum(layer.saved_bytes for layer in layers),
+            layers=len(layers),
+        )
+
+    def resident(self, stage: int, part: float) -> float:
+        """Bytes on a device that holds `part` of the shards, without activations."""
+        check_stage(stage)
+        held = [self.weights, self.gradients, self.optimizer]
+        for sharded in range(3 - stage, 3):  # stage 1: the optimizer; 2: gradients too; 3: weights too
+            held[sharded] *= part
+        at_work = {2: self.layer, 3: 3.0 * self.layer}.get(stage, 0.0)
+        return sum(held) + at_work
+
+    def largest_batch(self, stage: int, part: float, memory: float) -> int:
+        """The largest micro-batch beside the states in `memory` bytes; 0 when none fits."""
+        free = memory - self.resident(stage, part)
+        if free < self.per_sample or free < 0:
+            return 0
+        return int(free / self.per_sample) if self.per_sample > 0 else 10**9
+
+
+def check_stage(stage: int) -> None:
+    """Raise InputError for anything but 0 to 3."""
+    if stage not in STAGES:
+        raise InputError("ZeRO stage", got=stage, expected="0, 1, 2 or 3")
+
+
+def parts(memory: Sequence[float], shards: Shards) -> Floats:
+    """[n] the part of the shards on each device: equal, or in proportion to its memory (bytes)."""
+    if shards == "equal":
+        return np.full(len(memory), 1.0 / len(memory))
+    if shards != "memory":
+        raise InputError("shards", got=shards, expected="equal or memory")
+    sizes = np.array(memory, dtype=float)
+    if not sizes.sum() > 0:
+        raise InputError("shards by memory, but no device has any", expected="memory on some device")
+    return np.asarray(sizes / sizes.sum())
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Seconds of the collectives: in every accumulation step, and once per iteration."""
+
+    per_step: float
+    per_iteration: float
+
+    def overlapped(self, share: float) -> Communication:
+        """What remains visible when `share` (0 to 1) of it hides behind computation."""
+        if not 0 <= share <= 1:
+            raise InputError("overlap", got=share, expected="a share from 0 to 1")
+        return Communication((1 - share) * self.per_step, (1 - share) * self.per_iteration)
+
+
+def communication(states: States, stage: int, cluster: Cluster, held: Floats) -> Communication:
+    """Ring collectives over all devices in the cluster's order, at the slowest link of the ring.
+
+    A collective of W bytes takes (n - 1) (W max part + latency): every round moves one shard, the largest
+    sets the pace. Equal shards give the usual (n - 1) / n W (Patarasuk and Yuan 2009). Stage 3 gathers layer
+    by layer and pays the latency once per layer.
+    """
+    check_stage(stage)
+    bandwidth, latency = ring(cluster)
+    rounds = len(cluster.devices) - 1
+
+    def collective(size: float, share: float, messages: int = 1) -> float:
+        return rounds * (size * share / bandwidth + messages * latency) if rounds else 0.0
+
+    equal, largest = 1.0 / len(cluster.devices), float(held.max())
+    if stage == 0:
+        return Communication(0.0, 2.0 * collective(states.gradients, equal))
+    if stage == 3:
+        gather = collective(states.weights, largest, states.layers)
+        return Communication(2.0 * gather + collective(states.gradients, largest, states.layers), 0.0)
+    reduce, gather = collective(states.gradients, largest), collective(states.weights, largest)
+    return Communication(0.0, reduce + gather) if stage == 1 else Communication(reduce, gather)
+
+
+def ring(cluster: Cluster) -> tuple[float, float]:
+    """(bytes per second, seconds per message) of the slowest link of the ring through all devices."""
+    count = len(cluster.devices)
+    here = np.arange(count)
+    after = (here + 1) % count
+    return float(cluster.bandwidth()[here, after].min()), float(cluster.latency()[here, after].max())
