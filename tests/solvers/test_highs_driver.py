@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from hetplan.solvers.native import Scale
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Progress, Run
-from solvers.milps import knapsack, small
+from milps import knapsack, small
 
 
 def run(**options: object) -> Run:
@@ -116,15 +120,53 @@ def test_cancel_keeps_what_is_known() -> None:
     assert answer.bound < answer.objective
 
 
+def _not_hearing(deaf: list[highs._Listener]) -> Callable[[highs._Listener], None]:
+    """A method in place of `interrupt` that only notes who was asked."""
+
+    def interrupt(listener: highs._Listener) -> None:
+        deaf.append(listener)
+
+    return interrupt
+
+
 def test_cancel_returns_although_highs_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(highs._Listener, "interrupt", lambda self: None)
+    deaf: list[highs._Listener] = []
+    really = highs._Listener.interrupt
+    monkeypatch.setattr(highs._Listener, "interrupt", _not_hearing(deaf))
     going = run(time_limit=12.0)
     threading.Timer(1.5, going.cancel.set).start()
     answer = highs.solve(knapsack(), going)
+    really(deaf[0])
     assert answer.stop is Stop.INTERRUPTED
     assert answer.seconds < 8.0
     assert answer.objective is not None and answer.x is not None
     assert "last report" in answer.message
+
+
+DEEP_IN_AN_LP = """
+import threading
+from hetplan.solvers import highs
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
+from milps import sparse_packing
+going = Run(Options(threads=2))
+model = sparse_packing(20000, 10000, 20).arrays()
+threading.Timer(2.5, going.cancel.set).start()
+print(highs.solve(model, going).stop)
+"""
+
+
+@pytest.mark.slow
+def test_the_process_may_end_while_highs_is_deep_in_an_lp() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", DEEP_IN_AN_LP],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "interrupted\n", "")
 
 
 def test_progress_is_reported_in_the_instances_unit() -> None:

@@ -8,6 +8,7 @@ another number of workers on it).
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 import time
@@ -27,6 +28,7 @@ GAP_SHARE = 0.8
 POLL_SECONDS = 0.02
 # How long native code may go on after it was told to stop before its last report is taken as its answer.
 GRACE_SECONDS = 1.0
+SETTLE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,31 @@ class Latest:
         return poll
 
 
+# Threads that did not stop in time.
+_left: list[threading.Thread] = []
+
+
+def _leave(thread: threading.Thread) -> None:
+    _left[:] = [*(other for other in _left if other.is_alive()), thread]
+
+
+@atexit.register
+def _settle() -> None:
+    """At exit: native code that calls into a dying interpreter aborts the process, so give it time to end.
+
+    What is deep inside an LP then still runs on, but does not call Python either.
+    """
+    deadline = time.perf_counter() + SETTLE_SECONDS
+    for thread in _left:
+        thread.join(max(0.0, deadline - time.perf_counter()))
+
+
 def drive(
-    work: Callable[[], T], *, run: Run, interrupt: Callable[[], None], poll: Callable[[], None]
+    work: Callable[[], T],
+    *,
+    run: Run,
+    interrupt: Callable[[], None],
+    poll: Callable[[], None],
 ) -> T | None:
     """Run `work` in a fresh thread; meanwhile `poll` here, and `interrupt` it once `run` should stop.
 
@@ -139,7 +164,8 @@ def drive(
         finally:
             done.set()
 
-    threading.Thread(target=target, name="hetplan-native", daemon=True).start()
+    thread = threading.Thread(target=target, name="hetplan-native", daemon=True)
+    thread.start()
     asked_at: float | None = None
     try:
         while not done.wait(POLL_SECONDS):
@@ -149,11 +175,13 @@ def drive(
                 asked_at = now if asked_at is None else asked_at
                 interrupt()
                 if now - asked_at > GRACE_SECONDS:
+                    _leave(thread)
                     return None
         poll()
     except BaseException:
         interrupt()
-        done.wait(GRACE_SECONDS)
+        if not done.wait(GRACE_SECONDS):
+            _leave(thread)
         raise
     if failure:
         raise failure[0]

@@ -29,3 +29,15 @@ def knapsack(items: int = 150, rows: int = 60, seed: int = 7) -> LinearModel:
     model.minimize(x, -values)
     model.constant = float(values.sum())
     return model
+
+
+def sparse_packing(items: int, rows: int, entries: int, seed: int = 0) -> LinearModel:
+    """Packing rows of `entries` random items each; 20000 x 10000 x 20 keeps HiGHS in its first LP."""
+    draw = np.random.default_rng(seed)
+    model = LinearModel("packing")
+    x = model.binary("x", (items,))
+    for _ in range(rows):
+        taken = draw.choice(x, entries, replace=False)
+        model.row("capacity", taken, draw.integers(1, 100, entries), upper=50.0 * entries / 3)
+    model.minimize(x, -draw.integers(10, 100, items).astype(float))
+    return model
