@@ -129,14 +129,9 @@ def transgan_layers(
         s * h,
         (Saved("latent", latent, split=False),),
     )
-    widths = (h, h, h // 4, h // 16, h // 64)
-    sizes = [(2 * bottom << i) ** 2 * width for i, width in enumerate(widths)]
-    moves = sum(3 * size for size in sizes)
-    upsample = Layer(
-        "upsample", "upsample", sum(sizes), (Elementwise("upsample", moves, moves),), sizes[-1], ()
-    )
+    upsample = upsampling(h, bottom)
     tokens = (32 * bottom) ** 2
-    assert tokens * narrow.hidden == sizes[-1]
+    assert tokens * narrow.hidden == upsample.output
     pixels = Matmul("pixels", tokens, narrow.hidden, 3)
     last = Layer(
         "head",
@@ -149,3 +144,12 @@ def transgan_layers(
     before = [block(wide, s, i) for i in range(wide.layers)]
     after = [block(narrow, tokens, wide.layers + i) for i in range(narrow.layers)]
     return (first, *before, upsample, *after, last)
+
+
+def upsampling(hidden: int, bottom: int) -> Layer:
+    """From the first resolution to the sixth: two bicubic steps, three pixel shuffles, position vectors."""
+    widths = (hidden, hidden, hidden // 4, hidden // 16, hidden // 64)
+    sizes = [(2 * bottom << i) ** 2 * width for i, width in enumerate(widths)]
+    moves = sum(3 * size for size in sizes)
+    operators = (Elementwise("upsample", moves, moves),)
+    return Layer("upsample", "upsample", sum(sizes), operators, sizes[-1], ())

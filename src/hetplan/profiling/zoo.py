@@ -19,6 +19,8 @@ from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_l
 # Far beyond any context; the squares in attention stay within what files may carry.
 LONGEST_SEQUENCE = 10**8
 
+POPLAR = "size named in Poplar (AAAI 2025); shape chosen by hetplan"
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -107,63 +109,68 @@ def vit(name: str, shape: Transformer) -> ModelSpec:
     return ModelSpec(name, source, None, lambda _: vit_layers(shape), shape.tensor_degree_fits)
 
 
-def _models() -> list[ModelSpec]:
-    """Every built-in; shapes that a paper names without publishing them say so in `source`."""
+def gpt_models() -> list[ModelSpec]:
+    """GPT-2 in its four sizes and as AMP trains it, GLM."""
     radford = "Radford et al. 2019, Table 2"
-    llama2 = "Touvron et al. 2023 (Llama 2), Appendix A.2"
-    llama3 = "Grattafiori et al. 2024 (Llama 3), Table 3"
-    devlin = "Devlin et al. 2019, Section 3"
-    poplar = "size named in Poplar (AAAI 2025); shape chosen by hetplan"
-    wide = {"kv_heads": 8, "vocabulary": 128256}
-    moe = Experts(count=8, active=2, every=2)
+    amp = "AMP (NeurIPS 2022), Section 4.1: L = 24, H = 1024; vocabulary padded as in its release"
+    named = "size named in Astra; shape chosen by hetplan"
     return [
         text_model("gpt2", radford, 1024, gpt2(12, 768, 12)),
         text_model("gpt2-medium", radford, 1024, gpt2(24, 1024, 16)),
         text_model("gpt2-large", radford, 1024, gpt2(36, 1280, 20)),
         text_model("gpt2-xl", radford, 1024, gpt2(48, 1600, 25)),
-        text_model(
-            "gpt2-amp",
-            "AMP (NeurIPS 2022), Section 4.1: L = 24, H = 1024; vocabulary padded as in its release",
-            1024,
-            gpt2(24, 1024, 16, vocabulary=52256),
-        ),
-        text_model("llama-0.5b", poplar, 2048, llama(21, 1280, 20, 3456)),
-        text_model(
-            "llama-1.1b",
-            "TinyLlama (Zhang et al. 2024), Table 1",
-            2048,
-            llama(22, 2048, 32, 5632, kv_heads=4),
-        ),
+        text_model("gpt2-amp", amp, 1024, gpt2(24, 1024, 16, vocabulary=52256)),
+        text_model("glm-67b", named, 2048, glm(80, 8192, 64, 22528)),
+        text_model("glm-130b", "Zeng et al. 2023 (GLM-130B), appendix", 2048, glm(70, 12288, 96, 32768)),
+    ]
+
+
+def llama_models() -> list[ModelSpec]:
+    """Llama 2, Llama 3, TinyLlama, and Poplar's small one."""
+    llama2 = "Touvron et al. 2023 (Llama 2), Appendix A.2"
+    llama3 = "Grattafiori et al. 2024 (Llama 3), Table 3"
+    tiny = "TinyLlama (Zhang et al. 2024), Table 1"
+    wide = {"kv_heads": 8, "vocabulary": 128256}
+    return [
+        text_model("llama-0.5b", POPLAR, 2048, llama(21, 1280, 20, 3456)),
+        text_model("llama-1.1b", tiny, 2048, llama(22, 2048, 32, 5632, kv_heads=4)),
         text_model("llama2-7b", llama2, 4096, llama(32, 4096, 32, 11008)),
         text_model("llama2-13b", llama2, 4096, llama(40, 5120, 40, 13824)),
         text_model("llama2-70b", llama2, 4096, llama(80, 8192, 64, 28672, kv_heads=8)),
         text_model("llama3-8b", llama3, 8192, llama(32, 4096, 32, 14336, **wide)),
         text_model("llama3-70b", llama3, 8192, llama(80, 8192, 64, 28672, **wide)),
-        text_model("glm-67b", "size named in Astra; shape chosen by hetplan", 2048, glm(80, 8192, 64, 22528)),
-        text_model("glm-130b", "Zeng et al. 2023 (GLM-130B), Table 11", 2048, glm(70, 12288, 96, 32768)),
+    ]
+
+
+def bert_models() -> list[ModelSpec]:
+    """BERT, Poplar's larger one, and HAP's mixture of experts."""
+    devlin = "Devlin et al. 2019, Section 3"
+    hap = "HAP (EuroSys 2024), Section 7: BERT-base, top-2 experts in every second block; 8 experts"
+    moe = Experts(count=8, active=2, every=2)
+    return [
         text_model("bert-base", devlin, 512, bert(12, 768, 12, 3072)),
         text_model("bert-large", devlin, 512, bert(24, 1024, 16, 4096)),
-        text_model("bert-1.1b", poplar, 512, bert(20, 2048, 32, 8448)),
-        text_model(
-            "bert-moe",
-            "HAP (EuroSys 2024), Section 7.1: BERT-base, top-2 experts in every second block; 8 experts",
-            512,
-            bert(12, 768, 12, 3072, experts=moe),
-        ),
+        text_model("bert-1.1b", POPLAR, 512, bert(20, 2048, 32, 8448)),
+        text_model("bert-moe", hap, 512, bert(12, 768, 12, 3072, experts=moe)),
+    ]
+
+
+def image_models() -> list[ModelSpec]:
+    """ViT, VGG and AMP's generator."""
+    simonyan = "Simonyan and Zisserman 2015, Table 1 (E)"
+    return [
         vit("vit-base", encoder(768, 12, 12, 3072)),
         vit("vit-large", encoder(1024, 24, 16, 4096)),
-        ModelSpec(
-            "vgg19",
-            "Simonyan and Zisserman 2015, Table 1 (E)",
-            None,
-            lambda _: vgg_layers(),
-            lambda tp: tp == 1,
-        ),
+        ModelSpec("vgg19", simonyan, None, lambda _: vgg_layers(), lambda tensor: tensor == 1),
         transgan(),
     ]
 
 
-BUILT_IN: dict[str, ModelSpec] = {model.name: model for model in _models()}
+BUILT_IN: dict[str, ModelSpec] = {
+    model.name: model
+    for models in (gpt_models, llama_models, bert_models, image_models)
+    for model in models()
+}
 
 
 def built_in(name: str) -> ModelSpec:
