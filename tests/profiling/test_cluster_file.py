@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
@@ -151,6 +151,7 @@ nodes = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(nodes, min_size=1, max_size=4))
 def test_matrices_are_symmetric_and_follow_the_rule(entries: list[dict[str, object]]) -> None:
     file = ClusterFile.model_validate(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
@@ -152,6 +152,7 @@ def test_errors_name_the_place(tmp_path: Path, change: str, value: Any, message:
     assert "\n" not in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6))
 def test_default_micro_batches_are_few_divisors(global_batch: int) -> None:
     sizes = default_micro_batches(global_batch)
