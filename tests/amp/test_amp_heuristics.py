@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, heuristics, optimum_of
-from hetplan.formulations.amp.annealing import Moves
+from hetplan.formulations.amp.annealing import Moves, accepts
 from hetplan.formulations.amp.baselines import megatron_trials
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.formulations.amp.paper import rank, solve_released
+from hetplan.formulations.amp.paper import average, rank, solve_released
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration, compile_problem
 from hetplan.formulations.amp.strategy import place
@@ -143,6 +143,43 @@ def test_the_released_rules_differ_where_they_should() -> None:
     assert solve_released(shuffled, Run()).decision is not None
 
 
+def test_averages_by_hand() -> None:
+    """Types by their count, links by pipelines, all-reduces by tensor groups; S by the slowest group."""
+    document = homogeneous(2, (2, 2)).model_dump()
+    document["devices"][3]["type"] = "b"
+    for tensor in (1, 2):
+        entry = {"type": "b", "tensor": tensor, "micro_batch": 2, "seconds": [6.0, 10.0]}
+        document["layer_seconds"].append(entry)
+    for a, b, value in ((0, 2, 4.0), (1, 3, 20.0), (2, 3, 50.0)):
+        document["bandwidth"][a][b] = document["bandwidth"][b][a] = value
+    problem = compile_problem(AmpData.model_validate(document))
+    pipelines = Configuration(2, 2, 1, 2, 4)
+    found = average(problem, pipelines, np.arange(4).reshape(2, 2, 1))
+    assert found.layer.tolist() == [(3 * 2 + 6) / 4, (3 * 2 + 10) / 4]
+    assert found.link == pytest.approx(np.full((1, 2), 2 * (1 / 4 + 1 / 20) / 2))
+    assert found.sync == pytest.approx([1 / 100, 1 / 50])
+    groups = average(problem, Configuration(2, 1, 2, 2, 8), np.arange(4).reshape(2, 1, 2))
+    reduce_seconds = 2 * (1 / 100 + 1 / 50) / 2
+    assert groups.layer == pytest.approx([(3 + 6) / 4 + reduce_seconds, (3 + 10) / 4 + reduce_seconds])
+
+
+def test_the_released_code_splits_evenly_for_one_micro_batch() -> None:
+    """The printed programme avoids the heavy link behind layer 1, the released code does not look."""
+    document = homogeneous(4, (2,), global_batch=1).model_dump()
+    document["layers"][1]["activation_bytes"] = 1e3
+    data = AmpData.model_validate(document)
+    cuts = [
+        next(
+            each.strategy.cut.tolist()
+            for each in rank(data, released=flag).candidates
+            if each.strategy.cut.size == 3
+        )
+        for flag in (False, True)
+    ]
+    assert cuts[0] != [0, 2, 4]
+    assert cuts[1] == [0, 2, 4]
+
+
 def test_memory_makes_amp_step_back_and_say_so() -> None:
     """Everything replicated does not fit; the next estimate that fits is returned."""
     memory = {
@@ -268,3 +305,14 @@ def test_annealing_moves_keep_placements_whole() -> None:
             assert sorted(state.placement.reshape(-1).tolist()) == list(range(problem.devices))
             place(problem, state.configuration, state.placement)
         assert len(seen) > 5
+
+
+def test_annealing_takes_worse_neighbours_as_often_as_it_says() -> None:
+    infinite = float("inf")
+    assert accepts(2.0, 1.0, 1e-9, 0.999)
+    assert accepts(1.0, 1.0, 1e-9, 0.999)
+    assert accepts(infinite, infinite, 1.0, 0.999)
+    assert accepts(infinite, 1.0, 1.0, 0.999)
+    assert not accepts(1.0, infinite, 10.0, 0.0)
+    assert accepts(1.0, 1.0 + 10 * np.log(2), 10.0, 0.49)
+    assert not accepts(1.0, 1.0 + 10 * np.log(2), 10.0, 0.51)

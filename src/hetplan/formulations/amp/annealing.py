@@ -100,9 +100,7 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
             found, cut = energy_of(problem, candidate, run)
             best = better(best, found, candidate, cut)
             temperature = START_TEMPERATURE * (1 - step / STEPS)
-            # energies of +inf on both sides: any move is as good as staying
-            rise = found - energy if math.isfinite(found) or math.isfinite(energy) else 0.0
-            if rise <= 0 or moves.rng.random() < math.exp(-rise / temperature):
+            if accepts(energy, found, temperature, moves.rng.random()):
                 state, energy = candidate, found
                 accepted += 1
             step += 1
@@ -116,6 +114,14 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
         message="" if best else reason,
         details={"steps": step, "accepted": accepted},
     )
+
+
+def accepts(energy: float, found: float, temperature: float, draw: float) -> bool:
+    """Metropolis' rule: a better or equal neighbour always, a worse one where `draw` < exp(-rise / T).
+
+    Both +inf (nothing fits in memory) count as equal: any move is as good as staying.
+    """
+    return found <= energy or draw < math.exp((energy - found) / temperature)
 
 
 def energy_of(problem: AmpProblem, state: State, run: Run) -> tuple[float, Ints | None]:
