@@ -1,0 +1,112 @@
+"""The entry `hetplan`: one Typer application, one place where errors become a line and an exit code.
+
+Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file or an option cannot be
+used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from hetplan.cli import check, doctor, library, schema, solve
+from hetplan.errors import HetplanError, one_line
+
+BROKEN_PIPE = 141
+ABORTED = 130
+BUG = 3
+COMPLETING = "_HETPLAN_COMPLETE"
+
+app = typer.Typer(
+    name="hetplan",
+    help="Plan the training of one model on mixed GPUs, with a proven bound on every plan.",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("solve")(solve.solve)
+app.command("check")(check.check)
+app.add_typer(library.app, name="instances")
+app.command("schema")(schema.schema)
+app.command("doctor")(doctor.doctor)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        from hetplan import __version__
+
+        typer.echo(f"hetplan {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Plan the training of one model on mixed GPUs, with a proven bound on every plan."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+# typer's exception for what a user got wrong has no public name; its subclass has.
+_USAGE_ERROR: type[Exception] = next(
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException" and issubclass(c, Exception)
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code and prints at most one line for any error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        returned = app(
+            args=None if arguments is None else list(arguments), prog_name="hetplan", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except SystemExit as error:  # typer's way out of shell completion, and out of a closed pipe
+        return error.code if COMPLETING in os.environ and isinstance(error.code, int) else BROKEN_PIPE
+    except BrokenPipeError:
+        # What is left in the buffer must not be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        return complain("aborted", ABORTED)
+    except _USAGE_ERROR as error:
+        return complain(usage_text(error), 2, error)
+    except HetplanError as error:
+        return complain(str(error), error.exit_code, error)
+    except Exception as error:  # noqa: BLE001 (the last boundary: a bug is one line too, debugging shows it all)
+        hint = "this is a bug; HETPLAN_DEBUG=1 shows where"
+        return complain(f"{type(error).__name__}: {error} ({hint})", BUG, error)
+    return returned if isinstance(returned, int) else 0
+
+
+def usage_text(error: BaseException) -> str:
+    """What typer says of a wrong option or argument, as one sentence."""
+    format_message = getattr(error, "format_message", error.__str__)
+    text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def complain(text: str, code: int, error: BaseException | None = None) -> int:
+    """One line on stderr (and the traceback where HETPLAN_DEBUG is set); returns `code`."""
+    if error is not None and os.environ.get("HETPLAN_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"hetplan: error: {one_line(text)}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

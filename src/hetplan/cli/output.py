@@ -1,0 +1,94 @@
+"""What the commands print: JSON or tables on stdout, everything else on stderr; files only when whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetplan.errors import InputError
+from hetplan.text import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Where stdout is no terminal, nobody folds the lines: give tables room.
+PLAIN_WIDTH = 160
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout (escaped where the terminal's encoding is not UTF-8)."""
+    from hetplan.files import to_json
+
+    text = to_json(document)
+    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+        text = "".join(c if ord(c) < 128 else _escaped(c) for c in text)
+    sys.stdout.write(text)
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Tables for people on stdout."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, width=None if terminal else PLAIN_WIDTH, highlight=False)
+    for table in tables:
+        _print_table(console, table)
+
+
+def _print_table(console: Console, table: Table) -> None:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    headed = any(table.header)
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=headed)
+    for i, name in enumerate(table.header):
+        grid.add_column(Text(name), justify="right" if i in table.right else "left", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*map(Text, map(visible, row)))
+    if table.title:
+        console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
+    if table.header:
+        console.print(grid)
+    for note in table.notes:
+        console.print(Text(visible(note)), soft_wrap=True)
+    console.print()
+
+
+def visible(text: str) -> str:
+    """`text` from a file without control characters, which would reach the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def note(text: str) -> None:
+    """A line on stderr that is no error."""
+    print(f"hetplan: {visible(text)}", file=sys.stderr, flush=True)
+
+
+def check_target(path: Path | None) -> None:
+    """Refuse an output file that cannot be written before hours are spent on what should go into it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError("is a folder, expected a file name", where=str(path))
+    folder = path.parent
+    if not folder.is_dir():
+        raise InputError("no such folder", where=str(folder))
+    if not os.access(folder, os.W_OK):
+        raise InputError("folder cannot be written to", where=str(folder))
+
+
+def write_document(path: Path | None, document: Any) -> None:
+    """The document as a JSON file, atomically; nothing without a path."""
+    if path is not None:
+        from hetplan.files import to_json, write_text
+
+        write_text(path, to_json(document))

@@ -1,0 +1,61 @@
+"""`hetplan schema`: the JSON schema of each kind of file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from hetplan.cli.output import print_json
+from hetplan.errors import InputError
+
+
+class Kind(StrEnum):
+    """Files that have a schema."""
+
+    INSTANCE = "instance"
+    DECISION = "decision"
+    PLAN = "plan"
+    CLUSTER = "cluster"
+    PROFILE = "profile"
+
+
+# Kind -> the pydantic model of its file.
+MODELS = {
+    Kind.PLAN: "hetplan.runtime.plan:PlanFile",
+    Kind.CLUSTER: "hetplan.profiling.cluster:ClusterFile",
+    Kind.PROFILE: "hetplan.profiling.profile:Profile",
+}
+
+
+def schema(
+    kind: Annotated[Kind, typer.Argument(help="Which file.")],
+    problem: Annotated[
+        str | None, typer.Option("--problem", help="For instance and decision: of one problem only.")
+    ] = None,
+) -> int:
+    """Print the JSON schema of a file."""
+    if problem is not None and kind not in (Kind.INSTANCE, Kind.DECISION):
+        raise InputError(f"--problem does not go with schema {kind}", expected="instance or decision")
+    print_json(schema_document(kind, problem))
+    return 0
+
+
+def schema_document(kind: Kind, problem: str | None = None) -> dict[str, Any]:
+    """The schema as JSON types; raises InputError for an unknown problem."""
+    from hetplan.solvers.registry import load
+
+    if kind is Kind.INSTANCE:
+        from hetplan.instances.envelope import instance_schema
+
+        return instance_schema(problem)
+    if kind is Kind.DECISION:
+        from hetplan.formulations import family
+
+        if problem is None:
+            raise InputError("schema decision needs --problem")
+        document: dict[str, Any] = family(problem).load_decision().model_json_schema()
+    else:
+        document = load(MODELS[kind]).model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}

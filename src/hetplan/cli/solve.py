@@ -1,0 +1,187 @@
+"""`hetplan solve`: run methods on one instance and print each result with its proven bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetplan.cli import sources
+from hetplan.cli.options import (
+    GapOption,
+    JsonOption,
+    NativeOption,
+    OutputOption,
+    PyomoOption,
+    QuietOption,
+    SeedOption,
+    ThreadsOption,
+    TimeOption,
+    make_options,
+    split_list,
+)
+from hetplan.cli.output import check_target, print_json, print_tables, write_document
+from hetplan.cli.progress import watched
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.text import Table, number_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from hetplan.instances.envelope import Instance
+    from hetplan.solvers.options import Options
+    from hetplan.solvers.registry import Family
+    from hetplan.solvers.result import Result
+
+
+def solve(
+    instance: Annotated[
+        str,
+        typer.Argument(
+            help="Instance file, - for standard input, or a name from `hetplan instances list`.",
+            autocompletion=sources.complete_instance,
+        ),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", metavar="NAME[,NAME…]|all", help="Methods to run; default auto."),
+    ] = None,
+    time_limit: TimeOption = None,
+    gap: GapOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = None,
+    native: NativeOption = None,
+    pyomo_solver: PyomoOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
+    quiet: QuietOption = False,
+) -> int:
+    """Solve an instance and print each method's result with its proven bound.
+
+    Exit code 0 when every result is optimal or feasible, 1 when one is infeasible or unknown.
+    """
+    from hetplan.instances.answers import answer_document
+
+    check_target(output)
+    options = make_options(
+        time_limit=time_limit, gap=gap, threads=threads, seed=seed, native=native, pyomo_solver=pyomo_solver
+    )
+    found = sources.open_instance(instance)
+    methods = chosen_methods(found.family, method)
+    results = run_methods(found, methods, options, quiet=quiet)
+    document = answer_document(found, results, options.as_dict())
+    write_document(output, document)
+    if json:
+        print_json(document)
+    else:
+        print_tables(result_tables(found, results))
+    return 0 if all(result.status in ("optimal", "feasible") for result in results) else 1
+
+
+def chosen_methods(family: Family, wanted: Sequence[str] | None) -> list[str]:
+    """The methods named, each checked and once; `all` stands for every method of the family."""
+    names = split_list(wanted) if wanted is not None else ["auto"]
+    if not names:
+        raise InputError("no method named", where="--method", expected="at least one")
+    if "all" in names:
+        names = [method.name for method in family.methods] + [name for name in names if name != "all"]
+    return [family.method(name).name for name in dict.fromkeys(names)]
+
+
+def run_methods(
+    instance: Instance, methods: Sequence[str], options: Options, *, quiet: bool
+) -> list[Result[Any]]:
+    """One result per method, in order; after Ctrl-C the methods that have not begun say so.
+
+    A single method that cannot take the instance raises UnsupportedError; among several it is one result.
+    """
+    from hetplan.solvers.registry import solve as solve_one
+    from hetplan.solvers.run import Run
+
+    results: list[Result[Any]] = []
+    stopped = False
+    for method in methods:
+        run = Run(options)
+        if stopped:
+            results.append(
+                no_result(method, options, "not begun: stopped from the keyboard", interrupted=True)
+            )
+            continue
+
+        def work(method: str = method, run: Run = run) -> Result[Any]:
+            return solve_one(instance.family, instance.data, method, run)
+
+        try:
+            results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
+        except UnsupportedError as error:
+            if len(methods) == 1:
+                raise
+            results.append(no_result(method, options, str(error)))
+        stopped = run.cancelled
+    return results
+
+
+def no_result(method: str, options: Options, message: str, *, interrupted: bool = False) -> Result[Any]:
+    """A result that knows nothing but why."""
+    from hetplan.solvers.result import Result, Stop
+
+    return Result(
+        method=method,
+        stop=Stop.INTERRUPTED if interrupted else Stop.ERROR,
+        decision=None,
+        objective=None,
+        bound=None,
+        build_seconds=0.0,
+        solve_seconds=0.0,
+        solver="none",
+        options=options.as_dict(),
+        seed=options.seed,
+        message=message,
+    )
+
+
+def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> list[Table]:
+    """One line per method; then the best decision as its family describes it."""
+    bounds = [result.bound for result in results if result.bound is not None]
+    best_bound = max(bounds, default=None)
+    rows = tuple(
+        (
+            result.method,
+            result.status,
+            number_text(result.objective, 8),
+            number_text(result.bound, 8),
+            percent_text(result.gap),
+            percent_text(excess(result.objective, best_bound)),
+            seconds_text(result.seconds),
+            result.message,
+        )
+        for result in results
+    )
+    header = ("method", "status", "objective", "bound", "gap", "above best bound", "time", "message")
+    title = f"{instance.name} ({instance.problem}: {instance.family.title})"
+    tables = [Table(title, header, rows, right=(2, 3, 4, 5, 6))]
+    solved = [result for result in results if result.objective is not None]
+    if solved:
+        best = min(solved, key=lambda result: result.objective or 0.0)
+        tables += describe(instance, best.decision, best.method)
+    return tables
+
+
+def excess(objective: float | None, bound: float | None) -> float | None:
+    """By how much an objective exceeds the best bound that any method proved, relative to that bound."""
+    if objective is None or bound is None or bound <= 0:
+        return None
+    return max(0.0, objective / bound - 1.0)
+
+
+def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
+    """The decision as tables of its family, else as JSON on a note."""
+    from hetplan.files import to_json
+    from hetplan.instances.envelope import plain
+    from hetplan.solvers.registry import load
+
+    if instance.family.describe is None:
+        return [Table(f"decision of {source}", (), (), notes=(to_json(plain(decision)).rstrip(),))]
+    tables: list[Table] = load(instance.family.describe)(instance.data, decision)
+    first = tables[0]
+    title = f"decision of {source}: {first.title}"
+    return [Table(title, first.header, first.rows, first.notes, first.right), *tables[1:]]

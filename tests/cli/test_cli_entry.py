@@ -1,0 +1,278 @@
+"""The program around the commands: help, version, library, schemas, doctor, signals, pipes, loading times."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hetplan as package
+from fakes.cli import Call, Write
+from hetplan.instances.library import find, library
+
+COMMANDS = ("solve", "check", "instances", "schema", "doctor")
+# `hetplan` with the fake problem registered, as a program of its own.
+PROGRAM = (
+    "import sys; from hetplan.formulations import FAMILIES; FAMILIES['fake'] = 'fakes.family:FAMILY'; "
+    "from hetplan.cli.main import main; sys.exit(main())"
+)
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """The program as a process of its own, in its own process group."""
+    tests = Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(tests)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def test_help_and_version(hetplan: Call) -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        ran = hetplan(*arguments)
+        assert (ran.code, ran.err) == (0, "")
+        assert all(command in ran.out for command in COMMANDS)
+    assert hetplan("--version").out == f"hetplan {package.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command(hetplan: Call, command: str) -> None:
+    ran = hetplan(command, "--help")
+    assert ran.code == 0
+    assert f"hetplan {command}" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("frobnicate",), "no such command 'frobnicate'"),
+        (("--frobnicate",), "no such option"),
+        (("solve",), "missing argument"),
+        (("check", "x"), "missing argument"),
+        (("instances", "frobnicate"), "no such command 'frobnicate'"),
+        (("schema", "frobnicate"), "'frobnicate' is not one of 'instance'"),
+        (("schema", "instance", "--problem", "tsp"), "unknown problem (got 'tsp'"),
+        (("schema", "cluster", "--problem", "amp"), "--problem does not go with schema cluster"),
+        (("schema", "decision"), "schema decision needs --problem"),
+        (("instances", "list", "--problem", "tsp"), "--problem: unknown problem (got 'tsp'"),
+        (("instances", "show", "nothing"), "neither a file nor an instance of the library"),
+        (("instances", "show", "nothing", "--best"), "no best-known record (got 'nothing')"),
+    ],
+)
+def test_usage_errors_are_one_line(hetplan: Call, arguments: tuple[str, ...], message: str) -> None:
+    assert message in hetplan(*arguments).error
+
+
+def test_no_solver_is_loaded_before_it_is_used() -> None:
+    code = (
+        "import sys; from hetplan.cli.main import main; main(['--help']); "
+        "heavy = {'ortools', 'highspy', 'pyomo', 'numba', 'numpy', 'pydantic', 'torch', 'yaml', 'rich'}; "
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_list(hetplan: Call) -> None:
+    rows = hetplan("instances", "list", "--json").json["instances"]
+    assert [(row["problem"], row["name"]) for row in rows] == [(e.problem, e.name) for e in library()]
+    tiny = next(row for row in rows if row["name"] == "tiny-mixed")
+    assert (tiny["status"], tiny["gap"]) == ("optimal", 0.0)
+    assert "tiny-mixed" in hetplan("instances", "list", "--problem", "amp").out
+    assert hetplan("instances", "list", "--name", "no*", "--json").json == {"instances": []}
+
+
+def test_show(hetplan: Call) -> None:
+    entry = find("tiny-mixed")
+    assert entry is not None
+    assert hetplan("instances", "show", "tiny-mixed", "--json").json == json.loads(entry.file.read_text())
+    assert hetplan("instances", "show", "tiny-mixed", "--best").json == json.loads(
+        entry.best_file.read_text()
+    )
+    text = hetplan("instances", "show", "tiny-mixed").out
+    assert "Made up" in text and "0.40216 by enumeration" in text
+
+
+def test_validate(hetplan: Call, numbers: Write, tmp_path: Path) -> None:
+    good, wrong = numbers(1, 2), tmp_path / "wrong.json"
+    wrong.write_text("{}")
+    ran = hetplan("instances", "validate", good)
+    assert (ran.code, ran.out) == (0, f"{good}: fake instance 'numbers', valid\n")
+    ran = hetplan("instances", "validate", good, wrong, "--json")
+    assert ran.code == 2
+    assert [row["valid"] for row in ran.json["files"]] == [True, False]
+    assert ran.err.startswith(f"hetplan: error: {wrong}: format:")
+
+
+@pytest.mark.parametrize("kind", ["instance", "cluster", "profile"])
+def test_schemas(hetplan: Call, kind: str) -> None:
+    schema = hetplan("schema", kind).json
+    assert schema["$schema"].startswith("https://json-schema.org/")
+
+
+def test_schema_of_one_problem(hetplan: Call) -> None:
+    schema = hetplan("schema", "instance", "--problem", "amp").json
+    assert schema["properties"]["problem"]["const"] == "amp"
+    decision = hetplan("schema", "decision", "--problem", "amp").json
+    assert "placement" in decision["properties"]
+
+
+def test_doctor(hetplan: Call) -> None:
+    ran = hetplan("doctor", "--json")
+    assert ran.code == 0, ran.out
+    assert ran.json["hetplan"] == package.__version__
+    assert ran.json["packages"]["ortools"]
+    assert ran.json["cores"] >= 1
+    assert all(check["ok"] for check in ran.json["checks"])
+
+
+def test_doctor_tells_what_is_missing(hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetplan.cli.doctor.PACKAGES", ("numpy", "no-such-package"))
+    ran = hetplan("doctor")
+    assert ran.code == 1
+    assert "FAILED" in ran.out and "no-such-package" in ran.out
+
+
+def test_gpus_by_nvidia_smi(tmp_path: Path, hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Tesla T4, 15360, 535.104'\necho 'Odd, [N/A], 1'\necho rubbish\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert hetplan("doctor", "--json").json["gpus"] == [
+        {"name": "Tesla T4", "memory_bytes": 15360 * 2**20, "driver": "535.104"},
+        {"name": "Odd", "memory_bytes": None, "driver": "1"},
+    ]
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert hetplan("doctor", "--json").json["gpus"] is None
+
+
+def test_completion_script(hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ
+        | {
+            "_HETPLAN_COMPLETE": "complete_bash",
+            "COMP_WORDS": "hetplan solve tiny",
+            "COMP_CWORD": "2",
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "tiny-mixed" in ran.stdout
+
+
+def wait_for(process: subprocess.Popen[str], seconds: float = 60) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def interrupt(process: subprocess.Popen[str], marker: Path) -> None:
+    """Ctrl-C, once the process is at work (it says so by writing `marker`)."""
+    deadline = time.monotonic() + 60
+    while not marker.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the fake methods touch when they begin."""
+    marker = tmp_path / "at-work"
+    monkeypatch.setenv("FAKE_MARKER", str(marker))
+    return marker
+
+
+def test_first_interrupt_prints_what_is_found(numbers: Write, at_work: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    process = start("solve", numbers(3, 1), "-m", "patient,first", "--json", "-o", target)
+    interrupt(process, at_work)
+    code, out, err = wait_for(process)
+    assert "stopping with what is found so far" in err
+    patient, first = json.loads(out)["results"]
+    assert (patient["status"], patient["objective"], patient["bound"]) == ("feasible", 3.0, 0.5)
+    assert patient["stop"] == "interrupted"
+    assert (first["status"], first["message"]) == ("unknown", "not begun: stopped from the keyboard")
+    assert code == 1
+    assert json.loads(target.read_text()) == json.loads(out)
+
+
+def test_second_interrupt_aborts(numbers: Write, at_work: Path) -> None:
+    process = start("solve", numbers(3, 1), "-m", "deaf", "--json")
+    interrupt(process, at_work)
+    assert process.stderr is not None
+    while "stopping" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, out, err = wait_for(process)
+    assert (code, out) == (130, "")
+    assert err.endswith("hetplan: error: aborted\n")
+
+
+def test_broken_pipe(tmp_path: Path) -> None:
+    process = start("instances", "show", "tiny-mixed", "--json", bufsize=0)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr.read() == ""
+
+
+def test_progress_lines_without_a_terminal(
+    hetplan: Call, numbers: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetplan.cli.progress.FIRST", 0.2)
+    monkeypatch.setattr("hetplan.cli.progress.TICK", 0.05)
+    ran = hetplan("solve", numbers(3, 1), "-m", "patient", "--time-limit", "1.0", "--json")
+    assert ran.json["results"][0]["stop"] == "limit"
+    lines = ran.err.splitlines()
+    assert 1 <= len(lines) <= 3
+    assert "numbers: patient: 0 s, incumbent 3, bound 0.5, gap 83.3 %, waiting" in lines[0]
+    assert hetplan("solve", numbers(3, 1), "-m", "patient", "--time-limit", "0.5", "-q").err == ""
+
+
+def test_progress_on_a_terminal_goes_away(numbers: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from hetplan.cli.progress import Live
+    from hetplan.solvers.run import Progress
+
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    live = Live("x")
+    live.update(Progress(0.5, None, None))
+    assert live.status is None, "nothing within the first second"
+    live.update(Progress(2.0, 1.0, 0.9))
+    assert live.status is not None
+    live.close()
+    assert "incumbent 1" in stream.getvalue() or stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_of_standard_output(numbers: Write, encoding: str, tmp_path: Path) -> None:
+    path = numbers(3, name="n")
+    path.write_text(path.read_text().replace('"name": "n"', '"name": "né \\ud83d\\ude00 中"'))
+    for flags in (["--json"], []):
+        process = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "solve", str(path), *flags],
+            env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            capture_output=True,
+            check=False,
+        )
+        assert (process.returncode, process.stderr) == (0, b"")
+        if flags:
+            assert json.loads(process.stdout.decode(encoding))["instance"] == "né 😀 中"

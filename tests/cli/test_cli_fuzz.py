@@ -1,0 +1,99 @@
+"""Damaged files through the real entry: always exit code 0, 1 or 2, one line of error, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from amp.generate import instance as amp_data
+from fakes.cli import Call, Ran
+from fuzzing.mutations import as_json, check_one_line, damage, mutate
+from hetplan.instances.envelope import Instance
+from hetplan.instances.library import find
+
+BLOCK = 52  # files per test; five tests of edits and five of bytes for each kind
+
+
+def check(ran: Ran) -> None:
+    """The one promise: a code of the contract, and either output or one line of error."""
+    assert ran.code in (0, 1, 2), ran.err
+    if ran.code == 2:
+        check_one_line(ran.error)
+    else:
+        assert ran.out
+
+
+def document(seed: int) -> dict[str, Any]:
+    """A valid amp instance file."""
+    return Instance(problem="amp", name="tiny", origin="generated", data=amp_data(seed)).document()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_instances(hetplan: Call, tmp_path: Path, block: int) -> None:
+    """520 damaged instance files, half by edits and half by bytes."""
+    path = tmp_path / "f.json"
+    codes = []
+    for i in range(BLOCK):
+        rng = Random(f"instance {block} {i}")
+        made = document(rng.randrange(30))
+        wrong = as_json(mutate(rng, made)) if block % 2 else damage(rng, as_json(made))
+        path.write_bytes(wrong)
+        ran = hetplan("instances", "validate", path)
+        check(ran)
+        codes.append(ran.code)
+    assert codes.count(2) > BLOCK / 3
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_decisions(hetplan: Call, tmp_path: Path, block: int) -> None:
+    """520 damaged decisions, raw ones and whole answers, against a good instance."""
+    entry = find("tiny-mixed")
+    assert entry is not None
+    best = entry.best_known()
+    assert best is not None
+    result = {"method": "m", "objective": best.objective, "bound": best.bound, "decision": best.decision}
+    answer = {"instance": "tiny-mixed", "problem": "amp", "results": [result]}
+    path = tmp_path / "d.json"
+    codes = []
+    for i in range(BLOCK):
+        rng = Random(f"decision {block} {i}")
+        made: Any = rng.choice((best.decision, answer, best.model_dump(mode="json")))
+        wrong = as_json(mutate(rng, made)) if block % 2 else damage(rng, as_json(made))
+        path.write_bytes(wrong)
+        ran = hetplan("check", "tiny-mixed", path, "--json")
+        check(ran)
+        codes.append(ran.code)
+    assert codes.count(2) > BLOCK / 3
+    assert codes.count(1) > 0 or block % 2 == 0
+
+
+def test_solving_odd_numbers(hetplan: Call, tmp_path: Path) -> None:
+    """Instances with zeros, huge and tiny numbers pass their schema; no method falls over them."""
+    path = tmp_path / "f.json"
+    codes = []
+    for i in range(60):
+        rng = Random(f"solve {i}")
+        path.write_bytes(as_json(odd_numbers(rng, document(rng.randrange(30)))))
+        ran = hetplan("solve", path, "--json", "-m", "auto,paper", "--threads", 1, "--time-limit", 5)
+        check(ran)
+        codes.append(ran.code)
+        if ran.code < 2:
+            json.dumps(ran.json, allow_nan=False)
+    assert codes.count(2) < 20
+
+
+def odd_numbers(rng: Random, value: Any) -> Any:
+    """`value` with one in six of its floats replaced by something that is allowed and unlikely."""
+    if isinstance(value, dict):
+        return {key: odd_numbers(rng, item) for key, item in value.items() if key != "bandwidth"} | (
+            {"bandwidth": value["bandwidth"]} if "bandwidth" in value else {}
+        )
+    if isinstance(value, list):
+        return [odd_numbers(rng, item) for item in value]
+    if isinstance(value, float) and rng.random() < 1 / 6:
+        return rng.choice((0.0, 5e-324, 1e-300, 1e-12, 1e12, 1e30))
+    return value

@@ -1,0 +1,292 @@
+"""`hetplan solve` and `hetplan check`: the contract of their documents and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.cli import Call, Write
+from hetplan.instances.library import find
+
+KEYS = ("method", "status", "objective", "bound", "gap", "seconds", "decision")
+
+
+def test_document(hetplan: Call, numbers: Write) -> None:
+    ran = hetplan("solve", numbers(3, 1, 2), "--method", "auto,first", "--json", "--seed", 7)
+    assert (ran.code, ran.err) == (0, "")
+    assert (ran.json["instance"], ran.json["problem"]) == ("numbers", "fake")
+    exact, first = ran.json["results"]
+    assert tuple(exact)[: len(KEYS)] == KEYS
+    assert {k: exact[k] for k in KEYS if k != "seconds"} == {
+        "method": "auto",
+        "status": "optimal",
+        "objective": 1.0,
+        "bound": 1.0,
+        "gap": 0.0,
+        "decision": {"index": 1},
+    }
+    assert exact["seconds"] >= 0
+    assert (first["status"], first["objective"], first["bound"], first["gap"]) == (
+        "feasible",
+        3.0,
+        None,
+        None,
+    )
+    assert ran.json["options"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "method", "status", "code"),
+    [
+        ((3, 1), "auto", "optimal", 0),
+        ((3, 1), "first", "feasible", 0),
+        ((), "auto", "infeasible", 1),
+        ((3, 1), "clueless", "unknown", 1),
+        ((3, 1), "auto,clueless", "optimal", 1),
+        ((0, 1), "auto", "optimal", 0),
+    ],
+)
+def test_exit_code_follows_status(
+    hetplan: Call, numbers: Write, values: tuple[float, ...], method: str, status: str, code: int
+) -> None:
+    ran = hetplan("solve", numbers(*values), "-m", method, "--json")
+    assert ran.code == code
+    assert ran.json["results"][0]["status"] == status
+
+
+def test_reason_of_infeasibility_is_told(hetplan: Call, numbers: Write) -> None:
+    ran = hetplan("solve", numbers(), "--json")
+    assert ran.json["results"][0]["message"] == "there are no numbers"
+    assert ran.json["results"][0]["objective"] is None
+    assert "there are no numbers" in hetplan("solve", numbers()).out
+
+
+def test_bound_survives_when_nothing_is_found(hetplan: Call, numbers: Write) -> None:
+    (result,) = hetplan("solve", numbers(3), "-m", "clueless", "--json").json["results"]
+    assert (result["objective"], result["bound"], result["gap"], result["decision"]) == (
+        None,
+        0.25,
+        None,
+        None,
+    )
+
+
+def test_methods_given_twice_run_once(hetplan: Call, numbers: Write) -> None:
+    ran = hetplan("solve", numbers(3), "-m", "first,auto", "-m", "first", "--json")
+    assert [r["method"] for r in ran.json["results"]] == ["first", "auto"]
+
+
+def test_all_methods_of_amp(hetplan: Call, tmp_path: Path) -> None:
+    ran = hetplan("solve", "tiny-mixed", "-m", "all", "--json", "--threads", 1, "-o", tmp_path / "all.json")
+    results = {r["method"]: r for r in ran.json["results"]}
+    assert ran.code == 0, ran.err
+    assert {"auto", "cp-sat", "milp", "paper", "megatron", "random"} <= set(results)
+    best = results["auto"]["objective"]
+    for name in ("auto", "cp-sat", "milp"):
+        assert results[name]["status"] == "optimal"
+        assert results[name]["objective"] == pytest.approx(best, rel=1e-6)
+    assert all(r["objective"] >= best * (1 - 1e-9) for r in results.values())
+    assert json.loads((tmp_path / "all.json").read_text()) == ran.json
+    checked = hetplan("check", "tiny-mixed", tmp_path / "all.json", "--json")
+    assert checked.code == 0
+    assert [d["source"] for d in checked.json["decisions"]] == list(results)
+
+
+def test_table_for_people(hetplan: Call) -> None:
+    ran = hetplan("solve", "amp/tiny-mixed", "--method", "exact,paper")
+    assert ran.code == 0
+    for expected in ("exact", "optimal", "0.40216", "node 0: 2 V100 (0-1)", "embedding .. block3", "0 %"):
+        assert expected in ran.out
+
+
+def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Write) -> None:
+    path = numbers(1)
+    path.write_text(path.read_text().replace('"name": "numbers"', '"name": "a\\u001b[31m\\u0007b"'))
+    ran = hetplan("solve", path)
+    assert ran.code == 0
+    assert "\x1b" not in ran.out and "\x07" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-m", "nope"), "unknown method for problem fake (got 'nope', expected one of auto, first"),
+        (("-m", ","), "--method: no method named"),
+        (("--time-limit", "0"), "time limit (got 0.0, expected seconds greater than 0)"),
+        (("--time-limit", "-3"), "time limit (got -3.0"),
+        (("--time-limit", "nan"), "time limit (got nan"),
+        (("--time-limit", "inf"), "time limit (got inf"),
+        (("--time-limit", "soon"), "invalid value for '--time-limit' / '-t'"),
+        (("--gap", "1"), "gap (got 1.0"),
+        (("--gap", "-0.1"), "gap (got -0.1"),
+        (("--threads", "0"), "threads (got 0"),
+        (("--threads", "1.5"), "invalid value for '--threads'"),
+        (("--seed", "-1"), "seed (got -1"),
+        (("--native", "nonsense"), "--native: not usable (got 'nonsense', expected BACKEND.NAME=VALUE)"),
+        (("--native", "gurobi.x=1"), "native options of an unknown back end (got 'gurobi'"),
+        (("--native", "cp-sat.num_workers=3"), "native option cp-sat.num_workers repeats the common option"),
+        (("--native", "highs.a=1", "--native", "highs.a=2"), "--native: highs.a is given twice"),
+        (("-o", "no/such/folder/x.json"), "no/such/folder: no such folder"),
+        (("-o", "."), ".: is a folder, expected a file name"),
+        (("--frobnicate",), "no such option"),
+        (("-m", "picky"), "picky takes no numbers (expected method auto)"),
+        (("extra",), "unexpected extra argument"),
+    ],
+)
+def test_nonsense_is_one_line(
+    hetplan: Call, numbers: Write, arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in hetplan("solve", numbers(3, 1), *arguments).error
+
+
+def test_native_values_keep_their_types(hetplan: Call, numbers: Write) -> None:
+    given = ["cp-sat.a=true", "cp-sat.b=3", "highs.c=0.5", "highs.d=text", "pyomo.e=nan", "highs.f.g=1=2"]
+    flags = [part for text in given for part in ("--native", text)]
+    native = hetplan("solve", numbers(1), *flags, "--json").json["options"]["native"]
+    assert native == {
+        "cp-sat": {"a": True, "b": 3},
+        "highs": {"c": 0.5, "d": "text", "f.g": "1=2"},
+        "pyomo": {"e": "nan"},
+    }
+
+
+def test_refusal_among_several_methods_is_a_result(hetplan: Call, numbers: Write) -> None:
+    ran = hetplan("solve", numbers(3), "-m", "picky,auto", "--json")
+    assert ran.code == 1
+    picky, exact = ran.json["results"]
+    assert (picky["status"], picky["message"]) == ("unknown", "picky takes no numbers (expected method auto)")
+    assert exact["status"] == "optimal"
+
+
+def test_a_lie_is_an_error_of_ours(hetplan: Call, numbers: Write) -> None:
+    ran = hetplan("solve", numbers(3), "-m", "liar", "--json")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == "hetplan: error: fake/liar: bound 4.0 exceeds objective 3.0\n"
+
+
+def test_a_bug_is_one_line_and_a_traceback_on_request(
+    hetplan: Call, numbers: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    ran = hetplan("solve", numbers(3), "-m", "broken", "-o", target)
+    assert ran.code == 3
+    assert ran.err == (
+        "hetplan: error: ZeroDivisionError: division by zero (this is a bug; HETPLAN_DEBUG=1 shows where)\n"
+    )
+    assert target.read_text() == "old"
+    monkeypatch.setenv("HETPLAN_DEBUG", "1")
+    assert "Traceback" in hetplan("solve", numbers(3), "-m", "broken").err
+
+
+def test_instance_from_standard_input(hetplan: Call, numbers: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    with numbers(5, 4).open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert hetplan("solve", "-", "--json").json["results"][0]["objective"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny-mixd", "neither a file nor an instance of the library; did you mean tiny-mixed?"),
+        ("qqqq", "neither a file nor an instance of the library; `hetplan instances list` shows the names"),
+        ("qqqq.json", "qqqq.json: no such file"),
+        (".", ".: is a folder, expected a file"),
+        ("\x1b[31m", "neither a file nor"),
+        ("a\x00b", "neither a file nor"),
+    ],
+)
+def test_missing_instances(hetplan: Call, name: str, message: str) -> None:
+    assert message in hetplan("solve", name).error
+    assert message in hetplan("check", name, name).error
+
+
+# check
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """A truthful answer to the numbers 3, 1, but for the changes."""
+    result = {"method": "mine", "objective": 1.0, "bound": 1.0, "decision": {"index": 1}} | changes
+    return {"instance": "numbers", "problem": "fake", "results": [result]}
+
+
+@pytest.mark.parametrize(
+    ("document", "code", "complaint"),
+    [
+        ({"index": 1}, 0, None),
+        ({"index": 0}, 0, None),
+        ({"index": 2}, 1, "index is 2, expected one of 0..1"),
+        (answer(), 0, None),
+        (answer(objective=None, bound=None), 0, None),
+        (answer(objective=1.0 + 1e-9), 0, None),
+        (answer(objective=0.9, bound=None), 1, "stated objective 0.9 is not the decision's (1.0)"),
+        (answer(bound=1.1), 1, "stated bound 1.1 exceeds the decision's objective (1.0)"),
+        (answer(decision={"index": 9}, bound=None), 1, "index is 9"),
+    ],
+)
+def test_check(
+    hetplan: Call, numbers: Write, tmp_path: Path, document: Any, code: int, complaint: str | None
+) -> None:
+    path = tmp_path / "decision.json"
+    path.write_text(json.dumps(document))
+    ran = hetplan("check", numbers(3, 1), path, "--json")
+    assert (ran.code, ran.err) == (code, "")
+    (verdict,) = ran.json["decisions"]
+    assert verdict["valid"] == (code == 0)
+    if complaint is None:
+        assert verdict["complaints"] == []
+    else:
+        assert verdict["complaints"][0].startswith(complaint)
+        assert complaint in hetplan("check", numbers(3, 1), path).out
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "decision.json: index: required key is missing"),
+        ([], "decision.json: not usable"),
+        ({"index": 1, "also": 2}, "decision.json: also: unknown key"),
+        ({"index": -1}, "decision.json: index: not usable (got -1"),
+        (answer(decision=None), "decision.json: results: holds no decision"),
+        (answer(decision={"index": "x"}), "decision.json: results[0].decision.index: not usable (got 'x'"),
+        (answer() | {"problem": "amp"}, "decision.json: problem: answers another problem (got 'amp'"),
+        (answer() | {"results": 3}, "decision.json: results: not usable (got 3"),
+    ],
+)
+def test_check_of_what_is_no_decision(
+    hetplan: Call, numbers: Write, tmp_path: Path, document: Any, message: str
+) -> None:
+    path = tmp_path / "decision.json"
+    path.write_text(json.dumps(document))
+    assert message in hetplan("check", numbers(3, 1), path).error
+
+
+def test_check_of_an_answer_to_an_instance_of_another_name(
+    hetplan: Call, numbers: Write, tmp_path: Path
+) -> None:
+    path = tmp_path / "decision.json"
+    path.write_text(json.dumps(answer() | {"instance": "others"}))
+    ran = hetplan("check", numbers(3, 1), path, "--json")
+    assert ran.code == 0
+    assert "answers instance 'others', checked against 'numbers'" in ran.err
+
+
+def test_check_of_a_best_known_record(hetplan: Call, tmp_path: Path) -> None:
+    entry = find("tiny-mixed")
+    assert entry is not None
+    ran = hetplan("check", "tiny-mixed", entry.best_file)
+    assert ran.code == 0
+    assert "tiny-mixed: enumeration: holds" in ran.out
+    record = json.loads(entry.best_file.read_text())
+    record["decision"]["stages"] = [[0, 4], [4, 6]]
+    (tmp_path / "worse.json").write_text(json.dumps(record))
+    ran = hetplan("check", "tiny-mixed", tmp_path / "worse.json")
+    assert ran.code == 1
+    assert "stated objective" in ran.out
+
+
+def test_two_arguments_from_one_pipe(hetplan: Call) -> None:
+    assert "cannot both come from standard input" in hetplan("check", "-", "-").error
