@@ -1,0 +1,1 @@
+"""Ditto: the pipeline template of a heterogeneous cluster, on Oobleck's cost model."""

@@ -1,0 +1,141 @@
+"""The independent evaluator of problem `ditto`: judges a template from the data alone, in plain Python.
+
+Sets   k in 0..S-1 stages, each layers [first, last) on x devices of type i.
+Data   see data.py.
+(1) S >= 1 stages, contiguous and nonempty, cover the layers   (2) x in {1, 2, 4, ..., M}
+(3) devices used of a type <= nodes x M   (4) S <= N_b
+(5) (sum_l state + min(N_b, S - k) sum_l activation) / x <= device_bytes of the stage's type
+Price  t_k = sum_l ((forward + backward)_l / x + [x > 1] 2 allreduce_l[x]);  T = T1 + T2 + T3 with
+       T1 = sum_k t_k,  T2 = (N_b - S + k* - 1) t_k*,  T3 = sum_{k >= k*} t_k,  k* the slowest stage.
+Stages that fit (2) and (3) always pack into nodes, since their sizes are powers of two that divide M.
+Source Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2; (5) is hetplan's, for 1F1B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
+from hetplan.solvers.registry import Evaluation
+
+# Of stages this close to the slowest the first counts as slowest: it gives the least T, so a minimum exists.
+TIE_SECONDS = 1e-9
+# A sum of bytes may exceed a capacity by rounding in its last digits, not by more.
+MEMORY_TOLERANCE = 1e-9
+
+
+def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
+    """Feasibility and price of a template; `parts`: T1, T2, T3, the slowest stage's time and number."""
+    violations = check(data, decision)
+    if violations:
+        return Evaluation(None, tuple(violations))
+    return price(data.micro_batches, [stage_seconds(data, stage) for stage in decision.stages])
+
+
+def price(micro_batches: int, times: list[float]) -> Evaluation:
+    """T1 + T2 + T3 of stages that take `times` seconds per micro-batch."""
+    slowest = slowest_stage(times)
+    warm_up = math.fsum(times)
+    steady = (micro_batches - len(times) + slowest - 1) * times[slowest]
+    drain = math.fsum(times[slowest:])
+    parts = {
+        "T1": warm_up,
+        "T2": steady,
+        "T3": drain,
+        "slowest stage seconds": times[slowest],
+        "slowest stage": float(slowest),
+    }
+    return Evaluation(math.fsum((warm_up, steady, drain)), (), parts)
+
+
+def slowest_stage(times: list[float]) -> int:
+    """k*: the first stage within TIE_SECONDS of the slowest (from one second on: relative to it)."""
+    most = max(times)
+    return next(k for k, t in enumerate(times) if t >= most - TIE_SECONDS * max(1.0, most))
+
+
+def stage_seconds(data: DittoData, stage: DittoStage) -> float:
+    """t_k: forward and backward of one micro-batch, with two all-reduces per layer where x > 1."""
+    kind = next(kind for kind in data.device_types if kind.name == stage.type)
+    layers = slice(stage.first, stage.last)
+    compute = math.fsum(kind.forward_seconds[layers]) + math.fsum(kind.backward_seconds[layers])
+    if stage.devices == 1:
+        return compute
+    return compute / stage.devices + 2 * math.fsum(kind.allreduce_seconds[str(stage.devices)][layers])
+
+
+def check(data: DittoData, decision: DittoDecision) -> list[str]:
+    """Everything that `decision` breaks: checks (1) to (4), and (5) where those hold."""
+    found = [
+        *check_cover(data, decision),
+        *check_groups(data, decision),
+        *check_devices(data, decision),
+        *check_stage_count(data, decision),
+    ]
+    return found or check_memory(data, decision)
+
+
+def check_cover(data: DittoData, decision: DittoDecision) -> list[str]:
+    """(1) the stages part the layers."""
+    if not decision.stages:
+        return ["no stages, expected at least one"]
+    found, at = [], 0
+    for k, stage in enumerate(decision.stages):
+        if stage.first != at:
+            found.append(f"stages[{k}] begins with layer {stage.first}, expected {at}")
+        if stage.last <= stage.first:
+            found.append(f"stages[{k}] is empty: [{stage.first}, {stage.last})")
+        at = stage.last
+    if at != data.layers:
+        found.append(f"the stages end at layer {at}, expected {data.layers}")
+    return found
+
+
+def check_groups(data: DittoData, decision: DittoDecision) -> list[str]:
+    """(2) known types, and group sizes that one node offers."""
+    names, most = [kind.name for kind in data.device_types], data.devices_per_node
+    found = []
+    for k, stage in enumerate(decision.stages):
+        if stage.type not in names:
+            found.append(f"stages[{k}].type is {stage.type!r}, expected one of {', '.join(names)}")
+        if stage.devices > most or stage.devices & (stage.devices - 1):
+            found.append(f"stages[{k}].devices is {stage.devices}, expected a power of two up to {most}")
+    return found
+
+
+def check_devices(data: DittoData, decision: DittoDecision) -> list[str]:
+    """(3) no type gives more devices than it has."""
+    used: Counter[str] = Counter()
+    for stage in decision.stages:
+        used[stage.type] += stage.devices
+    limits = {kind.name: kind.nodes * kind.devices_per_node for kind in data.device_types}
+    return [
+        f"{used[name]} devices of type {name} are used, expected at most {limit}"
+        for name, limit in limits.items()
+        if used[name] > limit
+    ]
+
+
+def check_stage_count(data: DittoData, decision: DittoDecision) -> list[str]:
+    """(4) every stage works in the steady phase."""
+    if len(decision.stages) <= data.micro_batches:
+        return []
+    return [f"{len(decision.stages)} stages, expected at most micro_batches ({data.micro_batches})"]
+
+
+def check_memory(data: DittoData, decision: DittoDecision) -> list[str]:
+    """(5) states and the activations of the micro-batches in flight fit each device."""
+    memory, count = data.memory, len(decision.stages)
+    if memory is None:
+        return []
+    found = []
+    for k, stage in enumerate(decision.stages):
+        layers = slice(stage.first, stage.last)
+        alive = min(data.micro_batches, count - k)
+        held = math.fsum(memory.layer_state_bytes[layers])
+        held = (held + alive * math.fsum(memory.layer_activation_bytes[layers])) / stage.devices
+        limit = memory.device_bytes[stage.type]
+        if held > limit * (1 + MEMORY_TOLERANCE):
+            found.append(f"stages[{k}] needs {held:.6g} bytes per device, {stage.type} has {limit:.6g}")
+    return found

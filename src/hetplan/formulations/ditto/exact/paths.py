@@ -1,0 +1,274 @@
+"""Compiled kernels of the exact method: shortest paths over (devices used, layer, phase), last layer first.
+
+Legend  u   index of a vector of devices used (mixed radix over kinds, then perhaps stages counted); U of them
+        a,b layers: a state (u, a) has covered [a, L) with at most u
+        r   option: `kind[r]` its coordinate, `size[r]` its devices, `delta[r]` what one stage adds to u
+        c   stages used so far where they are counted (memory), else 0; it picks the row of the windows
+Phase 0 lies after the slowest stage k*, phase 1 holds k* already. A stage costs
+        2 t - low        after k*                   (its share of T1 + T3 - S θ, with θ = low)
+        peak(t)          k* itself, low <= t <= high
+        t                before k*
+Tables are ragged: the states of u are the layers first[u] .. last[u], at offset[u].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetplan.formulations.ditto.problem import Floats, Ints
+from hetplan.solvers.compiled import kernel
+
+Charge = tuple[float, float]
+
+
+@kernel
+def reach_back(
+    coords: Ints, strides: Ints, kind: Ints, size: Ints, delta: Ints, counted: bool, window: Ints, reach: Ints
+) -> None:
+    """reach[u]: the first layer a such that stages within `window` cover [a, L) with at most u devices.
+
+    window [C, R, L + 1]: the first layer of a stage that ends at b.
+    """
+    vectors, columns = coords.shape
+    layers = window.shape[2] - 1
+    for u in range(vectors):
+        best = layers
+        for i in range(columns):
+            if coords[u, i] > 0:
+                best = min(best, reach[u - strides[i]])
+        for r in range(len(kind)):
+            if coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
+                continue
+            source = u - delta[r]
+            c = coords[source, columns - 1] if counted else 0
+            best = min(best, window[c, r, reach[source]])
+        reach[u] = best
+
+
+@kernel
+def reach_forward(
+    coords: Ints, strides: Ints, kind: Ints, size: Ints, delta: Ints, counted: bool, window: Ints, reach: Ints
+) -> None:
+    """reach[u]: the last layer b such that stages within `window` cover [0, b) with at most u devices.
+
+    window [C, R, L + 1]: the last layer of a stage that begins at a. Stages behind these are not known yet,
+    so memory is taken at its least (row 0): the result is never too small.
+    """
+    vectors, columns = coords.shape
+    for u in range(vectors):
+        best = 0
+        for i in range(columns):
+            if coords[u, i] > 0:
+                best = max(best, reach[u - strides[i]])
+        for r in range(len(kind)):
+            if coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
+                continue
+            best = max(best, window[0, r, reach[u - delta[r]]])
+        reach[u] = best
+
+
+@kernel
+def prefix_costs(
+    time: Floats,
+    price: Floats,
+    low: float,
+    after: Ints,
+    before: Ints,
+    peak_first: Ints,
+    charge: Charge,
+    out: Floats,
+) -> None:
+    """out [2, L + 1]: least cost of covering [0, b) by unlimited stages that pay price[r] each.
+
+    out[1, b]: all of them before k*; out[0, b]: with k* among them. after, before [R, L + 1]: the last layer
+    of a stage that begins at a; peak_first [R, L + 1]: the first layer at which it is long enough for k*.
+    charge: (base, rate), peak(t) = base + rate (t - low).
+    """
+    options, layers = time.shape[0], time.shape[1] - 1
+    out[:, :] = np.inf
+    out[1, 0] = 0.0
+    for a in range(layers):
+        with_peak, without = out[0, a], out[1, a]
+        if with_peak == np.inf and without == np.inf:
+            continue
+        for r in range(options):
+            for b in range(a + 1, after[r, a] + 1):
+                t = time[r, a, b]
+                out[0, b] = min(out[0, b], with_peak + price[r] + 2 * t - low)
+            for b in range(a + 1, before[r, a] + 1):
+                t = time[r, a, b]
+                out[1, b] = min(out[1, b], without + price[r] + t)
+                if b >= peak_first[r, a]:
+                    cost = without + price[r] + charge[0] + charge[1] * (t - low)
+                    out[0, b] = min(out[0, b], cost)
+
+
+@kernel
+def prefix_devices(
+    time: Floats,
+    price: Floats,
+    low: float,
+    after: Ints,
+    before: Ints,
+    peak_first: Ints,
+    charge: Charge,
+    out: Floats,
+    size: Ints,
+    kind: Ints,
+    used: Ints,
+) -> None:
+    """used [K]: devices of each kind on the path behind out[0, L] of `prefix_costs` (its subgradient)."""
+    options, b = time.shape[0], time.shape[1] - 1
+    used[:] = 0
+    phase = 0
+    while b > 0:
+        best, best_a, best_r, best_phase = np.inf, -1, -1, phase
+        for a in range(b):
+            for r in range(options):
+                t = time[r, a, b]
+                if phase == 0 and b <= after[r, a]:
+                    cost = out[0, a] + price[r] + 2 * t - low
+                    if cost < best:
+                        best, best_a, best_r, best_phase = cost, a, r, 0
+                if b <= before[r, a]:
+                    if phase == 1:
+                        cost = out[1, a] + price[r] + t
+                    elif b >= peak_first[r, a]:
+                        cost = out[1, a] + price[r] + charge[0] + charge[1] * (t - low)
+                    else:
+                        cost = np.inf
+                    if cost < best:
+                        best, best_a, best_r, best_phase = cost, a, r, 1
+        used[kind[best_r]] += size[best_r]
+        b, phase = best_a, best_phase
+
+
+@kernel
+def relax_all(
+    time: Floats,
+    low: float,
+    charge: Charge,
+    coords: Ints,
+    strides: Ints,
+    kind: Ints,
+    size: Ints,
+    delta: Ints,
+    counted: bool,
+    after: Ints,
+    before: Ints,
+    peak_first: Ints,
+    first: Ints,
+    last: Ints,
+    offset: Ints,
+    togo: Floats,
+    rent: Floats,
+    cutoff: float,
+    value: Floats,
+) -> None:
+    """Fill value [2, states]; a state whose value + togo [2, L + 1] + rent [U] reaches `cutoff` becomes +inf.
+
+    togo, rent: a lower bound of what the layers [0, a) still cost. first, last: narrowed to the states kept.
+    """
+    vectors, columns = coords.shape
+    layers = time.shape[1] - 1
+    for u in range(vectors):
+        begin, end, at = first[u], last[u], offset[u]
+        kept_first, kept_last = end + 1, begin - 1
+        for a in range(end, begin - 1, -1):
+            v0 = v1 = np.inf
+            if a == layers:
+                v0 = 0.0
+            for i in range(columns):
+                if coords[u, i] > 0:
+                    s = u - strides[i]
+                    if first[s] <= a <= last[s]:
+                        v0 = min(v0, value[0, offset[s] + a])
+                        v1 = min(v1, value[1, offset[s] + a])
+            for r in range(len(kind)):
+                if coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
+                    continue
+                s = u - delta[r]
+                c = coords[s, columns - 1] if counted else 0
+                begin_b, base = max(a + 1, first[s]), offset[s]
+                row = time[r, a]
+                until = min(after[c, r, a], last[s])
+                for b in range(begin_b, until + 1):
+                    v0 = min(v0, value[0, base + b] + 2 * row[b] - low)
+                until = min(before[c, r, a], last[s])
+                for b in range(begin_b, until + 1):
+                    v1 = min(v1, value[1, base + b] + row[b])
+                for b in range(max(begin_b, peak_first[r, a]), until + 1):
+                    v1 = min(v1, value[0, base + b] + charge[0] + charge[1] * (row[b] - low))
+            if v0 + togo[0, a] + rent[u] >= cutoff:
+                v0 = np.inf
+            if v1 + togo[1, a] + rent[u] >= cutoff:
+                v1 = np.inf
+            value[0, at + a] = v0
+            value[1, at + a] = v1
+            if v0 < np.inf or v1 < np.inf:
+                kept_first, kept_last = min(kept_first, a), max(kept_last, a)
+        first[u], last[u] = kept_first, kept_last
+
+
+@kernel
+def trace_back(
+    time: Floats,
+    low: float,
+    charge: Charge,
+    coords: Ints,
+    strides: Ints,
+    kind: Ints,
+    size: Ints,
+    delta: Ints,
+    counted: bool,
+    after: Ints,
+    before: Ints,
+    peak_first: Ints,
+    first: Ints,
+    last: Ints,
+    offset: Ints,
+    value: Floats,
+    stages: Ints,
+) -> int:
+    """The path behind value[1, full, layer 0] into stages [S, 3] (first, last, option); returns S.
+
+    The recomputed sums are the very floats of `relax_all`, so equality finds the arc taken.
+    """
+    columns = coords.shape[1]
+    u, a, phase, count = coords.shape[0] - 1, 0, 1, 0
+    layers = time.shape[1] - 1
+    while a < layers:
+        here = value[phase, offset[u] + a]
+        moved = False
+        for i in range(columns):
+            if not moved and coords[u, i] > 0:
+                s = u - strides[i]
+                if first[s] <= a <= last[s] and value[phase, offset[s] + a] == here:
+                    u, moved = s, True
+        if moved:
+            continue
+        for r in range(len(kind)):
+            if moved or coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
+                continue
+            s = u - delta[r]
+            c = coords[s, columns - 1] if counted else 0
+            base, row = offset[s], time[r, a]
+            for b in range(max(a + 1, first[s]), last[s] + 1):
+                to = -1
+                if phase == 0:
+                    if b <= after[c, r, a] and value[0, base + b] + 2 * row[b] - low == here:
+                        to = 0
+                elif b <= before[c, r, a]:
+                    if value[1, base + b] + row[b] == here:
+                        to = 1
+                    elif b >= peak_first[r, a]:
+                        cost = value[0, base + b] + charge[0] + charge[1] * (row[b] - low)
+                        to = 0 if cost == here else -1
+                if to >= 0:
+                    stages[count, 0], stages[count, 1], stages[count, 2] = a, b, r
+                    count += 1
+                    u, a, phase, moved = s, b, to, True
+                    break
+        if not moved:
+            return -1
+    return count

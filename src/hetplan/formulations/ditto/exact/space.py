@@ -1,0 +1,129 @@
+"""What every interval of the exact search shares: vectors of devices, options, candidates for θ, windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations.ditto.exact.paths import reach_back, reach_forward
+from hetplan.formulations.ditto.problem import DittoProblem, Floats, Ints, tie
+
+# Tables over vectors of devices must stay well under 2 GB.
+MOST_VECTORS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where stages may begin and end when θ lies in [low, high].
+
+    after, before [C, R, L + 1]: the last layer of a stage that begins at a, behind k* (as long as `high`,
+    ties included) or in front of it. back [C, R, L + 1]: the first layer of a stage behind k* that ends at b.
+    peak_first [R, L + 1]: the least last layer that makes a stage beginning at a last `low` at least.
+    """
+
+    low: float
+    high: float
+    after: Ints
+    before: Ints
+    back: Ints
+    peak_first: Ints
+
+
+class Space:
+    """Vectors of devices used, mixed radix over the kinds; `counted`: a last coordinate counts the stages.
+
+    Stages are counted where their number matters: memory (a stage holds as many micro-batches as there are
+    stages behind it, itself included) or fewer micro-batches than stages would be possible.
+    """
+
+    def __init__(self, problem: DittoProblem, *, counted: bool | None = None) -> None:
+        self.problem = p = problem
+        unlimited = min(p.layers, int(p.devices.sum()))
+        self.counted = (p.has_memory or unlimited > p.micro_batches) if counted is None else counted
+        # A stage takes at most the largest group, so more devices than layers times that are of no use.
+        most = p.layers * (int(p.option_devices.max()) if p.options else 0)
+        self.devices = np.minimum(p.devices, most)
+        sizes = [int(d) + 1 for d in self.devices] + ([p.most_stages + 1] if self.counted else [])
+        self.vectors = int(np.prod(np.array(sizes, dtype=object))) if sizes else 1
+        if self.vectors > MOST_VECTORS:
+            raise UnsupportedError(
+                f"{self.vectors} vectors of devices are too many for method exact",
+                expected=f"at most {MOST_VECTORS} (cp-sat and milp have no such limit)",
+            )
+        self.coords = np.indices(sizes).reshape(len(sizes), -1).T.astype(np.int64).copy()
+        self.strides = np.array([int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))], dtype=np.int64)
+        self.kind = np.ascontiguousarray(p.option_kind, dtype=np.int64)
+        self.size = np.ascontiguousarray(p.option_devices, dtype=np.int64)
+        self.delta = self.size * self.strides[self.kind] + (1 if self.counted else 0)
+
+    @cached_property
+    def candidates(self) -> Floats:
+        """All stage times, ascending and distinct: θ is one of them."""
+        return np.unique(self.problem.time[np.isfinite(self.problem.time)])
+
+    @cached_property
+    def memory_last(self) -> Ints:
+        """[C, R, L + 1] the last layer that memory allows a stage from a on, with c stages behind it."""
+        p = self.problem
+        behind = range(p.most_stages + 1) if self.counted else range(1)
+        return np.array([p.last_in_memory(c + 1) for c in behind])
+
+    @cached_property
+    def memory_back(self) -> Ints:
+        """[C, R, L + 1] the first layer that memory allows a stage that ends at b."""
+        ends = np.arange(self.problem.layers + 1)
+        # last is non-decreasing in a: the first a with last[a] >= b.
+        return np.array([[np.searchsorted(row, ends) for row in table] for table in self.memory_last])
+
+    def windows(self, low: float, high: float) -> Windows:
+        """The windows of an interval."""
+        time, layers = self.problem.time, self.problem.layers
+        starts = np.arange(layers + 1)
+        short = time <= high + tie(high)
+        after = starts + short.sum(axis=2)
+        back = starts - short.sum(axis=1)
+        before = starts + (time <= high).sum(axis=2)
+        return Windows(
+            low,
+            high,
+            np.minimum(self.memory_last, after),
+            np.minimum(self.memory_last, before),
+            np.maximum(self.memory_back, back),
+            starts + 1 + (time < low).sum(axis=2),
+        )
+
+    def reach_back(self, windows: Windows) -> Ints:
+        """[U] the first layer that stages from the end can reach with at most u."""
+        reach = np.empty(self.vectors, dtype=np.int64)
+        reach_back(
+            self.coords, self.strides, self.kind, self.size, self.delta, self.counted, windows.back, reach
+        )
+        return reach
+
+    def reach_forward(self, windows: Windows) -> Ints:
+        """[U] the last layer that stages from the front can reach with at most u (memory at its least)."""
+        reach = np.empty(self.vectors, dtype=np.int64)
+        reach_forward(
+            self.coords, self.strides, self.kind, self.size, self.delta, self.counted, windows.after, reach
+        )
+        return reach
+
+    def least_theta(self) -> float | None:
+        """The least candidate under which some template fits (ties granted); None: not even without a limit.
+
+        A lower limit of θ in every template; without counted stages one is attained there.
+        """
+        values = self.candidates
+        first, last = 0, len(values) - 1
+        if last < 0 or self.reach_back(self.windows(0.0, values[last]))[-1] > 0:
+            return None
+        while first < last:
+            middle = (first + last) // 2
+            if self.reach_back(self.windows(0.0, values[middle]))[-1] == 0:
+                last = middle
+            else:
+                first = middle + 1
+        return float(values[first])
