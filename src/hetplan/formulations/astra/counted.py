@@ -1,15 +1,19 @@
-"""What the general models share: stages counted by (type, layers) instead of numbered, so that nothing is symmetric.
+"""What the general models share: stages counted by (type, layers) instead of numbered, so that nothing is
+symmetric.
 
-Sets   q in 0..Q-1 kinds of stage, each a type i(q) and a number of layers x(q) <= most_layers;  i in 0..M-1 types.
+Sets   q in 0..Q-1 kinds of stage, each a type i(q) and a number of layers x(q) <= most_layers;
+       i in 0..M-1 types.
 Data   a_q = c x + h seconds of a stage of kind q; most_stages_i; N, P, K.
 Vars   w_q in Z>=0: stages of kind q;  reach_q in {0,1}: some stage of type i(q) has x(q) layers or more;
-       theta: time of the slowest stage;  with equal layers per type also pick_q in {0,1}: type i(q) uses x(q).
+       theta: time of the slowest stage;  with equal layers per type also
+       pick_q in {0,1}: type i(q) uses x(q).
 Min    sum_q a_q w_q + (K-1) theta   s.t.
 (1) sum_q w_q = P                                   (2) sum_q x_q w_q = N
 (3) sum_{q of i} w_q <= most_stages_i
 (4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i reach_q       (5) theta >= a_q where reach_q
 (6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1               only with equal layers per type
-Source Astra, eq. 22-23; the counted form is hetplan's. n_s >= 1 and max_layers hold by the choice of the kinds.
+Source Astra, eq. 22-23; the counted form is hetplan's. n_s >= 1 and max_layers hold by the choice of the
+kinds.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of stage of a problem: type [Q], layers [Q], seconds [Q]; a type's kinds lie side by side, x = 1, 2, …"""
+    """The kinds of stage of a problem: type [Q], layers [Q], seconds [Q]; a type's kinds lie side by side, x
+    = 1, 2, …"""
 
     problem: AstraProblem
 
@@ -59,7 +64,9 @@ class Kinds:
     def stages(self, counts: Ints) -> list[tuple[int, int]]:
         """Counts w [Q] as stages (type, layers)."""
         return [
-            (int(self.type[q]), int(self.layers[q])) for q in np.flatnonzero(counts) for _ in range(int(counts[q]))
+            (int(self.type[q]), int(self.layers[q]))
+            for q in np.flatnonzero(counts)
+            for _ in range(int(counts[q]))
         ]
 
 

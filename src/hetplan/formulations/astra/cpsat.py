@@ -1,6 +1,7 @@
 """Problem `astra` as one CP-SAT model; sets, variables and the numbered constraints stand in `counted`.
 
-Seconds become integers by rounding down, so the model prices no decision too high and its bound holds as it is.
+Seconds become integers by rounding down, so the model prices no decision too high and its bound holds as it
+is.
 """
 
 from __future__ import annotations
@@ -92,7 +93,13 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     seconds = [int(a) for a in cpsat.rounded_down(kinds.seconds, per_unit)]
     cp = cp_model.CpModel()
     v = make_variables(cp, kinds, seconds)
-    for constrain in (fill_all_stages, place_all_layers, keep_to_devices, mark_what_is_reached, one_number_per_type):
+    for constrain in (
+        fill_all_stages,
+        place_all_layers,
+        keep_to_devices,
+        mark_what_is_reached,
+        one_number_per_type,
+    ):
         constrain(cp, kinds, v)
     cover_slowest_stage(cp, seconds, v)
     cp.minimize(cp_model.LinearExpr.weighted_sum(v.w, seconds) + (problem.K - 1) * v.theta)
@@ -106,6 +113,7 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
         build_seconds=built - begun,
         solve_seconds=time.perf_counter() - built,
         solver=answer.solver,
-        message=answer.message or ("CP-SAT proves that no layers per type add up" if answer.stop is Stop.INFEASIBLE else ""),
+        message=answer.message
+        or ("CP-SAT proves that no layers per type add up" if answer.stop is Stop.INFEASIBLE else ""),
         details=answer.statistics,
     )

@@ -1,7 +1,9 @@
-"""Least total work under a limit on the slowest stage, when all stages of a type hold the same number. Compiled.
+"""Least total work under a limit on the slowest stage, when all stages of a type hold the same number.
+Compiled.
 
-F(p, n) over a set of types is the least work of p stages with n layers together: type after type, m stages of x <= cap
-layers each add m (c x + h). Two tables over half of the types each meet in f = min F'(p, n) + F''(P - p, N - n):
+F(p, n) over a set of types is the least work of p stages with n layers together: type after type, m stages of
+x <= cap layers each add m (c x + h). Two tables over half of the types each meet in f = min F'(p, n) + F''(P
+- p, N - n):
 the first type of a half reaches few states, so halves are much cheaper than one chain.
 """
 
@@ -14,10 +16,9 @@ from hetplan.solvers.compiled import kernel
 
 
 @kernel
-def fill(  # type: ignore[no-untyped-def]
-    c, h, limit, cap, first, P, N, table
-):
-    """Fill table [types + 1, P + 1, N + 1] for the types first, first + 1, …; N - n >= P - p is kept throughout."""
+def fill(c: Floats, h: Floats, limit: Ints, cap: Ints, first: int, P: int, N: int, table: Floats) -> None:
+    """Fill table [types + 1, P + 1, N + 1] for the types first, first + 1, …; N - n >= P - p is kept
+    throughout."""
     table[0, :, :] = np.inf
     table[0, 0, 0] = 0.0
     for k in range(table.shape[0] - 1):
@@ -32,14 +33,11 @@ def fill(  # type: ignore[no-untyped-def]
                     room = ((N - n) - (P - p - m)) // m
                     for x in range(1, min(cap[i], room) + 1):
                         cost = base + m * (c[i] * x + h[i])
-                        if cost < table[k + 1, p + m, n + m * x]:
-                            table[k + 1, p + m, n + m * x] = cost
+                        table[k + 1, p + m, n + m * x] = min(table[k + 1, p + m, n + m * x], cost)
 
 
 @kernel
-def meet(  # type: ignore[no-untyped-def]
-    left, right, P, N, at
-):
+def meet(left: Floats, right: Floats, P: int, N: int, at: Ints) -> float:
     """min over (p, n) of left + right; `at` [2] receives (p, n) of the left half."""
     best = np.inf
     for p in range(P + 1):

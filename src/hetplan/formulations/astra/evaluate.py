@@ -52,5 +52,7 @@ def _violations(data: AstraData, decision: AstraDecision) -> list[str]:
                 f"{len(layers) * group}"
             )
         if data.equal_layers_per_type and len(set(layers)) > 1:
-            problems.append(f"stages of {name} hold {min(layers)} to {max(layers)} layers, expected the same number")
+            problems.append(
+                f"stages of {name} hold {min(layers)} to {max(layers)} layers, expected the same number"
+            )
     return problems

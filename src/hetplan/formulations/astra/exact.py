@@ -1,9 +1,12 @@
-"""Problem `astra` to proven optimality: the least T = (K - 1) theta + f(theta) over the time theta of the slowest stage.
+"""Problem `astra` to proven optimality: the least T = (K - 1) theta + f(theta) over the time theta of the
+slowest stage.
 
-f(theta), the least total work with no stage above theta, is a non-increasing step function that jumps only at the
-M N possible stage times. With unequal layers and types ordered in everything, all values of f come from one vectorised
-greedy; else each takes a dynamic programme, and an interval [a, b] of thresholds is dropped when
-(K - 1) theta_a + f(theta_b) reaches the incumbent or f is equal at both ends. Source: hetplan, for Astra eq. 22-23.
+f(theta), the least total work with no stage above theta, is a non-increasing step function that jumps only at
+the M N possible stage times. With unequal layers and types ordered in everything, all values of f come from
+one vectorised greedy; else each takes a dynamic programme, and an interval [a, b] of thresholds is dropped
+when (K - 1) theta_a + f(theta_b) reaches the incumbent or f is equal at both ends. Source: hetplan, for Astra
+eq.
+22-23.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ Stages = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Found:
-    """What the search over thresholds ends with; `stages` None: no threshold is feasible (when `finished`)."""
+    """What the search over thresholds ends with; `stages` None: no threshold is feasible (when
+    `finished`)."""
 
     stages: Stages | None
     bound: float | None

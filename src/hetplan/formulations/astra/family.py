@@ -15,10 +15,26 @@ FAMILY = Family(
     evaluate=f"{_HERE}.evaluate:evaluate",
     methods=(
         Method("auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"),
-        Method("exact", f"{_HERE}.exact:solve", True, "search over the slowest stage's time, greedy or dynamic programme inside"),
+        Method(
+            "exact",
+            f"{_HERE}.exact:solve",
+            True,
+            "search over the slowest stage's time, greedy or dynamic programme inside",
+        ),
         Method("cp-sat", f"{_HERE}.cpsat:solve", True, "stages counted by type and layers, CP-SAT"),
         Method("milp", f"{_HERE}.milp:solve", True, "stages counted by type and layers, HiGHS"),
-        Method("pyomo", f"{_HERE}.pyomo_model:solve", True, "the same programme through Pyomo, for any solver it knows"),
-        Method("paper", f"{_HERE}.paper:solve", False, "enumeration of stage counts and layers per type", "Astra, §3.4"),
+        Method(
+            "pyomo",
+            f"{_HERE}.pyomo_model:solve",
+            True,
+            "the same programme through Pyomo, for any solver it knows",
+        ),
+        Method(
+            "paper",
+            f"{_HERE}.paper:solve",
+            False,
+            "enumeration of stage counts and layers per type",
+            "Astra, §3.4",
+        ),
     ),
 )

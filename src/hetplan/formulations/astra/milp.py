@@ -36,6 +36,7 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
         build_seconds=built - begun,
         solve_seconds=time.perf_counter() - built,
         solver=answer.solver,
-        message=answer.message or ("HiGHS proves that no layers per type add up" if answer.stop is Stop.INFEASIBLE else ""),
+        message=answer.message
+        or ("HiGHS proves that no layers per type add up" if answer.stop is Stop.INFEASIBLE else ""),
         details=answer.statistics,
     )

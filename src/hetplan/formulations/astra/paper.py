@@ -1,8 +1,9 @@
-"""Astra's own search of the segments: enumerate all (m_i) and, for each, all (n_i). Source: Astra, Section 3.4.
+"""Astra's own search of the segments: enumerate all (m_i) and, for each, all (n_i). Source: Astra, Section
+3.4.
 
-The numbers of stages m_i run over all compositions of P, the layers n_i of the used types but the last over everything
-that leaves the last one a whole number, O(P^(M-1) N^(M-1)). All stages of a type hold n_i layers, so the enumeration
-is complete (and proves its answer) only where the instance asks for equal layers per type.
+The numbers of stages m_i run over all compositions of P, the layers n_i of the used types but the last over
+everything that leaves the last one a whole number, O(P^(M-1) N^(M-1)). All stages of a type hold n_i layers,
+so the enumeration is complete (and proves its answer) only where the instance asks for equal layers per type.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from hetplan.formulations.astra.data import AstraData, AstraDecision
-from hetplan.formulations.astra.problem import AstraProblem, Ints, compile_problem, decision_of, infeasible_because
+from hetplan.formulations.astra.problem import (
+    AstraProblem,
+    Floats,
+    Ints,
+    compile_problem,
+    decision_of,
+    infeasible_because,
+)
 from hetplan.solvers.compiled import kernel
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 
 @kernel
-def cheapest_layers(  # type: ignore[no-untyped-def]
-    c, h, most, m, N, K, best, chosen, x
-):
+def cheapest_layers(
+    c: Floats, h: Floats, most: Ints, m: Ints, N: int, K: int, best: float, chosen: Ints, x: Ints
+) -> tuple[float, int]:
     """The best n for stage counts m: (cost, tried); `chosen` [M] receives n when the cost is below `best`.
 
     An odometer over x for all used types but the last, whose number follows from the sum.
@@ -78,7 +86,8 @@ def stage_counts(limit: Ints, total: int) -> Iterator[list[int]]:
 
 
 def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """The best segments by complete enumeration; a bound only where the paper's restriction is the instance's."""
+    """The best segments by complete enumeration; a bound only where the paper's restriction is the
+    instance's."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
@@ -103,7 +112,8 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
 
 def _enumerate(problem: AstraProblem, run: Run) -> tuple[float, list[tuple[int, int]], int, bool]:
     """(best cost, its stages, candidates tried, whether the enumeration was completed)."""
-    best, stages, tried = np.inf, [], 0
+    best, tried = np.inf, 0
+    stages: list[tuple[int, int]] = []
     chosen, x = np.zeros(problem.M, np.int64), np.zeros(problem.M, np.int64)
     for counts in stage_counts(problem.most_stages, problem.P):
         if run.should_stop:

@@ -16,7 +16,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class AstraProblem:
-    """Arrays of an AstraData: only types that can carry a stage, fastest layer first (ties: cheaper transfer).
+    """Arrays of an AstraData: only types that can carry a stage, fastest layer first (ties: cheaper
+    transfer).
 
     names [M]; c, h [M] seconds; most_stages [M] = min(P, max_devices // (D T)) >= 1;
     most_layers [M] = min(max_layers, N - P + 1) >= 1: what one stage can take when all others take one layer.
@@ -48,7 +49,9 @@ class AstraProblem:
     def thresholds(self) -> Floats:
         """Sorted distinct times that the slowest stage can have."""
         return np.unique(
-            np.concatenate([row[1 : most + 1] for row, most in zip(self.stage_seconds, self.most_layers, strict=True)])
+            np.concatenate(
+                [row[1 : most + 1] for row, most in zip(self.stage_seconds, self.most_layers, strict=True)]
+            )
         )
 
     def caps(self, theta: float) -> Ints:
@@ -65,7 +68,8 @@ class AstraProblem:
     def ordered(self) -> bool:
         """Whether a faster type never has the slower transfer nor the smaller room.
 
-        Then exchanging a stage for one of a faster type never hurts, and filling the fastest types first is optimal.
+        Then exchanging a stage for one of a faster type never hurts, and filling the fastest types first is
+        optimal.
         """
         return bool((np.diff(self.h) >= 0).all() and (np.diff(self.most_layers) <= 0).all())
 
@@ -115,5 +119,8 @@ def infeasible_because(problem: AstraProblem) -> str | None:
 def decision_of(problem: AstraProblem, stages: list[tuple[int, int]]) -> AstraDecision:
     """The decision with stages (type index, layers), equal ones side by side as in Section 3.4."""
     return AstraDecision(
-        stages=[AstraStage(type=problem.names[i], layers=int(x)) for i, x in sorted(stages, key=lambda s: (s[0], -s[1]))]
+        stages=[
+            AstraStage(type=problem.names[i], layers=int(x))
+            for i, x in sorted(stages, key=lambda s: (s[0], -s[1]))
+        ]
     )

@@ -1,13 +1,15 @@
 """Problem `astra` as a mixed-integer linear programme; sets, variables and constraints stand in `counted`.
 
-(5) becomes a ladder over the distinct stage times v_0 < v_1 < …: step_k in {0,1} says that the slowest stage takes
-v_k or longer, step_k >= step_{k+1}, theta = v_0 + sum_k (v_k - v_{k-1}) step_k, and reach_q is the step of a_q.
+(5) becomes a ladder over the distinct stage times v_0 < v_1 < …: step_k in {0,1} says that the slowest stage
+takes v_k or longer, step_k >= step_{k+1}, theta = v_0 + sum_k (v_k - v_{k-1}) step_k, and reach_q is the step
+of a_q.
 That is tighter than one big-M row per kind, since lower steps come with every higher one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -67,11 +69,13 @@ def keep_to_devices(model: LinearModel, kinds: Kinds, w: Columns) -> None:  # (3
 
 def climb_in_order(model: LinearModel, step: Columns) -> None:  # (5)
     """A higher step comes with all lower ones."""
-    for here, above in zip(step[:-1], step[1:], strict=True):
+    for here, above in pairwise(step):
         model.row("ladder", [here, above], [1, -1], lower=0)
 
 
-def reach_before_use(model: LinearModel, kinds: Kinds, w: Columns, step: Columns, rung: np.ndarray) -> None:  # (4)
+def reach_before_use(
+    model: LinearModel, kinds: Kinds, w: Columns, step: Columns, rung: np.ndarray
+) -> None:  # (4)
     """Stages of q's type with x(q) layers or more need the step of a_q; one row per type and step."""
     seen: set[tuple[int, int]] = set()
     for q in range(len(w)):

@@ -1,8 +1,8 @@
 """Least total work under a limit on the slowest stage, when stages of one type may differ. Compiled.
 
-With every stage of type i limited to cap_i layers, f = min sum_s (n_s c + h). For given stage counts m the layers
-beyond one per stage go to the fastest types first, so some type k splits the (fastest first) order: the types before
-k are full, those after it hold one layer per stage, and k takes what is left. Hence
+With every stage of type i limited to cap_i layers, f = min sum_s (n_s c + h). For given stage counts m the
+layers beyond one per stage go to the fastest types first, so some type k splits the (fastest first) order:
+the types before k are full, those after it hold one layer per stage, and k takes what is left. Hence
     f = min over k, p, n of  F_k(p, n) + [type k: m_k stages, the remaining layers] + g_k(P - p - m_k)
     F_k(p, n)  least work of p full stages with n layers together on types before k (a bounded knapsack)
     g_k(q)     least work of q stages with one layer each on types after k (cheapest first, convex in q).
@@ -44,9 +44,7 @@ def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
 
 
 @kernel
-def _full_stages(  # type: ignore[no-untyped-def]
-    c, h, limit, cap, P, N, table
-):
+def _full_stages(c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats) -> None:
     """Fill table [M, P+1, N+1] with F_k: least work of p full stages holding n layers on types before k."""
     M = len(c)
     table[0, :, :] = np.inf
@@ -70,9 +68,7 @@ def _full_stages(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _single_layers(  # type: ignore[no-untyped-def]
-    c, h, limit, cap, k, P, g
-):
+def _single_layers(c: Floats, h: Floats, limit: Ints, cap: Ints, k: int, P: int, g: Floats) -> None:
     """Fill g [P+1] with g_k: least work of q one-layer stages on types after k (+inf: not that many)."""
     M = len(c)
     g[:] = np.inf
@@ -93,9 +89,9 @@ def _single_layers(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def least_work(  # type: ignore[no-untyped-def]
-    c, h, limit, cap, P, N, table, g, at
-):
+def least_work(
+    c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats, g: Floats, at: Ints
+) -> float:
     """f for one limit; `table` and `g` are scratch, `at` [4] receives (k, p, n, m_k) of the minimum."""
     M = len(c)
     _full_stages(c, h, limit, cap, P, N, table)
@@ -147,7 +143,9 @@ def stages_behind(problem: AstraProblem, cap: Ints, table: Floats, at: Ints) -> 
         costs = {0: float(table[i, p, n])}
         if width > 0:
             for count in range(1, min(int(limit[i]), p, n // width) + 1):
-                costs[count] = float(table[i, p - count, n - count * width]) + count * float(c[i] * width + h[i])
+                costs[count] = float(table[i, p - count, n - count * width]) + count * float(
+                    c[i] * width + h[i]
+                )
         count = min(costs, key=lambda m: costs[m])
         stages += [(i, width)] * count
         p, n = p - count, n - count * width
@@ -155,7 +153,8 @@ def stages_behind(problem: AstraProblem, cap: Ints, table: Floats, at: Ints) -> 
 
 
 def even_split(kind: int, stages: int, layers: int) -> list[tuple[int, int]]:
-    """`layers` on `stages` stages of one type, as evenly as possible (never beyond a cap that admits them)."""
+    """`layers` on `stages` stages of one type, as evenly as possible (never beyond a cap that admits
+    them)."""
     if stages == 0:
         return []
     base, more = divmod(layers, stages)

@@ -7,13 +7,14 @@
     product    = unary { ("*" | "/" | "%") unary }
     unary      = "-" unary | "$name" | number | "string" | word | None | true | false | "(" rule ")"
 
-A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ × are read as
-!= <= >= *. Nothing is evaluated here, and nothing is ever handed to Python's own parser.
+A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ × are
+read as != <= >= *. Nothing is evaluated here, and nothing is ever handed to Python's own parser.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -104,7 +105,8 @@ class Source:
 
 
 def tokenize(source: Source) -> list[Token]:
-    """The rule's tokens with an `end` behind them; raises InputError at the first character that starts none."""
+    """The rule's tokens with an `end` behind them; raises InputError at the first character that starts
+    none."""
     text = source.text
     if len(text) > MAX_LENGTH:
         raise source.error("rule is too long", MAX_LENGTH, expected=f"at most {MAX_LENGTH} characters")
@@ -142,7 +144,8 @@ def parse_rule(source: Source) -> Node:
 
 
 class _Parser:
-    """Recursive descent, one method per line of the grammar; recursion only through brackets and minus signs."""
+    """Recursive descent, one method per line of the grammar; recursion only through brackets and minus
+    signs."""
 
     def __init__(self, source: Source, tokens: list[Token]) -> None:
         self.source, self.tokens, self.at, self.depth = source, tokens, 0, 0
@@ -160,9 +163,13 @@ class _Parser:
         if self.token.text == ")":
             raise self.source.error("bracket was never opened", self.token.column, got=")")
         if self.token.text in COMPARISONS:
-            raise self.source.error("comparisons do not chain", self.token.column, expected="&& between two comparisons")
+            raise self.source.error(
+                "comparisons do not chain", self.token.column, expected="&& between two comparisons"
+            )
         if self.token.kind != "end":
-            raise self.source.error("unexpected text", self.token.column, got=self.token.text, expected="an operator")
+            raise self.source.error(
+                "unexpected text", self.token.column, got=self.token.text, expected="an operator"
+            )
 
     def alternatives(self) -> Node:
         return self._chain(self.conjunction, ("||",))
@@ -183,7 +190,7 @@ class _Parser:
     def product(self) -> Node:
         return self._chain(self.unary, ("*", "/", "%"))
 
-    def _chain(self, operand, operators: tuple[str, ...]) -> Node:  # type: ignore[no-untyped-def]
+    def _chain(self, operand: Callable[[], Node], operators: tuple[str, ...]) -> Node:
         column = self.token.column
         first: Node = operand()
         rest: list[tuple[str, Node]] = []
@@ -197,7 +204,9 @@ class _Parser:
         if token.text in ("-", "(") and token.kind == "sign":
             self.depth += 1
             if self.depth > MAX_NESTING:
-                raise self.source.error("nested too deeply", token.column, expected=f"at most {MAX_NESTING} levels")
+                raise self.source.error(
+                    "nested too deeply", token.column, expected=f"at most {MAX_NESTING} levels"
+                )
             inner = self.unary() if token.text == "-" else self.alternatives()
             self.depth -= 1
             if token.text == "-":
@@ -208,7 +217,9 @@ class _Parser:
 
     def _close(self, opened: Token) -> None:
         if self.token.text in COMPARISONS:
-            raise self.source.error("comparisons do not chain", self.token.column, expected="&& between two comparisons")
+            raise self.source.error(
+                "comparisons do not chain", self.token.column, expected="&& between two comparisons"
+            )
         if self.token.kind == "sign" and self.token.text == ")":
             self.next()
             return
@@ -222,7 +233,9 @@ class _Parser:
             case "number":
                 value = float(token.text)
                 if not abs(value) <= 2**53:
-                    raise self.source.error("number is too large", token.column, got=token.text, expected="at most 2^53")
+                    raise self.source.error(
+                        "number is too large", token.column, got=token.text, expected="at most 2^53"
+                    )
                 return Literal(value, token.column)
             case "string":
                 return Literal(token.text[1:-1], token.column)
@@ -230,4 +243,6 @@ class _Parser:
                 named = {"None": None, "true": True, "false": False, "True": True, "False": False}
                 return Literal(named.get(token.text, token.text), token.column)
         got = token.text or "the end of the rule"
-        raise self.source.error("a value is missing", token.column, got=got, expected="$name, number, string, None or (")
+        raise self.source.error(
+            "a value is missing", token.column, got=got, expected="$name, number, string, None or ("
+        )

@@ -1,8 +1,9 @@
-"""Rules compiled against the columns of a strategy table and evaluated on all rows at once (Astra, eq. 10-19).
+"""Rules compiled against the columns of a strategy table and evaluated on all rows at once (Astra, eq.
+10-19).
 
-A strategy that meets any rule is dropped. Types are checked when a rule is compiled, so that a misspelt name or
-value is an error and never a rule that silently drops nothing. None (an option that is not set) equals only None;
-arithmetic with it gives None, ordering against it is false; so is dividing by zero, row by row.
+A strategy that meets any rule is dropped. Types are checked when a rule is compiled, so that a misspelt name
+or value is an error and never a rule that silently drops nothing. None (an option that is not set) equals
+only None; arithmetic with it gives None, ordering against it is false; so is dividing by zero, row by row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Column:
-    """What a rule may know of a parameter. words: the vocabulary of a string column (rows hold indices into it)."""
+    """What a rule may know of a parameter. words: the vocabulary of a string column (rows hold indices into
+    it)."""
 
     kind: Kind
     words: tuple[str, ...] = ()
@@ -44,7 +46,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Values:
-    """One column of a table. data: float64 (numbers), codes (strings) or bool; known: False where None (None: all)."""
+    """One column of a table. data: float64 (numbers), codes (strings) or bool; known: False where None (None:
+    all)."""
 
     data: NDArray[np.generic]
     known: Mask | None = None
@@ -73,7 +76,9 @@ def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
     names: set[str] = set()
     kind = _Checker(source, columns, names).kind(tree)
     if kind != "bool":
-        raise source.error("a rule must be true or false", _column(tree), got=f"a {kind}", expected="a comparison")
+        raise source.error(
+            "a rule must be true or false", _column(tree), got=f"a {kind}", expected="a comparison"
+        )
     return Rule(source, tree, frozenset(names), columns)
 
 
@@ -156,7 +161,12 @@ class _Checker:
                 wanted: Kind = "bool" if rest[0][0] in ("&&", "||") else "number"
                 for sign, operand in [(rest[0][0], first), *rest]:
                     self._need(operand, wanted, sign)
-                    if sign in "/%" and operand is not first and isinstance(operand, Literal) and operand.value == 0:
+                    if (
+                        sign in "/%"
+                        and operand is not first
+                        and isinstance(operand, Literal)
+                        and operand.value == 0
+                    ):
                         raise self.source.error("division by zero", operand.column)
                 return wanted
             case Comparison():
@@ -165,7 +175,9 @@ class _Checker:
     def _name(self, node: Name, name: str) -> Kind:
         if name not in self.columns:
             near = difflib.get_close_matches(name, self.columns, n=2, cutoff=0.5)
-            expected = " or ".join(f"${n}" for n in near) if near else "one of " + ", ".join(sorted(self.columns))
+            expected = (
+                " or ".join(f"${n}" for n in near) if near else "one of " + ", ".join(sorted(self.columns))
+            )
             raise self.source.error("unknown parameter", node.column, got=f"${name}", expected=expected)
         self.names.add(name)
         return self.columns[name].kind
@@ -174,7 +186,9 @@ class _Checker:
         kind = self.kind(node)
         if kind != wanted:
             expected = "a comparison" if wanted == "bool" else "a number"
-            raise self.source.error(f"{sign} cannot take this", _column(node), got=f"a {kind}", expected=expected)
+            raise self.source.error(
+                f"{sign} cannot take this", _column(node), got=f"a {kind}", expected=expected
+            )
 
     def _comparison(self, node: Comparison) -> Kind:
         left, right = self.kind(node.left), self.kind(node.right)
@@ -225,8 +239,8 @@ def _operand(node: Node, rule: Rule, table: Mapping[str, Values]) -> Operand:
             known: Mask | bool = True if values.known is None else values.known
             return (np.array(words)[values.data.astype(np.int64)] if words else values.data), known
         case Negative(operand=operand):
-            value, known = _operand(operand, rule, table)
-            return -np.asarray(value, dtype=float), known
+            inner, known = _operand(operand, rule, table)
+            return -np.asarray(inner, dtype=float), known
         case Chain(first=first, rest=rest) if rest[0][0] not in ("&&", "||"):
             return _arithmetic(_operand(first, rule, table), [(s, _operand(o, rule, table)) for s, o in rest])
         case _:
@@ -261,7 +275,9 @@ def _compare(operator: str, left: Operand, right: Operand) -> Mask:
     both = np.logical_and(a_known, b_known)
     if operator in ("==", "!="):
         neither = ~np.logical_or(a_known, b_known)
-        same = both & (np.asarray(a) == np.asarray(b)) if a is not None and b is not None else np.asarray(False)
+        same = (
+            both & (np.asarray(a) == np.asarray(b)) if a is not None and b is not None else np.asarray(False)
+        )
         equal = np.asarray(same | neither)
         return equal if operator == "==" else ~equal
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)

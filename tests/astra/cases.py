@@ -1,4 +1,5 @@
-"""Tiny random instances of problem `astra` and the brute-force oracle that every exact method is held against."""
+"""Tiny random instances of problem `astra` and the brute-force oracle that every exact method is held
+against."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from hetplan.formulations.astra.evaluate import evaluate
 
 
 def random_instance(seed: int) -> AstraData:
-    """Up to 3 types, 5 stages, 9 layers; tight devices and memory, ties and zeros: about a quarter is infeasible."""
+    """Up to 3 types, 5 stages, 9 layers; tight devices and memory, ties and zeros: about a quarter is
+    infeasible."""
     rng = random.Random(seed)
     stages = rng.randint(1, 5)
     group = (rng.randint(1, 2), rng.randint(1, 2))

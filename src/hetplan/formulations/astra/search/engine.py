@@ -1,0 +1,306 @@
+"""The search from pool to Pareto set: generate, filter by rules and memory, price, sort (Astra, Figure 2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.search.efficiency import Floats
+from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
+from hetplan.formulations.astra.search.memory import offload_share
+from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking
+from hetplan.formulations.astra.search.pool import Offer, Pool
+from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
+from hetplan.formulations.astra.search.result import Candidate, Found
+from hetplan.formulations.astra.search.rules import Rule, default_rules
+from hetplan.formulations.astra.search.segments import (
+    SegmentFigures,
+    SegmentFront,
+    confirm,
+    segment_figures,
+    segment_front,
+    segment_instance,
+    segment_space,
+    slowest_reduction,
+)
+from hetplan.formulations.astra.search.space import Schema, Space
+from hetplan.formulations.astra.search.table import Strategies, joined, strategies
+from hetplan.profiling.models import Model
+from hetplan.solvers.run import Run
+
+JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained. tokens: of the whole training, for money. money_limit: dollars for them, None:
+    none."""
+
+    model: Model
+    global_batch: int
+    tokens: float = JOB_TOKENS
+    money_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InputError("global batch", got=self.global_batch, expected="at least 1")
+        if not self.tokens > 0:
+            raise InputError("tokens of the job", got=self.tokens, expected="more than 0")
+        if self.money_limit is not None and not self.money_limit >= 0:
+            raise InputError("money limit", got=self.money_limit, expected="dollars, at least 0")
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.global_batch * self.model.tokens_per_sample
+
+    @property
+    def iterations(self) -> float:
+        """Optimizer steps of the whole job (not rounded: money is proportional)."""
+        return self.tokens / self.tokens_per_iteration
+
+
+@dataclass
+class Clock:
+    """Seconds per phase of a search."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
+
+    def lap(self, phase: str) -> None:
+        """Credit the time since the last lap to `phase`."""
+        now = time.perf_counter()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self.begun
+        self.begun = now
+
+
+def schema_of(pool: Pool) -> Schema:
+    """The columns that rules may name for this pool."""
+    return Schema(tuple(offer.name for offer in pool.offers))
+
+
+def search(
+    job: Job,
+    pool: Pool,
+    *,
+    space: Space | None = None,
+    rules: Sequence[Rule] | None = None,
+    given: Assumptions | None = None,
+    run: Run | None = None,
+    top: int = 10,
+) -> Found:
+    """Search the pool. rules: compiled for `schema_of(pool)`; None: the shipped ones. top: how many to list.
+
+    Raises UnsupportedError for a model that is no transformer, InputError for an unusable job.
+    """
+    space, given, run = space or Space(), given or Assumptions(), run or Run()
+    rules = default_rules(schema_of(pool).columns) if rules is None else rules
+    facts = model_facts(job.model)
+    if pool.mode == "heterogeneous":
+        return _mixed(job, pool, facts, space, rules, given, run, top)
+    return _uniform(job, pool, facts, space, rules, given, top)
+
+
+def _uniform(
+    job: Job, pool: Pool, facts: ModelFacts, space: Space, rules: Sequence[Rule], given: Assumptions, top: int
+) -> Found:
+    """Modes 1 and 3: one type of device at a time, every stage with the same number of layers."""
+    clock = Clock()
+    tables, seconds, money, shares, peaks = [], [], [], [], []
+    rows = 0
+    for number, offer in enumerate(pool.offers):
+        for size in pool.sizes:
+            table = strategies(facts, space, rules, gpus=size, global_batch=job.global_batch, gpu_type=number)
+            rows += table.rows
+            clock.lap("generate")
+            priced = Priced(facts, table, offer, given)
+            share, peak = offload_share(priced)
+            fits = np.flatnonzero(share <= 1.0)
+            table, share, peak = table.take(fits), share[fits], peak[fits]
+            clock.lap("memory")
+            price = offer.price_per_second
+            time_ = iteration_seconds(Priced(facts, table, offer, given), share)
+            tables.append(table)
+            seconds.append(time_)
+            money.append(time_ * size * job.iterations * (np.nan if price is None else price))
+            shares.append(share)
+            peaks.append(peak)
+            clock.lap("price")
+    table, T, M = joined(tables), np.concatenate(seconds), np.concatenate(money)
+    share, peak = np.concatenate(shares), np.concatenate(peaks)
+    throughput = job.tokens_per_iteration / T
+    order, front = ranking(throughput, M), pareto(throughput, M)
+    best = best_under(job.money_limit, throughput, M)
+    clock.lap("sort")
+
+    def candidate(r: int) -> Candidate:
+        offer = pool.offers[int(table.columns["gpu_type"][r])]
+        return Candidate(
+            seconds=float(T[r]),
+            tokens_per_second=float(throughput[r]),
+            money=None if np.isnan(M[r]) else float(M[r]),
+            devices={offer.name: int(table.columns["num_gpus"][r])},
+            strategy=table.row(r),
+            offloaded=float(share[r]),
+            peak_bytes=float(peak[r]),
+        )
+
+    counts = {
+        "generated": table.generated,
+        "after_rules": rows,
+        "in_memory": table.rows,
+        "priced": table.rows,
+    }
+    return Found(
+        mode=pool.mode,
+        counts=counts,
+        timings=clock.phases,
+        best=None if best is None else candidate(best),
+        top=tuple(candidate(int(r)) for r in order[:top]),
+        pareto=tuple(candidate(int(r)) for r in front),
+        proven=True,
+        proof=f"all {table.rows} strategies that pass the rules and fit in memory were priced",
+        reason="" if best is not None else _why_nothing(counts, job),
+        points=tuple(
+            (float(x), None if np.isnan(y) else float(y)) for x, y in zip(throughput, M, strict=True)
+        ),
+    )
+
+
+def _mixed(
+    job: Job,
+    pool: Pool,
+    facts: ModelFacts,
+    space: Space,
+    rules: Sequence[Rule],
+    given: Assumptions,
+    run: Run,
+    top: int,
+) -> Found:
+    """Mode 2: all strategies, on all segments of the offered types."""
+    clock, space = Clock(), segment_space(space)
+    table = strategies(
+        facts, space, rules, gpus=pool.sizes[0], global_batch=job.global_batch, whole_stages=False
+    )
+    clock.lap("generate")
+    figures = segment_figures(facts, table, pool.offers, given)
+    possible = (np.where(figures.cap >= 1, figures.most, 0).sum(axis=0)) >= table.columns[
+        "pipeline_model_parallel_size"
+    ]
+    # Without offloading, blocking or overlapping it makes no difference: one of the two rows is enough.
+    twin = table.columns["no_overlap_offload_optimizer"] != int(space.no_overlap_offload[0])
+    kept = np.flatnonzero(possible & ~(twin & (figures.offloaded == 0.0)))
+    small, figures = table.take(kept), figures.take(kept)
+    clock.lap("price")
+    front = segment_front(facts, small, figures, run)
+    clock.lap("segments")
+    priceless = any(offer.price_per_second is None for offer in pool.offers)
+    money = np.full(len(front.seconds), np.nan) if priceless else front.money * job.iterations
+    throughput = job.tokens_per_iteration / front.seconds
+    order = ranking(throughput, money)
+    best = best_under(job.money_limit, throughput, money)
+
+    def candidate(f: int) -> Candidate:
+        return _segment_candidate(job, pool.offers, small, figures, front, money, f)
+
+    instance = None
+    if best is not None:
+        instance = _best_instance(facts, small, pool.offers, figures, front, best)
+    clock.lap("sort")
+    counts = {
+        "generated": table.generated,
+        "after_rules": table.rows,
+        "in_memory": int(possible.sum()),
+        "priced": int(possible.sum()),
+    }
+    return Found(
+        mode=pool.mode,
+        counts=counts,
+        timings=clock.phases,
+        best=None if best is None else candidate(best),
+        top=tuple(candidate(int(f)) for f in order[:top]),
+        pareto=tuple(candidate(int(f)) for f in order),
+        proven=front.finished,
+        proof=_mixed_proof(front, small),
+        reason="" if best is not None else _why_nothing(counts, job),
+        points=tuple(
+            (float(x), None if np.isnan(y) else float(y)) for x, y in zip(throughput, money, strict=True)
+        ),
+        instance=instance,
+        details={
+            "explored": front.explored,
+            "stage_counts_seen": front.seen,
+            "stage_counts_solved": front.solved,
+        },
+    )
+
+
+def _mixed_proof(front: SegmentFront, table: Strategies) -> str:
+    if not front.finished:
+        return f"stopped after {front.explored} of {table.rows} strategies: nothing is proven"
+    return (
+        f"{front.explored} of {table.rows} strategies explored, {front.solved} of {front.seen} vectors of "
+        "stage counts solved exactly; lower bounds show that the rest is beaten in time and money"
+    )
+
+
+def _segment_candidate(
+    job: Job,
+    offers: Sequence[Offer],
+    table: Strategies,
+    figures: SegmentFigures,
+    front: SegmentFront,
+    money: Floats,
+    f: int,
+) -> Candidate:
+    r = int(front.strategy[f])
+    group = int(table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r])
+    stages, layers = front.stages[f], front.layers[f]
+    used = [i for i in range(len(offers)) if stages[i]]
+    return Candidate(
+        seconds=float(front.seconds[f]),
+        tokens_per_second=job.tokens_per_iteration / float(front.seconds[f]),
+        money=None if np.isnan(money[f]) else float(money[f]),
+        devices={offers[i].name: int(stages[i]) * group for i in used},
+        strategy=table.row(r),
+        offloaded=float(figures.offloaded[r]),
+        segments=tuple((offers[i].name, int(stages[i]), int(layers[i])) for i in used),
+    )
+
+
+def _best_instance(
+    facts: ModelFacts,
+    table: Strategies,
+    offers: Sequence[Offer],
+    figures: SegmentFigures,
+    front: SegmentFront,
+    f: int,
+) -> AstraData:
+    """The segments of point f as an instance, which the exact method of problem `astra` must solve to the
+    same.
+
+    Where a money limit chose another point than the fastest, the instance offers no more devices than it
+    uses.
+    """
+    r = int(front.strategy[f])
+    stages = front.stages[f]
+    group = int(table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r])
+    if front.seconds[f] > front.seconds.min():
+        offers = [replace(offer, most=int(m) * group) for offer, m in zip(offers, stages, strict=True)]
+    slowest = slowest_reduction(figures, r, stages, front.layers[f])
+    instance = segment_instance(facts, table, offers, figures, r, slowest)
+    confirm(instance, float(front.seconds[f]) - slowest)
+    return instance
+
+
+def _why_nothing(counts: dict[str, int], job: Job) -> str:
+    if counts["after_rules"] == 0:
+        return "every strategy meets a rule or has degrees that do not divide"
+    if counts["in_memory"] == 0:
+        return f"none of {counts['after_rules']} strategies fits in memory"
+    return f"no strategy costs {job.money_limit} dollars or less, or prices are unknown"

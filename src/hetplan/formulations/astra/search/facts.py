@@ -1,0 +1,138 @@
+"""What the search knows of a model: one kind of block between an embedding and a head (Astra, eq. 5-6).
+
+Read from the layer chain, so that built-in models and configuration files serve alike. Blocks that differ
+(experts in every second one) are averaged in time, parameters and activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetplan.errors import UnsupportedError
+from hetplan.profiling.catalogue import Precision
+from hetplan.profiling.models import Model
+from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul
+
+BLOCKS = ("block", "moe-block")
+# Operators and saved tensors between projections and output: what selective recomputation computes again
+# (Korthikanti et al. 2022, Section 5).
+CORE = ("scores", "softmax", "context")
+CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Figures of one model at one sequence length and precision.
+
+    blocks: the chain's blocks (N of them); first, last: embedding and head; the rest of the chain has
+    neither.
+    """
+
+    model: Model
+    blocks: tuple[Layer, ...]
+    first: Layer
+    last: Layer
+
+    @property
+    def precision(self) -> Precision:
+        """Training precision."""
+        return self.model.precision
+
+    @property
+    def layers(self) -> int:
+        """N: transformer layers."""
+        return len(self.blocks)
+
+    @property
+    def sequence(self) -> int:
+        """Tokens per sample."""
+        return self.model.tokens_per_sample
+
+    @cached_property
+    def _products(self) -> dict[str, Matmul]:
+        return {op.name: op for block in self.blocks for op in block.operators if isinstance(op, Matmul)}
+
+    @property
+    def heads(self) -> int:
+        """Attention heads."""
+        return self._products["scores"].count
+
+    @property
+    def query_groups(self) -> int:
+        """Key-value heads: what the qkv projection makes beyond the queries."""
+        size = self._products["scores"].k
+        return max(1, (self._products["qkv"].n // size - self.heads) // 2)
+
+    @property
+    def hidden(self) -> int:
+        """Hidden size."""
+        return self._products["qkv"].k
+
+    @property
+    def experts(self) -> int | None:
+        """Experts per mixture layer; None for a dense model."""
+        up = self._products.get("experts-up")
+        return up.count if up else None
+
+    @property
+    def experts_per_token(self) -> int | None:
+        """How many experts each token visits; None for a dense model."""
+        dispatch = [op for block in self.blocks for op in block.operators if op.name == "dispatch"]
+        if not dispatch or isinstance(dispatch[0], Matmul):
+            return None
+        return dispatch[0].forward // (self.sequence * self.hidden) - 1
+
+    @cached_property
+    def block_params(self) -> float:
+        """Parameters of an average block."""
+        return sum(block.params for block in self.blocks) / self.layers
+
+    @cached_property
+    def expert_params(self) -> float:
+        """The part of `block_params` that belongs to experts, and is divided by expert parallelism."""
+        sizes = [op.count * op.k * op.n for b in self.blocks for op in b.operators
+                 if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")]  # fmt: skip
+        return sum(sizes) / self.layers
+
+    @cached_property
+    def dispatched_bytes(self) -> float:
+        """Bytes per sample of one token dispatch of an average block (0 without experts)."""
+        if self.experts_per_token is None:
+            return 0.0
+        share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
+        return share * self.experts_per_token * self.sequence * self.hidden * ELEMENT_BYTES[self.precision]
+
+    @cached_property
+    def saved(self) -> tuple[float, float, float]:
+        """Bytes per sample kept by an average block: (divided by tensor parallelism, not divided, core).
+
+        The core's tensors (part of the first figure) are what selective recomputation frees.
+        """
+        split = whole = core = 0.0
+        for block in self.blocks:
+            for tensor in block.saved:
+                size = tensor.size(self.precision) / self.layers
+                split, whole = (split + size, whole) if tensor.split else (split, whole + size)
+                core += size if tensor.name in CORE_SAVED else 0.0
+        return split, whole, core
+
+    @property
+    def boundary_bytes(self) -> float:
+        """Bytes per sample between two blocks: what a stage sends on, and what full recomputation keeps."""
+        return self.blocks[0].activation_bytes(self.precision)
+
+
+def model_facts(model: Model) -> ModelFacts:
+    """The facts of a transformer; raises UnsupportedError for any other chain (it has no heads to split)."""
+    chain = model.layers
+    blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
+    if len(chain) != len(blocks) + 2 or chain[0].kind in BLOCKS or chain[-1].kind in BLOCKS:
+        kinds = ", ".join(dict.fromkeys(layer.kind for layer in chain))
+        raise UnsupportedError(
+            "the search takes transformers: an embedding, blocks, a head",
+            where=model.name,
+            got=kinds,
+            expected="a language model; `hetplan plan` has strategies for other chains",
+        )
+    return ModelFacts(model, blocks, chain[0], chain[-1])

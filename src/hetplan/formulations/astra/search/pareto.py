@@ -1,0 +1,41 @@
+"""Order, Pareto set and choice under a money limit (Astra, Section 3.6, eq. 29-33)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.formulations.astra.search.efficiency import Floats
+from hetplan.formulations.astra.search.table import Ints
+
+Money = Floats
+
+
+def ranking(throughput: Floats, money: Money) -> Ints:
+    """Indices by throughput, largest first, then by money, least first (eq. 33); ties keep their order.
+
+    throughput, money: [n] finite; money NaN where no price is known (then the order is by throughput alone).
+    """
+    return np.lexsort((np.nan_to_num(money), -throughput))
+
+
+def pareto(throughput: Floats, money: Money) -> Ints:
+    """Indices of the pool that nothing beats in both, sorted as `ranking`.
+
+    The paper's eq. 30 asks for strictly better in both; of equals in one the better in the other is kept
+    here, and of equals in both the first, so that the set is a curve without doubles.
+    """
+    order = ranking(throughput, money)
+    cheapest = np.minimum.accumulate(np.nan_to_num(money)[order])
+    before = np.concatenate([[np.inf], cheapest[:-1]])[: len(order)]
+    return np.asarray(order[np.nan_to_num(money)[order] < before], dtype=np.int64)
+
+
+def best_under(limit: float | None, throughput: Floats, money: Money) -> int | None:
+    """The fastest whose money is within `limit` (None: no limit); None when nothing is. NaN money never
+    is."""
+    allowed: NDArray[np.bool_] = np.ones(len(throughput), bool) if limit is None else money <= limit
+    if not allowed.any():
+        return None
+    order = ranking(throughput, money)
+    return int(order[allowed[order]][0])

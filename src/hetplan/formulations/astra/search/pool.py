@@ -1,0 +1,139 @@
+"""The GPU pool of Astra's three search modes (Section 3.2, eq. 1-3): types, counts, links, prices.
+
+A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one node,
+shared by all its devices. Where no cluster file gives them, `links_of` knows the usual machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hetplan.errors import InputError
+from hetplan.profiling.catalogue import DeviceSpec, catalogue, device
+from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, NETWORK_LATENCY_US, Cluster
+
+Mode = Literal["homogeneous", "heterogeneous", "cost"]
+
+# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node), by prefix.
+# NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and H200 900
+# GB/s.
+# Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H200).
+_MACHINES: Mapping[str, tuple[int, float, float]] = {
+    "V100-SXM": (8, 1200, 800),
+    "A100-SXM": (8, 2400, 1600),
+    "A800": (8, 1600, 1600),
+    "H100": (8, 3600, 3200),
+    "H800": (8, 1600, 3200),
+    "H200": (8, 3600, 3200),
+    "GH200": (4, 3600, 800),
+}
+# Anything else: PCIe 4.0 x16 (32 GB/s less protocol) and one adapter of 100 Gbit/s.
+_PLAIN = (8, 200.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One type of device in the pool. most: how many there are; SI units; price_per_hour None if unknown."""
+
+    name: str
+    spec: DeviceSpec
+    most: int
+    node_devices: int
+    intra: float
+    network: float
+    intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6
+    network_latency: float = NETWORK_LATENCY_US * 1e-6
+
+    @property
+    def price_per_second(self) -> float | None:
+        """Dollars per device and second."""
+        price = self.spec.price_per_hour
+        return None if price is None else price / 3600.0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What may be used. sizes: the numbers of GPUs to try, each with every offer (or all offers mixed)."""
+
+    mode: Mode
+    offers: tuple[Offer, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.offers or not self.sizes:
+            raise InputError("the GPU pool is empty", expected="at least one type and one number of GPUs")
+        names = [offer.name for offer in self.offers]
+        if len(set(names)) != len(names):
+            raise InputError("the GPU pool names a type twice", got=", ".join(names))
+        for size in self.sizes:
+            if not 1 <= size <= 10**6:
+                raise InputError("number of GPUs", got=size, expected="1 to 1000000")
+        if self.mode == "heterogeneous":
+            total = sum(offer.most for offer in self.offers)
+            if total < self.sizes[0]:
+                raise InputError(
+                    "the types together have too few GPUs", got=total, expected=f"{self.sizes[0]}"
+                )
+
+
+def homogeneous(offer: Offer) -> Pool:
+    """Mode 1 (eq. 1): one type, all of its devices."""
+    return Pool("homogeneous", (offer,), (offer.most,))
+
+
+def heterogeneous(total: int, offers: tuple[Offer, ...]) -> Pool:
+    """Mode 2 (eq. 2): `total` devices, of each type at most what it offers."""
+    return Pool("heterogeneous", offers, (total,))
+
+
+def cost(offers: tuple[Offer, ...], most: int) -> Pool:
+    """Mode 3 (eq. 3): 2, 4, 8, … up to `most` devices of one type at a time (and `most` itself)."""
+    if most < 2:
+        raise InputError("the largest number of GPUs", got=most, expected="at least 2")
+    sizes = {2**e for e in range(1, most.bit_length()) if 2**e <= most} | {most}
+    return Pool("cost", tuple(replace(offer, most=most) for offer in offers), tuple(sorted(sizes)))
+
+
+def find_device(name: str) -> tuple[str, DeviceSpec]:
+    """The catalogue's entry `name`, or the only one that starts with it (`A800`); raises InputError."""
+    known = catalogue()
+    if name in known:
+        return name, known[name]
+    near = [other for other in known if other.lower().startswith(name.lower())]
+    if len(near) > 1:
+        raise InputError("several devices have that name", got=name, expected=f"one of {', '.join(near)}")
+    return (near[0], known[near[0]]) if near else (name, device(name))
+
+
+def links_of(name: str) -> tuple[int, float, float]:
+    """(devices per node, intra bytes/s, network bytes/s of a node) of the usual machine with that device."""
+    node, intra, network = next((m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN)
+    return node, intra * GBIT, network * GBIT
+
+
+def offer_of(name: str, most: int) -> Offer:
+    """`most` devices of a catalogued type in its usual machines; raises InputError."""
+    full, spec = find_device(name)
+    return Offer(full, spec, most, *links_of(full))
+
+
+def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
+    """The types of a cluster with their counts; of differing nodes of one type the slowest figures count."""
+    offers = []
+    for name, count in cluster.counts().items():
+        nodes = [node for node in cluster.nodes if node.device == name]
+        offers.append(
+            Offer(
+                name=name,
+                spec=cluster.specs[name],
+                most=count,
+                node_devices=min(node.devices for node in nodes),
+                intra=min(node.intra_bandwidth for node in nodes),
+                network=min(node.network_bandwidth for node in nodes),
+                intra_latency=max(node.intra_latency for node in nodes),
+                network_latency=max(node.network_latency for node in nodes),
+            )
+        )
+    return tuple(offers)

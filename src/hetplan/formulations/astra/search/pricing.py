@@ -1,0 +1,248 @@
+"""Seconds per iteration of every strategy at once (Astra, Section 3.5; eq. 22 for the pipeline).
+
+A stage of n layers takes n (forward + backward + recomputation) + h; with v virtual stages the pipeline fills
+v times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each boundary v times:
+    T = (sum_i t_i - max_i t_i) / v + K max_i t_i + reduction + optimizer,          v = 1 gives eq. 22.
+Overlapped communication costs what its window of computation leaves uncovered: tensor-parallel collectives
+hide behind the block's matrix products, gradients behind the last backward, parameters behind the first
+forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.formulations.astra.search.blocks import (
+    BACKWARD,
+    CORE_FORWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    PRODUCTS_BACKWARD,
+    PRODUCTS_FORWARD,
+    BlockSeconds,
+    block_seconds,
+)
+from hetplan.formulations.astra.search.efficiency import EfficiencyModel, Floats, Stated
+from hetplan.formulations.astra.search.facts import ModelFacts
+from hetplan.formulations.astra.search.links import message_seconds, ring_seconds
+from hetplan.formulations.astra.search.pool import Offer
+from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE
+from hetplan.formulations.astra.search.table import Ints, Strategies
+from hetplan.profiling.catalogue import Precision
+from hetplan.profiling.profile import Profile
+from hetplan.profiling.workload import RESERVED_BYTES
+
+# Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two moments).
+# Megatron-LM accumulates bf16 gradients in fp32 (--accumulate-allreduce-grads-in-fp32, forced for bf16).
+STATE_BYTES: dict[Precision, tuple[int, int, int]] = {
+    "bf16": (2, 4, 12),
+    "fp16": (2, 2, 12),
+    "fp32": (4, 4, 8),
+}
+# Adam on one parameter reads gradient, master weight and moments (16 bytes) and writes the latter and the
+# weight (14).
+ADAM_BYTES = 30
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine around the devices, for offloaded optimizer states, per device.
+
+    pcie: bytes/s of PCIe 4.0 x16 less protocol, one direction. memory: bytes/s, one eighth of two sockets of
+    eight DDR4-3200 channels (8 x 25.6 GB/s each).
+    """
+
+    pcie: float = 25e9
+    memory: float = 51e9
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Everything that pricing and memory take as given besides the model and the pool."""
+
+    efficiency: EfficiencyModel = field(default_factory=Stated)
+    host: Host = field(default_factory=Host)
+    reserved_bytes: float = RESERVED_BYTES
+    profile: Profile | None = None
+
+
+class Priced:
+    """Figures of the strategies [R] on one type of device; every figure is computed when first asked for."""
+
+    def __init__(self, facts: ModelFacts, table: Strategies, offer: Offer, given: Assumptions) -> None:
+        self.facts, self.table, self.offer, self.given = facts, table, offer, given
+        columns = table.columns
+        self.pp: Ints = columns["pipeline_model_parallel_size"]
+        self.tp: Ints = columns["tensor_model_parallel_size"]
+        self.ep: Ints = columns["expert_model_parallel_size"]
+        self.dp: Ints = columns["data_parallel_size"]
+        self.mbs: Ints = columns["micro_batch_size"]
+        self.K: Ints = columns["num_micro_batches"]
+        self.sp: Ints = columns["sequence_parallel"]
+        self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
+        self.interleaved = columns["virtual_pipeline_model_parallel_size"] != NONE
+        self.sharded = columns["use_distributed_optimizer"] == 1
+        self.granularity: Ints = columns["recompute_granularity"]
+        self.method: Ints = columns["recompute_method"]
+        self.recomputed: Ints = columns["recompute_num_layers"]
+
+    @cached_property
+    def blocks(self) -> BlockSeconds:
+        """Computation of blocks, embedding and head."""
+        return block_seconds(
+            self.facts, self.offer, self.given.efficiency, self.tp, self.mbs, self.sp, self.given.profile
+        )
+
+    @cached_property
+    def tensor_seconds(self) -> Floats:
+        """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or as many gathers and
+        scatters with sequence parallelism, which move the same (Korthikanti et al. 2022, Section 4.2.2)."""
+        size = np.asarray(2.0 * self.facts.boundary_bytes * self.mbs, dtype=np.float64)
+        ones = np.ones_like(self.tp)
+        return ring_seconds(self.offer, "all-reduce", size, ones, self.tp, 2, self.given.efficiency)
+
+    @cached_property
+    def expert_seconds(self) -> Floats:
+        """Dispatch and combine of one block, one pass (0 without experts)."""
+        if self.facts.dispatched_bytes == 0:
+            return np.zeros(self.table.rows)
+        size = (
+            self.facts.dispatched_bytes
+            * self.mbs
+            / np.where(self.sp == 1, self.tp, 1)
+            * (self.ep - 1)
+            / self.ep
+        )
+        return 2.0 * message_seconds(self.offer, "all-to-all", size, self.tp, self.ep, self.given.efficiency)
+
+    @cached_property
+    def forward(self) -> Floats:
+        """One block forward, with its exposed collectives."""
+        return self._with_collectives(self.blocks.row(FORWARD), self.blocks.row(PRODUCTS_FORWARD))
+
+    @cached_property
+    def backward(self) -> Floats:
+        """One block backward, with its exposed collectives, without recomputation."""
+        return self._with_collectives(self.blocks.row(BACKWARD), self.blocks.row(PRODUCTS_BACKWARD))
+
+    def _with_collectives(self, compute: Floats, products: Floats) -> Floats:
+        # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node only.
+        overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (self.tp <= self.offer.node_devices)
+        covered = np.where(overlapped, products, 0.0)
+        return compute + np.maximum(0.0, self.tensor_seconds - covered) + self.expert_seconds
+
+    def fully_recomputed(self, layers: Ints) -> Floats:
+        """How many of a stage's `layers` are computed again in full. The number given counts per virtual
+        stage."""
+        full = self.granularity == GRANULARITIES.index("full")
+        counted = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
+        uniform = self.method == METHODS.index("uniform")
+        return np.where(full & uniform, layers, np.where(self.granularity >= 1, counted, 0)).astype(float)
+
+    def layers_seconds(self, layers: Ints) -> Floats:
+        """Forward, backward and recomputation of a stage of so many layers, one micro-batch."""
+        again = self.fully_recomputed(layers)
+        selective = (self.granularity == GRANULARITIES.index("selective")) | (
+            self.granularity == GRANULARITIES.index("hybrid")
+        )
+        core = np.where(selective, (layers - again) * self.blocks.row(CORE_FORWARD), 0.0)
+        return layers * (self.forward + self.backward) + again * self.forward + core
+
+    @cached_property
+    def crossing_seconds(self) -> Floats:
+        """One stage boundary, forward and backward, before any overlap: h of eq. 22 (0 for one stage)."""
+        size = self.facts.boundary_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
+        whole = self.tp * self.dp  # stages lie that far apart
+        one_way = message_seconds(self.offer, "send", size, whole, self.pp, self.given.efficiency)
+        return np.where(self.pp > 1, 2.0 * one_way, 0.0)
+
+    @cached_property
+    def stage_params(self) -> Floats:
+        """Dense parameters per layer and rank; experts apart in `expert_stage_params`."""
+        return np.asarray((self.facts.block_params - self.facts.expert_params) / self.tp)
+
+    @cached_property
+    def expert_stage_params(self) -> Floats:
+        """Expert parameters per layer and rank."""
+        return np.asarray(self.facts.expert_params / (self.tp * self.ep))
+
+    @cached_property
+    def end_params(self) -> tuple[Floats, Floats]:
+        """Parameters per rank of embedding and head (a tied head keeps a copy when it is on another
+        stage)."""
+        head = self.facts.last.params + np.where(self.pp > 1, self.facts.last.tied_params, 0)
+        return self.facts.first.params / self.tp, head / self.tp
+
+    def exposed_reduction(self, dense: Floats, experts: Floats, forward: Floats, backward: Floats) -> Floats:
+        """Gradient reduction (and parameter gathering) that the given windows of computation leave uncovered.
+
+        dense, experts: parameters per rank. All-reduce; with the distributed optimizer reduce-scatter of
+        gradients and all-gather of weights (Rajbhandari et al. 2020, Section 7).
+        """
+        weight, gradient, _ = STATE_BYTES[self.facts.precision]
+        rounds = np.where(self.sharded, 1, 2)
+        reduce = self._over_data(dense, experts, gradient) * rounds
+        gather = np.where(self.sharded, self._over_data(dense, experts, weight), 0.0)
+        columns = self.table.columns
+        hidden_reduce = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
+        hidden_gather = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
+        return np.maximum(0.0, reduce - hidden_reduce) + np.maximum(0.0, gather - hidden_gather)
+
+    def _over_data(self, dense: Floats, experts: Floats, element: int) -> Floats:
+        """One ring round over the data-parallel group: dense parameters over all of it, experts over its
+        part."""
+        seconds = ring_seconds(
+            self.offer, "reduce-scatter", dense * element, self.tp, self.dp, 1, self.given.efficiency
+        )
+        if self.facts.expert_params == 0:
+            return seconds
+        return seconds + ring_seconds(
+            self.offer, "reduce-scatter", experts * element, self.tp * self.ep, self.dp // self.ep, 1,
+            self.given.efficiency,
+        )  # fmt: skip
+
+    def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
+        """Parameters whose states a rank updates: all of its own, or its share with the distributed
+        optimizer."""
+        return np.asarray(
+            dense / np.where(self.sharded, self.dp, 1)
+            + experts / np.where(self.sharded, self.dp / self.ep, 1)
+        )
+
+    def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
+        """Adam on the device, and for the `offloaded` share on the host, gradients down and weights up over
+        PCIe.
+
+        covered: computation that hides the transfers unless `no_overlap_offload_optimizer`.
+        """
+        weight, gradient, _ = STATE_BYTES[self.facts.precision]
+        host = self.given.host
+        here = (1 - offloaded) * params * ADAM_BYTES / (self.offer.spec.memory_bytes_per_s * 0.8)
+        there = offloaded * params * ADAM_BYTES / host.memory
+        moved = offloaded * params * (weight + gradient) / host.pcie
+        blocking = self.table.columns["no_overlap_offload_optimizer"] == 1
+        return np.asarray(here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered)))
+
+
+def iteration_seconds(priced: Priced, offloaded: Floats) -> Floats:
+    """T of every strategy [R] whose stages hold the same number of layers. offloaded: share of the states."""
+    layers = priced.facts.layers // priced.pp
+    work = priced.layers_seconds(layers)
+    chunk = work / priced.v
+    overlapped = priced.table.columns["overlap_p2p_communication"] == 1
+    crossing = np.where(overlapped, np.maximum(0.0, priced.crossing_seconds - chunk), priced.crossing_seconds)
+    stage = work + priced.v * crossing
+    first, last = priced.blocks.row(EMBEDDING), priced.blocks.row(HEAD)
+    total = priced.pp * stage + first + last
+    slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last))
+    pipeline = (total - slowest) / priced.v + priced.K * slowest
+    ends = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
+    dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
+    forward, backward = layers * priced.forward, layers * priced.backward
+    reduction = priced.exposed_reduction(dense, experts, forward, backward)
+    params = priced.optimizer_params(dense, experts)
+    return pipeline + reduction + priced.optimizer_seconds(params, offloaded, backward)

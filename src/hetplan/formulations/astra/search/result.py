@@ -1,0 +1,103 @@
+"""What a search returns: counted, timed, ranked, with the proof's extent in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetplan.formulations.astra.data import AstraData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One priced strategy.
+
+    seconds: per iteration. tokens_per_second. money: dollars for the job's tokens, None without a price.
+    devices: number of GPUs by type. segments: mode 2, [(type, stages, layers on them together)] in pool
+    order.
+    peak_bytes: of the fullest device (mode 2: None, the filter bounds every stage). offloaded: share of the
+    states.
+    """
+
+    seconds: float
+    tokens_per_second: float
+    money: float | None
+    devices: Mapping[str, int]
+    strategy: Mapping[str, int | bool | str | None]
+    offloaded: float
+    peak_bytes: float | None = None
+    segments: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def stages(self) -> list[tuple[str, int]]:
+        """(type, layers) of every stage: segments spread as evenly as they go, the fullest last (fewest in
+        flight)."""
+        if not self.segments:
+            name = next(iter(self.devices))
+            pipeline, layers = (
+                self.strategy["pipeline_model_parallel_size"],
+                self.strategy["num_layers_per_stage"],
+            )
+            return [(name, int(layers or 0))] * int(pipeline or 0)
+        every = []
+        for name, stages, layers in self.segments:
+            base, more = divmod(layers, stages)
+            every += [(name, base)] * (stages - more) + [(name, base + 1)] * more
+        return every
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "money": self.money,
+            "devices": dict(self.devices),
+            "strategy": dict(self.strategy),
+            "offloaded_share": self.offloaded,
+            "peak_bytes": self.peak_bytes,
+            "segments": [{"type": t, "stages": s, "layers": n} for t, s, n in self.segments],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The end of a search.
+
+    counts: strategies generated (Table 3's product), after_rules, in_memory, priced. timings: seconds per
+    phase.
+    best: the fastest within the money limit, None when there is none. top: the first by throughput, then
+    money.
+    pareto: nothing else is at least as fast and as cheap. proof: what is proven, in words; proven: whether it
+    is.
+    points: (tokens per second, money) of all priced strategies [n] for plots (mode 2: the Pareto set).
+    instance: mode 2, the best strategy's segments as an `astra` instance.
+    """
+
+    mode: str
+    counts: Mapping[str, int]
+    timings: Mapping[str, float]
+    best: Candidate | None
+    top: tuple[Candidate, ...]
+    pareto: tuple[Candidate, ...]
+    proven: bool
+    proof: str
+    reason: str = ""
+    points: tuple[tuple[float, float | None], ...] = ()
+    instance: AstraData | None = None
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON types, without the points of the plot."""
+        return {
+            "mode": self.mode,
+            "counts": dict(self.counts),
+            "timings": dict(self.timings),
+            "best": None if self.best is None else self.best.as_dict(),
+            "top": [candidate.as_dict() for candidate in self.top],
+            "pareto": [candidate.as_dict() for candidate in self.pareto],
+            "proven": self.proven,
+            "proof": self.proof,
+            "reason": self.reason,
+            "details": dict(self.details),
+        }

@@ -1,0 +1,226 @@
+"""Mode 2, compiled: one strategy's segments on several types, for every vector of stage counts that may
+matter.
+
+For stage counts m and layers n per stage, with c, h seconds, g exposed seconds per layer of the slowest
+gradient reduction and optimizer, cap the layers that fit:
+    T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s n_s g,      money = T sum_i m_i rate_i.
+For fixed m the rate is fixed, so the least T is all that matters; a vector m is skipped when a lower bound on
+its T is already beaten in both time and money by the front found so far.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetplan.formulations.astra.problem import Floats, Ints
+from hetplan.solvers.compiled import kernel
+
+
+@kernel
+def upto(values: Floats, limit: float) -> int:
+    """How many of the ascending values are <= limit."""
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] <= limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def dominated(seconds: float, money: float, front_seconds: Floats, front_money: Floats) -> bool:
+    """Whether a point of the front (seconds ascending, money descending) is as good in both."""
+    low = upto(front_seconds, seconds)
+    return low > 0 and front_money[low - 1] <= money
+
+
+@kernel
+def least_work_of(c: Floats, h: Floats, m: Ints, cap: Ints, N: int, n: Ints) -> float:
+    """Least sum of stage times for counts m and caps; n [M] receives the layers per type. Types by ascending
+    c."""
+    M = len(c)
+    work, extra = 0.0, N
+    for i in range(M):
+        n[i] = m[i]
+        extra -= m[i]
+        work += m[i] * (c[i] + h[i])
+        if m[i] > 0 and cap[i] < 1:
+            return np.inf
+    if extra < 0:
+        return np.inf
+    for i in range(M):
+        more = min(extra, m[i] * (cap[i] - 1))
+        n[i] += more
+        extra -= more
+        work += more * c[i]
+    return work if extra == 0 else np.inf
+
+
+@kernel
+def lower_bound(
+    c: Floats, h: Floats, g: Floats, m: Ints, cap: Ints, N: int, K: int, n: Ints
+) -> tuple[float, float, float, float]:
+    """What T is at least: the least work, and divisible layers for the slowest stage and the slowest
+    reduction."""
+    work = least_work_of(c, h, m, cap, N, n)
+    if work == np.inf:
+        return np.inf, 0.0, 0.0, work
+    speed, offset, reduce_speed, theta, phi = 0.0, 0.0, 0.0, 0.0, 0.0
+    free = False
+    for i in range(len(c)):
+        if m[i] > 0:
+            theta = max(theta, c[i] + h[i])
+            phi = max(phi, g[i])
+            if g[i] > 0:
+                reduce_speed += m[i] / g[i]
+            else:
+                free = True
+            if c[i] > 0:
+                speed += m[i] / c[i]
+                offset += m[i] * h[i] / c[i]
+            else:
+                offset = np.inf
+    if offset < np.inf and speed > 0:
+        theta = max(theta, (N + offset) / speed)
+    if not free and reduce_speed > 0:
+        phi = max(phi, N / reduce_speed)
+    # rounding: a bound must never exceed what it bounds
+    shrink = 1.0 - 1e-12
+    return (work + (K - 1) * theta + phi) * shrink, theta * shrink, phi * shrink, work
+
+
+@kernel
+def capped(slope: float, offset: float, limit: float, most: int) -> int:
+    """The most layers x <= most with slope x + offset <= limit."""
+    if offset > limit:
+        return 0
+    if slope <= 0.0 or slope * most + offset <= limit:
+        return most
+    x = int((limit - offset) / slope)
+    while slope * (x + 1) + offset <= limit:
+        x += 1
+    while x > 0 and slope * x + offset > limit:
+        x -= 1
+    return x
+
+
+@kernel
+def least_time(
+    c: Floats,
+    h: Floats,
+    g: Floats,
+    m: Ints,
+    cap: Ints,
+    N: int,
+    K: int,
+    thetas: Floats,
+    phis: Floats,
+    n: Ints,
+    chosen: Ints,
+    caps: Ints,
+) -> float:
+    """Least T for counts m (+inf: none); `chosen` [M] receives the layers per type.
+
+    thetas, phis: ascending values of the slowest stage and reduction. Only those between the bounds and what
+    the incumbent leaves room for are tried.
+    """
+    _, theta_low, phi_low, work_low = lower_bound(c, h, g, m, cap, N, K, n)
+    best = np.inf
+    M = len(c)
+    for a in range(max(0, upto(thetas, theta_low) - 1), len(thetas)):
+        theta = thetas[a]
+        if work_low + (K - 1) * theta + phi_low >= best:
+            break
+        settled, slack = False, True  # slack: theta sets no cap, so that a larger one changes nothing
+        for i in range(M):
+            if m[i] > 0 and capped(c[i], h[i], theta, cap[i]) < cap[i]:
+                slack = False
+        for b in range(max(0, upto(phis, phi_low) - 1), len(phis)):
+            phi = phis[b]
+            if work_low + (K - 1) * theta + phi >= best or settled:
+                break
+            settled = True  # until some cap is set by phi rather than theta
+            for i in range(M):
+                by_theta = capped(c[i], h[i], theta, cap[i])
+                by_phi = capped(g[i], 0.0, phi, cap[i])
+                caps[i] = min(by_theta, by_phi)
+                if m[i] > 0 and by_phi < by_theta:
+                    settled = False
+            total = least_work_of(c, h, m, caps, N, n) + (K - 1) * theta + phi
+            if total < best:
+                best = total
+                for i in range(M):
+                    chosen[i] = n[i]
+        if slack:
+            break
+    return best
+
+
+@kernel
+def explore(
+    c: Floats,
+    h: Floats,
+    g: Floats,
+    cap: Ints,
+    most: Ints,
+    rate: Floats,
+    P: int,
+    N: int,
+    K: int,
+    thetas: Floats,
+    phis: Floats,
+    front_seconds: Floats,
+    front_money: Floats,
+    m: Ints,
+    out_seconds: Floats,
+    out_m: Ints,
+    out_n: Ints,
+    counts: Ints,
+) -> int:
+    """Solve stage counts from `m` on until they are exhausted or the output is full; returns the points
+    found.
+
+    c, h, g, cap, most [M] by ascending c; rate [M]: money per second of one stage. m [M]: the first vector to
+    look at (start with zeros; the last entry is overwritten), afterwards the next one, or -1 in m[0] when
+    none is left.
+    front_*: the front so far, seconds ascending; out_seconds [B], out_m, out_n [B, M]. counts [2]: vectors
+    seen, solved.
+    """
+    M = len(c)
+    n, chosen, caps = np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
+    points, left = 0, P
+    for i in range(M - 1):
+        left -= m[i]
+    while points < len(out_seconds):
+        if 0 <= left <= most[M - 1]:
+            m[M - 1] = left
+            counts[0] += 1
+            paid = 0.0
+            for i in range(M):
+                paid += m[i] * rate[i]
+            bound, _, _, _ = lower_bound(c, h, g, m, cap, N, K, n)
+            if bound < np.inf and not dominated(bound, bound * paid, front_seconds, front_money):
+                counts[1] += 1
+                found = least_time(c, h, g, m, cap, N, K, thetas, phis, n, chosen, caps)
+                if found < np.inf and not dominated(found, found * paid, front_seconds, front_money):
+                    out_seconds[points] = found
+                    for i in range(M):
+                        out_m[points, i] = m[i]
+                        out_n[points, i] = chosen[i]
+                    points += 1
+        # odometer over m[0..M-2]; the last type takes the rest
+        place = M - 2
+        while place >= 0:
+            if left > 0 and m[place] < most[place]:
+                m[place] += 1
+                left -= 1
+                break
+            left += m[place]
+            m[place] = 0
+            place -= 1
+        if place < 0:
+            m[0] = -1
+            break
+    return points
