@@ -116,7 +116,7 @@ def test_validate(hetplan: Call, numbers: Write, tmp_path: Path) -> None:
     assert ran.err.startswith(f"hetplan: error: {wrong}: format:")
 
 
-@pytest.mark.parametrize("kind", ["instance", "cluster", "profile"])
+@pytest.mark.parametrize("kind", ["instance", "plan", "cluster", "profile"])
 def test_schemas(hetplan: Call, kind: str) -> None:
     schema = hetplan("schema", kind).json
     assert schema["$schema"].startswith("https://json-schema.org/")

@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 # Kind -> the pydantic model of its file.
 MODELS = {
-    Kind.PLAN: "hetplan.runtime.plan:PlanFile",
+    Kind.PLAN: "hetplan.runtime.plan:Plan",
     Kind.CLUSTER: "hetplan.profiling.cluster:ClusterFile",
     Kind.PROFILE: "hetplan.profiling.profile:Profile",
 }

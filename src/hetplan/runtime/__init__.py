@@ -1,1 +1,1 @@
-"""Plans: the one representation of what to run, for every family. (Executing them needs the `runtime` extra.)"""
+"""Plans: the one representation of what to run, for every family. Executing them needs torch."""

@@ -1,0 +1,262 @@
+"""The plan file: what to run on which device, for every family; every rank derives its part from it.
+
+Sets    d devices of the cluster, i replicas, j stages of a replica, k layers in the order of the model.
+Holds   for each replica its stages (layers, devices, shares) and its micro-batches; for all of them the
+        schedule, the ZeRO level and recomputation.
+A stage's `devices` are [row group][tensor rank]: each row group takes a part of every micro-batch's samples
+in proportion to `row_shares`, each tensor rank a part of every weight in proportion to `tensor_shares`;
+`split` says which. Stages hold one range of layers, or under the interleaved schedule one per model chunk,
+where chunk c of all stages comes before chunk c + 1 of any.
+Rules   (1) every replica holds every layer exactly once, in order
+        (2) no device is in two places, none is unknown
+        (3) the micro-batches of all replicas add up to the global batch
+        (4) ZeRO 2 and 3: all replicas take every accumulation step together (0 samples allowed there)
+        (5) one chunk per stage; interleaved: equally many on each, and whole rounds of micro-batches
+        (6) one share per row group and per tensor rank
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetplan.errors import InputError
+from hetplan.files import read_json, to_json, write_text
+from hetplan.schema import Count, Name, Positive, PositiveCount, Range, StrictModel, check_header, parse
+
+FORMAT, VERSION = "hetplan-plan", 1
+MAX_RANKS = 4096
+
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
+Recomputation = Literal["none", "selective", "full"]
+Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+class PlanDevice(StrictModel):
+    """A device of the cluster, as the plan expects it; its number is its place in `devices`."""
+
+    type: Name
+    node: Count
+
+
+class PlanWorkload(StrictModel):
+    """What is trained. layers: names in order. sequence: tokens per sample, null for images."""
+
+    model: Name
+    cluster: Name
+    global_batch: PositiveCount
+    sequence: PositiveCount | None = None
+    precision: Literal["fp16", "bf16", "fp32"]
+    layers: list[Name] = Field(min_length=1, max_length=4096)
+
+
+class MicroBatches(StrictModel):
+    """`count` equal micro-batches of `samples` (0: takes part in the step without samples, ZeRO 2 and 3)."""
+
+    count: PositiveCount
+    samples: Count
+
+
+class Stage(StrictModel):
+    """One pipeline stage of a replica; see the module for `devices` and the shares."""
+
+    layers: list[Range] = Field(min_length=1, max_length=4096)
+    devices: list[list[Count]] = Field(min_length=1, max_length=MAX_RANKS)
+    row_shares: Shares = Field(default_factory=lambda: [1.0])
+    tensor_shares: Shares = Field(default_factory=lambda: [1.0])
+
+    @property
+    def all_devices(self) -> list[int]:
+        """Devices of all row groups."""
+        return [device for group in self.devices for device in group]
+
+
+class Replica(StrictModel):
+    """One copy of the model: its stages in order, and its micro-batches in order."""
+
+    stages: list[Stage] = Field(min_length=1, max_length=MAX_RANKS)
+    micro_batches: list[MicroBatches] = Field(min_length=1, max_length=1_000_000)
+
+    @property
+    def samples(self) -> int:
+        """Samples per iteration."""
+        return sum(batch.count * batch.samples for batch in self.micro_batches)
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches per iteration."""
+        return sum(batch.count for batch in self.micro_batches)
+
+
+class Plan(StrictModel):
+    """A plan file. origin: which method found it and what it promises. Validated completely when made."""
+
+    format: Literal["hetplan-plan"] = "hetplan-plan"
+    version: Literal[1] = 1
+    name: Name
+    origin: str = Field(default="", max_length=10_000)
+    workload: PlanWorkload
+    devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)
+    schedule: Schedule = "1f1b"
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    recomputation: Recomputation = "none"
+    replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_devices(self)
+        for i, replica in enumerate(self.replicas):
+            for j, stage in enumerate(replica.stages):
+                check_shares(stage, f"replicas[{i}].stages[{j}]")
+            check_chunks(self, replica, f"replicas[{i}]")
+            check_layers(self, replica, f"replicas[{i}]")
+        check_batch(self)
+        return self
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Device -> process rank: the devices in use, numbered in their own order."""
+        used = sorted(d for replica in self.replicas for stage in replica.stages for d in stage.all_devices)
+        return {device: rank for rank, device in enumerate(used)}
+
+    @property
+    def world_size(self) -> int:
+        """Processes to start: one per device in use."""
+        return len(self.ranks)
+
+
+def check_devices(plan: Plan) -> None:
+    """(2) every device exists and has one place."""
+    place: dict[int, str] = {}
+    count = len(plan.devices)
+    for i, replica in enumerate(plan.replicas):
+        for j, stage in enumerate(replica.stages):
+            for g, group in enumerate(stage.devices):
+                for r, device in enumerate(group):
+                    here = f"replicas[{i}].stages[{j}].devices[{g}][{r}]"
+                    if device >= count:
+                        raise ValueError(f"{here} is {device}, expected a device of 0..{count - 1}")
+                    if device in place:
+                        raise ValueError(f"{here} is device {device}, which {place[device]} uses already")
+                    place[device] = here
+
+
+def check_shares(stage: Stage, where: str) -> None:
+    """(6) shares go with the devices."""
+    if len(stage.row_shares) != len(stage.devices):
+        raise ValueError(
+            f"{where}.row_shares has {len(stage.row_shares)} entries, "
+            f"expected one per row group ({len(stage.devices)})"
+        )
+    for g, group in enumerate(stage.devices):
+        if len(group) != len(stage.tensor_shares):
+            raise ValueError(
+                f"{where}.devices[{g}] has {len(group)} devices, "
+                f"expected one per tensor share ({len(stage.tensor_shares)})"
+            )
+
+
+def check_chunks(plan: Plan, replica: Replica, where: str) -> None:
+    """(5) model chunks go with the schedule."""
+    chunks = len(replica.stages[0].layers)
+    interleaved = plan.schedule == "interleaved-1f1b"
+    for j, stage in enumerate(replica.stages):
+        if len(stage.layers) != 1 and not interleaved:
+            raise ValueError(
+                f"{where}.stages[{j}].layers has {len(stage.layers)} ranges, expected 1 under {plan.schedule}"
+            )
+        if len(stage.layers) != chunks:
+            raise ValueError(
+                f"{where}.stages[{j}].layers has {len(stage.layers)} ranges, "
+                f"expected as many as stages[0] ({chunks})"
+            )
+    if interleaved and replica.steps % len(replica.stages) != 0:
+        raise ValueError(
+            f"{where}.micro_batches are {replica.steps}, "
+            f"expected a multiple of the stages ({len(replica.stages)}) under {plan.schedule}"
+        )
+
+
+def check_layers(plan: Plan, replica: Replica, where: str) -> None:
+    """(1) chunk by chunk, stage by stage, the ranges run from the first layer to the last."""
+    begin, count = 0, len(plan.workload.layers)
+    for c in range(len(replica.stages[0].layers)):
+        for j, stage in enumerate(replica.stages):
+            first, last = stage.layers[c]
+            here = f"{where}.stages[{j}].layers[{c}]"
+            if first != begin:
+                raise ValueError(f"{here} begins at layer {first}, expected {begin}")
+            if last <= first:
+                raise ValueError(f"{here} is [{first}, {last}), expected one layer at least")
+            begin = last
+    if begin != count:
+        raise ValueError(f"{where}.stages end at layer {begin}, expected {count}")
+
+
+def check_batch(plan: Plan) -> None:
+    """(3) and (4)."""
+    together = plan.zero >= 2
+    for i, replica in enumerate(plan.replicas):
+        for b, batch in enumerate(replica.micro_batches):
+            if batch.samples == 0 and not together:
+                here = f"replicas[{i}].micro_batches[{b}].samples"
+                raise ValueError(f"{here} is 0, expected at least 1 under ZeRO {plan.zero}")
+        if together and replica.steps != plan.replicas[0].steps:
+            raise ValueError(
+                f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
+                f"replicas[0] ({plan.replicas[0].steps}) under ZeRO {plan.zero}"
+            )
+    total = sum(replica.samples for replica in plan.replicas)
+    if total != plan.workload.global_batch:
+        expected = f"workload.global_batch ({plan.workload.global_batch})"
+        raise ValueError(f"replicas take {total} samples per iteration, expected {expected}")
+
+
+def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
+    """[first, last) of each share of `length` rows or columns: nearest whole numbers, then corrected.
+
+    Each part is within 1 of its exact size: units missing go to those rounded down most, surplus ones are
+    taken from those rounded up most, the earlier of equals first. Raises ValueError unless shares are > 0.
+    """
+    if not shares or min(shares) <= 0:
+        raise ValueError(f"shares are {shares!r}, expected positive numbers")
+    total = sum(shares)
+    exact = [length * share / total for share in shares]
+    sizes = [round(size) for size in exact]
+    missing = length - sum(sizes)
+    sign = 1 if missing > 0 else -1
+    order = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
+    for i in order[: abs(missing)]:
+        sizes[i] += sign
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a JSON file (`.gz`: unpacked); raises InputError naming file, place, got and expected."""
+    return parse_plan(read_json(path), where=os.fspath(path))
+
+
+def parse_plan(value: object, *, where: str) -> Plan:
+    """A plan from parsed JSON; `where` names its source in errors."""
+    check_header(value, FORMAT, VERSION, where=where)
+    return parse(Plan, value, where=where)
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the plan atomically."""
+    write_text(path, to_json(plan.model_dump(mode="json")))
+
+
+def check_world(plan: Plan, world_size: int) -> None:
+    """Raise InputError unless as many processes were started as the plan needs."""
+    if world_size != plan.world_size:
+        raise InputError(
+            "number of processes",
+            where=plan.name,
+            got=world_size,
+            expected=f"{plan.world_size}, one per device",
+        )

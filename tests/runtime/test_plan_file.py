@@ -1,0 +1,280 @@
+"""The plan file: what is read comes back, and every rule that a plan can break is told with its place."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from math import fsum, lcm
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzzing.mutations import as_json, check_one_line, damage, mutate
+from hetplan.errors import InputError
+from hetplan.files import parse_json, to_json
+from hetplan.runtime.plan import Plan, check_world, load_plan, parse_plan, save_plan, split
+
+Document = dict[str, Any]
+
+
+def random_plan(rng: Random) -> Document:
+    """A valid plan: replicas with different cuts and widths, uneven shares, any schedule and ZeRO level."""
+    layers, zero = rng.randint(1, 8), rng.randint(0, 3)
+    schedule = rng.choice(("gpipe", "1f1b", "interleaved-1f1b"))
+    replicas: list[dict[str, Any]] = []
+    used = 0
+    for _ in range(rng.randint(1, 3)):
+        width = rng.randint(1, layers)
+        chunks = rng.randint(1, layers // width) if schedule == "interleaved-1f1b" else 1
+        inner = sorted(rng.sample(range(1, layers), width * chunks - 1))
+        cuts = list(zip([0, *inner], [*inner, layers], strict=True))
+        stages = []
+        for j in range(width):
+            rows, tensor = rng.randint(1, 2), rng.randint(1, 2)
+            grid = [[used + g * tensor + r for r in range(tensor)] for g in range(rows)]
+            used += rows * tensor
+            stages.append(
+                {
+                    "layers": [list(cut) for cut in cuts[j::width]],
+                    "devices": grid,
+                    "row_shares": [rng.choice((1.0, 0.5, 3.0)) for _ in range(rows)],
+                    "tensor_shares": [rng.choice((1.0, 2.0)) for _ in range(tensor)],
+                }
+            )
+        replicas.append({"stages": stages})
+    steps = 2 * rng.randint(1, 3) * lcm(*(len(replica["stages"]) for replica in replicas))
+    for replica in replicas:
+        first = rng.randint(1, steps - 1)
+        least = 0 if zero >= 2 else 1
+        replica["micro_batches"] = [
+            {"count": first, "samples": rng.randint(1, 4)},
+            {"count": steps - first, "samples": rng.randint(least, 4)},
+        ]
+    total = sum(b["count"] * b["samples"] for r in replicas for b in r["micro_batches"])
+    return {
+        "format": "hetplan-plan",
+        "version": 1,
+        "name": "made up",
+        "origin": "generated",
+        "workload": {
+            "model": "m",
+            "cluster": "c",
+            "global_batch": total,
+            "sequence": rng.choice((None, 1024)),
+            "precision": "bf16",
+            "layers": [f"layer{k}" for k in range(layers)],
+        },
+        "devices": [{"type": "A", "node": d // 4} for d in range(used + rng.randint(0, 2))],
+        "schedule": schedule,
+        "zero": zero,
+        "recomputation": rng.choice(("none", "full")),
+        "replicas": replicas,
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_document_comes_back_unchanged(seed: int) -> None:
+    made = random_plan(Random(seed))
+    plan = parse_plan(parse_json(to_json(made), where="p"), where="p")
+    assert plan.model_dump(mode="json") == made
+    assert sorted(plan.ranks.values()) == list(range(plan.world_size))
+
+
+def test_file_comes_back_unchanged(tmp_path: Path) -> None:
+    plan = parse_plan(random_plan(Random(3)), where="p")
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+
+
+def simple() -> Document:
+    """Two replicas of two stages on 2 + 1 devices each, six layers, 1F1B."""
+    stages = [
+        [{"layers": [[0, 4]], "devices": [[4 * i, 4 * i + 1]], "tensor_shares": [1.0, 1.0]}, last]
+        for i, last in enumerate({"layers": [[4, 6]], "devices": [[4 * i + 2]]} for i in range(2))
+    ]
+    return {
+        "format": "hetplan-plan",
+        "version": 1,
+        "name": "simple",
+        "workload": {
+            "model": "m",
+            "cluster": "c",
+            "global_batch": 16,
+            "precision": "fp16",
+            "layers": list("abcdef"),
+        },
+        "devices": [{"type": "A", "node": d // 4} for d in range(8)],
+        "replicas": [{"stages": s, "micro_batches": [{"count": 4, "samples": 2}]} for s in stages],
+    }
+
+
+def changed(*path: Any, value: Any) -> Document:
+    """`simple` with the entry at `path` replaced."""
+    made = copy.deepcopy(simple())
+    container: Any = made
+    for key in path[:-1]:
+        container = container[key]
+    container[path[-1]] = value
+    return made
+
+
+def test_defaults_and_ranks() -> None:
+    plan = parse_plan(simple(), where="p")
+    assert (plan.schedule, plan.zero, plan.recomputation) == ("1f1b", 0, "none")
+    assert plan.world_size == 6
+    assert plan.ranks == {0: 0, 1: 1, 2: 2, 4: 3, 5: 4, 6: 5}
+    check_world(plan, 6)
+    with pytest.raises(
+        InputError, match=r"simple: number of processes \(got 4, expected 6, one per device\)"
+    ):
+        check_world(plan, 4)
+
+
+STAGE = ("replicas", 1, "stages", 1)
+BATCHES = ("replicas", 1, "micro_batches")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            changed(*STAGE, "layers", value=[[3, 6]]),
+            "replicas[1].stages[1].layers[0] begins at layer 3, expected 4",
+        ),
+        (changed(*STAGE, "layers", value=[[4, 5]]), "replicas[1].stages end at layer 5, expected 6"),
+        (
+            changed(*STAGE, "layers", value=[[4, 4]]),
+            "replicas[1].stages[1].layers[0] is [4, 4), expected one layer at least",
+        ),
+        (
+            changed(*STAGE, "layers", value=[[4, 5], [5, 6]]),
+            "replicas[1].stages[1].layers has 2 ranges, expected 1 under 1f1b",
+        ),
+        (
+            changed(*STAGE, "devices", value=[[8]]),
+            "replicas[1].stages[1].devices[0][0] is 8, expected a device of 0..7",
+        ),
+        (
+            changed(*STAGE, "devices", value=[[1]]),
+            "replicas[1].stages[1].devices[0][0] is device 1, which replicas[0].stages[0].devices[0][1] uses",
+        ),
+        (
+            changed(*STAGE, "devices", value=[[6], [7]]),
+            "replicas[1].stages[1].row_shares has 1 entries, expected one per row group (2)",
+        ),
+        (
+            changed(*STAGE, "devices", value=[[6, 7]]),
+            "replicas[1].stages[1].devices[0] has 2 devices, expected one per tensor share (1)",
+        ),
+        (
+            changed(*STAGE, "devices", value=[[]]),
+            "replicas[1].stages[1].devices[0] has 0 devices, expected one per tensor share (1)",
+        ),
+        (
+            changed(*BATCHES, value=[{"count": 3, "samples": 2}]),
+            "replicas take 14 samples per iteration, expected workload.global_batch (16)",
+        ),
+        (
+            changed(*BATCHES, value=[{"count": 4, "samples": 2}, {"count": 1, "samples": 0}]),
+            "replicas[1].micro_batches[1].samples is 0, expected at least 1 under ZeRO 0",
+        ),
+        (
+            changed(*BATCHES, value=[{"count": 8, "samples": 1}]) | {"zero": 3},
+            "replicas[1].micro_batches are 8, expected as many as those of replicas[0] (4) under ZeRO 3",
+        ),
+        (
+            changed(*BATCHES, value=[{"count": 1, "samples": 8}]) | {"schedule": "interleaved-1f1b"},
+            "replicas[1].micro_batches are 1, expected a multiple of the stages (2) under interleaved-1f1b",
+        ),
+        (
+            changed(*STAGE, "layers", value=[[4, 5], [5, 6]]) | {"schedule": "interleaved-1f1b"},
+            "replicas[1].stages[1].layers has 2 ranges, expected as many as stages[0] (1)",
+        ),
+    ],
+)
+def test_each_rule(wrong: Document, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_plan(wrong, where="p.json")
+    assert str(caught.value).startswith(f"p.json: {message}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (simple() | {"zero": 4}, "p.json: zero: not usable (got 4, expected less than or equal to 3)"),
+        (
+            simple() | {"schedule": "2f2b"},
+            "p.json: schedule: not usable (got '2f2b', expected 'gpipe', '1f1b'",
+        ),
+        (changed(*STAGE, "row_shares", value=[0]), "p.json: replicas[1].stages[1].row_shares[0]: not usable"),
+        ({"format": "hetplan-instance"}, "p.json: format: not a hetplan-plan file (got 'hetplan-instance'"),
+    ],
+)
+def test_schema_errors(wrong: Document, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_plan(wrong, where="p.json")
+    assert str(caught.value).startswith(message)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12))
+def test_split_is_whole_ordered_and_near(length: int, shares: list[float]) -> None:
+    parts = split(length, shares)
+    assert parts[0][0] == 0 and parts[-1][1] == length
+    assert all(here[1] == after[0] for here, after in pairwise(parts))
+    total = fsum(shares)
+    for (first, last), share in zip(parts, shares, strict=True):
+        assert last >= first
+        assert abs((last - first) - length * share / total) <= 1 + 1e-6
+
+
+def test_split_by_hand() -> None:
+    assert split(6, [3, 2, 1]) == [(0, 3), (3, 5), (5, 6)]
+    assert split(5, [1, 1]) == [(0, 3), (3, 5)]  # 2.5 each rounds to 2, the earlier one gets the missing unit
+    assert split(3, [1, 1]) == [(0, 1), (1, 3)]  # 1.5 each rounds to 2, the earlier one gives the surplus
+    assert split(0, [1, 2]) == [(0, 0), (0, 0)]
+    assert split(10, [1, 1, 1, 1]) == [(0, 3), (3, 6), (6, 8), (8, 10)]
+    for wrong in ([], [1, 0], [-1, 2]):
+        with pytest.raises(ValueError, match="expected positive numbers"):
+            split(4, wrong)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_edits_never_escape(block: int) -> None:
+    """600 edited plans: each is a plan or one InputError."""
+    refused = 0
+    for i in range(150):
+        rng = Random(f"{block} {i}")
+        try:
+            plan = parse_plan(mutate(rng, random_plan(rng)), where="p.json")
+        except InputError as error:
+            refused += 1
+            check_one_line(str(error), "p.json: ")
+        else:
+            assert parse_plan(plan.model_dump(mode="json"), where="again") == plan
+    assert refused > 90
+
+
+def test_random_bytes_never_escape(tmp_path: Path) -> None:
+    """500 damaged plan files: each is a plan or one InputError that names the file."""
+    path = tmp_path / "plan.json"
+    refused = 0
+    for i in range(500):
+        rng = Random(i)
+        path.write_bytes(damage(rng, as_json(random_plan(rng))))
+        try:
+            load_plan(path)
+        except InputError as error:
+            refused += 1
+            check_one_line(str(error), f"{path}: ")
+    assert refused > 300
+
+
+def test_schema_is_json() -> None:
+    schema = Plan.model_json_schema()
+    assert set(schema["required"]) == {"name", "workload", "devices", "replicas"}
