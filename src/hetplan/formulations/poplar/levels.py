@@ -8,7 +8,7 @@ Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps th
 (2) s_j >= s_(j+1)
 (3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j             for each group, each of its times v_j
 min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
-(3) is Hall's condition: the loads that a step admits are nested by its time, so that all loads find a step that
+(3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a step that
 is long enough, and no variable says which. Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 

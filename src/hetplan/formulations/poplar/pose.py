@@ -6,7 +6,7 @@ micro-batches that it has tables for, and an interpolation in between, up to the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +32,8 @@ class Posed:
 
     parts [n]: of the shards on each device. once_seconds: collectives of stage 2 that are paid once per
     iteration, whatever the plan (the instance has none such; a prediction adds them). dips: where a spline
-    runs below the measurements around it.
+    runs below the measurements around it. unfit: why this stage is impossible on the cluster (then no device
+    has a curve, so that the instance is infeasible), None where it is possible.
     """
 
     data: PoplarData
@@ -40,6 +41,7 @@ class Posed:
     parts: Floats
     communication: Communication
     dips: tuple[str, ...]
+    unfit: str | None = None
 
     @property
     def once_seconds(self) -> float:
@@ -80,9 +82,10 @@ def pose(
     longest = min(workload.global_batch, LONGEST_CURVE)
     points = {name: measured_points(workload.profile, name) for name in cluster.types}
     curves = {name: _curve(points[name], longest, interpolation) for name in cluster.types}
+    unfit = _unfit(workload, states, zero_stage, held, memory)
     devices = []
     for device, part, free in zip(cluster.devices, held.tolist(), memory, strict=True):
-        largest = min(states.largest_batch(zero_stage, part, free), longest)
+        largest = 0 if unfit else min(states.largest_batch(zero_stage, part, free), longest)
         flops = cluster.specs[device.type].peak_flops(workload.precision)
         seconds = curves[device.type][1 : largest + 1].tolist()
         devices.append(Device(name=device.type, step_seconds=seconds, flops_per_second=flops))
@@ -93,7 +96,23 @@ def pose(
         devices=devices,
     )
     told = [f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])]
-    return Posed(data, states, held, visible, tuple(told))
+    return Posed(data, states, held, visible, tuple(told), unfit)
+
+
+def _unfit(
+    workload: Workload, states: States, zero_stage: int, held: Floats, memory: Sequence[float]
+) -> str | None:
+    """Why sharding is impossible: one device that cannot hold its part breaks it for all (not stage 0)."""
+    if zero_stage == 0:
+        return None
+    for device, part, free in zip(workload.cluster.devices, held.tolist(), memory, strict=True):
+        needed = states.resident(zero_stage, part)
+        if needed > free:
+            return (
+                f"{device.type} cannot hold its part of the model states at ZeRO {zero_stage}: "
+                f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
+            )
+    return None
 
 
 def pose_lowest_stage(workload: Workload, first_stage: int = 0) -> Posed:

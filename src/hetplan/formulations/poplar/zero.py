@@ -109,27 +109,38 @@ class Communication:
 
 
 def communication(states: States, stage: int, cluster: Cluster, held: Floats) -> Communication:
-    """Ring collectives over all devices in the cluster's order, at the slowest link of the ring.
+    """Collectives over all devices in the cluster's order, at the slowest link of the ring through them.
 
-    A collective of W bytes takes (n - 1) (W max part + latency): every round moves one shard, the largest
-    sets the pace. Equal shards give the usual (n - 1) / n W (Patarasuk and Yuan 2009). Stage 3 gathers layer
-    by layer and pays the latency once per layer.
+    Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the shards.
     """
     check_stage(stage)
-    bandwidth, latency = ring(cluster)
-    rounds = len(cluster.devices) - 1
-
-    def collective(size: float, share: float, messages: int = 1) -> float:
-        return rounds * (size * share / bandwidth + messages * latency) if rounds else 0.0
-
-    equal, largest = 1.0 / len(cluster.devices), float(held.max())
+    link = ring(cluster)
+    equal = np.full(len(held), 1.0 / len(held))
     if stage == 0:
-        return Communication(0.0, 2.0 * collective(states.gradients, equal))
+        return Communication(0.0, 2.0 * collective_seconds(states.gradients, equal, *link))
+    messages = states.layers if stage == 3 else 1
+    reduce = collective_seconds(states.gradients, held, *link, messages=messages)
+    gather = collective_seconds(states.weights, held, *link, messages=messages)
     if stage == 3:
-        gather = collective(states.weights, largest, states.layers)
-        return Communication(2.0 * gather + collective(states.gradients, largest, states.layers), 0.0)
-    reduce, gather = collective(states.gradients, largest), collective(states.weights, largest)
+        return Communication(2.0 * gather + reduce, 0.0)
     return Communication(0.0, reduce + gather) if stage == 1 else Communication(reduce, gather)
+
+
+def collective_seconds(
+    size: float, held: Floats, bandwidth: float, latency: float, *, messages: int = 1
+) -> float:
+    """An all-gather, or a reduce-scatter, of `size` bytes in shards held_i size, as `messages` calls.
+
+    The better of a ring whose rounds each move one shard, the largest setting the pace: (n - 1) (size max_i
+    held_i / b + a), which for equal shards is the usual (n - 1) / n size / b (Patarasuk and Yuan 2009); and
+    one pipelined broadcast (reduction) per shard, which moves exact bytes: size / b + n (n - 1) a.
+    """
+    n = len(held)
+    if n == 1:
+        return 0.0
+    padded = (n - 1) * (size * float(held.max()) / bandwidth + messages * latency)
+    exact = size / bandwidth + n * (n - 1) * messages * latency
+    return min(padded, exact)
 
 
 def ring(cluster: Cluster) -> tuple[float, float]:

@@ -1,0 +1,125 @@
+"""Sums that have to be hit exactly, against enumeration; and grouping, which must not change anything."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations_with_replacement, product
+
+import numpy as np
+import pytest
+
+from hetplan.formulations import family
+from hetplan.formulations.poplar import fill as fill_module
+from hetplan.formulations.poplar.data import Device, PoplarData
+from hetplan.formulations.poplar.fill import Pool, fill, least_losses, surely_reached
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+from poplar.poplar_cases import curve
+
+POPLAR = family("poplar")
+
+
+def random_pools(rng: random.Random) -> list[Pool]:
+    pools = []
+    for _ in range(rng.randint(1, 3)):
+        most = rng.randint(0, 5)
+        worth = np.array([rng.uniform(0, 9) for _ in range(most + 1)])
+        admissible = np.array([i in (0, most) or rng.random() < 0.6 for i in range(most + 1)])
+        pools.append(Pool.of(rng.randint(1, 4), worth, admissible))
+    return pools
+
+
+def enumerated(pools: list[Pool]) -> dict[int, float]:
+    """Least loss of every deficit that can be hit."""
+    rows = [
+        [
+            c
+            for c in combinations_with_replacement(range(p.most + 1), p.copies)
+            if np.isfinite(p.loss[list(c)]).all()
+        ]
+        for p in pools
+    ]
+    best: dict[int, float] = {}
+    for choice in product(*rows):
+        deficit = sum(sum(c) for c in choice)
+        loss = sum(float(p.loss[list(c)].sum()) for p, c in zip(pools, choice, strict=True))
+        best[deficit] = min(best.get(deficit, np.inf), loss)
+    return best
+
+
+def loss_of(pools: list[Pool], losses: tuple[Counter[int], ...]) -> float:
+    for pool, row in zip(pools, losses, strict=True):
+        assert row.total() == pool.copies and min(row.values()) >= 0
+    return sum(
+        float(p.loss[d]) * n for p, row in zip(pools, losses, strict=True) for d, n in row.items() if n
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_fill_equals_enumeration(seed: int) -> None:
+    pools = random_pools(random.Random(seed))
+    best = enumerated(pools)
+    capacity = sum(p.copies * p.most for p in pools)
+    table = least_losses(pools, capacity)
+    sure = surely_reached(pools)
+    for deficit in range(capacity + 1):
+        found = fill(pools, deficit)
+        assert (found is not None) == (deficit in best)
+        assert table[deficit] == pytest.approx(best.get(deficit, np.inf))
+        if found is None:
+            assert sure is None or deficit < sure
+        else:
+            assert found.proven
+            assert sum(d * n for row in found.losses for d, n in row.items()) == deficit
+            assert loss_of(pools, found.losses) == pytest.approx(best[deficit])
+    assert fill(pools, capacity + 1) is None and fill(pools, -1) is None
+
+
+def test_the_thinned_fill_hits_the_sum_at_little_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 devices of random pools: at most a few percent worse than the exact fill, and never a wrong sum."""
+    rng = random.Random(5)
+    for _ in range(20):
+        pools = [Pool(p.copies * 50, p.loss) for p in random_pools(rng)]
+        deficit = sum(p.copies * p.most for p in pools) // 3
+        exact = fill(pools, deficit)
+        monkeypatch.setattr(fill_module, "BUDGET", 0.0)
+        thin = fill(pools, deficit)
+        monkeypatch.undo()
+        assert (exact is None) == (thin is None)
+        if exact is not None and thin is not None:
+            assert sum(d * n for row in thin.losses for d, n in row.items()) == deficit
+            best, found = loss_of(pools, exact.losses), loss_of(pools, thin.losses)
+            assert best - 1e-9 <= found <= best + 0.02 * abs(best) + 1e-9
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("shape", ["convex", "tiles", "wild"])
+def test_large_groups_agree_with_cp_sat(stage: int, shape: str) -> None:
+    """120 devices of two kinds: counting per group, against the counting model of a general solver."""
+    rng = random.Random(stage)
+    kinds = [Device(name=n, step_seconds=curve(rng, m, shape)) for n, m in (("x", 12), ("y", 7))]
+    devices = [kinds[i % 3 == 0] for i in range(120)]
+    data = PoplarData(zero_stage=stage, global_batch=907, comm_seconds=0.3, devices=devices)
+    exact = solve(POPLAR, data, "exact")
+    general = solve(POPLAR, data, "cp-sat", Run(Options(threads=1, time_limit=60)))
+    assert exact.status == general.status == "optimal"
+    assert exact.objective == pytest.approx(general.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_kinked_curves_of_eight_devices_agree(stage: int) -> None:
+    """Non-monotone curves with holes, global batch 200: exact, CP-SAT and HiGHS."""
+    rng = random.Random(stage)
+    kinds = [Device(name=n, step_seconds=curve(rng, 16, "wild")) for n in "xyz"]
+    data = PoplarData(
+        zero_stage=stage, global_batch=200, comm_seconds=0.4, devices=[kinds[i % 3] for i in range(8)]
+    )
+    results = [
+        solve(POPLAR, data, method, Run(Options(threads=1, time_limit=60)))
+        for method in ("exact", "cp-sat", "milp")
+    ]
+    assert {result.status for result in results} == {"optimal"}
+    for result in results[1:]:
+        assert result.objective == pytest.approx(results[0].objective, rel=1e-6)

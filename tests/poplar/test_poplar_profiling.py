@@ -1,0 +1,127 @@
+"""Curves and Algorithm 1: splines, their dips, the largest micro-batch, the ZeRO stage."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.formulations import family
+from hetplan.formulations.poplar.awareness import (
+    CurveDevice,
+    MemoryReading,
+    OutOfMemoryOnDevice,
+    explore,
+    explore_cluster,
+)
+from hetplan.formulations.poplar.curves import dips, linear_curve, natural_spline, spline_curve
+from hetplan.formulations.poplar.data import Device, PoplarData
+from hetplan.solvers.registry import solve
+
+
+def test_natural_spline_by_hand() -> None:
+    """Through (0, 0), (1, 1), (2, 0): 4 M1 = 6 (-1 - 1), so S(1/2) = 1/2 - M1/16 = 11/16."""
+    x, y = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 0.0])
+    found = natural_spline(x, y, np.array([0.0, 0.5, 1.0, 1.5, 2.0]))
+    assert found == pytest.approx([0.0, 0.6875, 1.0, 0.6875, 0.0])
+
+
+def test_natural_spline_keeps_lines_and_is_smooth() -> None:
+    x = np.array([1.0, 2.0, 4.0, 8.0, 9.0])
+    assert natural_spline(x, 3 * x + 1, np.arange(1.0, 10.0)) == pytest.approx(3 * np.arange(1.0, 10.0) + 1)
+    y, h = np.array([1.0, 0.3, 2.0, 1.7, 5.0]), 1e-4
+    for knot in x[1:-1]:
+        left, here, right = natural_spline(x, y, np.array([knot - h, knot, knot + h]))
+        assert (here - left) / h == pytest.approx((right - here) / h, abs=1e-2)
+    ends = natural_spline(x, y, np.array([1.0, 1.0 + h, 1.0 + 2 * h]))
+    assert abs(ends[0] - 2 * ends[1] + ends[2]) / h**2 < 1e-2
+
+
+def test_curves_pass_through_their_points() -> None:
+    points = {1: 0.4, 2: 0.5, 4: 0.7, 8: 1.5, 11: 2.0}
+    for curve in (spline_curve(points, 11), spline_curve(points, 11, "seconds"), linear_curve(points, 11)):
+        assert curve[0] == 0.0 and len(curve) == 12
+        assert [curve[b] for b in points] == list(points.values())
+    assert linear_curve(points, 14)[14] == pytest.approx(2.5)
+    assert linear_curve({4: 1.0}, 8)[[2, 8]] == pytest.approx([1.0, 2.0])
+
+
+def test_dips_are_reported() -> None:
+    """A spline of the seconds through a flat stretch beside a steep one swings below both."""
+    points = {1: 1.0, 2: 1.0, 6: 1.0, 8: 9.0, 12: 9.5}
+    found = dips(points, spline_curve(points, 12, "seconds"))
+    assert found and all(2 < dip.first <= dip.last < 6 and dip.lowest < dip.measured == 1.0 for dip in found)
+    assert "below both neighbouring measurements" in str(found[0])
+    assert dips(points, linear_curve(points, 12)) == []
+
+
+def test_a_spline_through_zero_falls_back_on_the_line() -> None:
+    points = {1: 0.01, 2: 8.0, 9: 0.01, 10: 8.0}
+    curve = spline_curve(points, 10, "seconds")
+    assert (curve[1:] > 0).all()
+
+
+def test_points_must_be_measurements() -> None:
+    for points in ({}, {0: 1.0}, {1: 0.0}, {1: math.nan}):
+        with pytest.raises(InputError):
+            linear_curve(points, 4)
+
+
+@pytest.mark.parametrize("optimism", [1.0, 1.25, 3.0])
+def test_algorithm_1_finds_the_largest_micro_batch(optimism: float) -> None:
+    for largest in range(1, 140):
+        found = explore(CurveDevice([0.1 * b for b in range(1, largest + 1)], optimism))
+        assert found.largest == largest
+        assert len(set(found.tried)) == len(found.tried) <= 2 * math.log2(largest) + 4
+        assert found.points == {b: pytest.approx(0.1 * b) for b in found.tried if b <= largest}
+        assert largest in found.points
+    assert explore(CurveDevice([])).largest == 0
+
+
+class Live:
+    """A device of its own: memory grows by 3 per sample forward, by 5 in a whole pass."""
+
+    def __init__(self, memory: float) -> None:
+        self.memory = memory
+
+    def forward_memory(self, batch: int) -> MemoryReading:
+        if 10.0 + 3.0 * batch > self.memory:
+            raise OutOfMemoryOnDevice("forward")
+        return MemoryReading(total=self.memory, before=10.0, after=10.0 + 3.0 * batch)
+
+    def step_seconds(self, batch: int) -> float:
+        if 10.0 + 5.0 * batch > self.memory:
+            raise OutOfMemoryOnDevice("backward")
+        return 0.5 + batch
+
+
+def test_algorithm_1_on_a_device_that_is_no_curve() -> None:
+    assert explore(Live(67.0)).largest == 11
+    assert explore(Live(14.0)).largest == 0  # the forward pass fits, the backward pass does not
+    assert explore(Live(12.0)).largest == 0
+
+
+def test_the_stage_is_raised_until_every_device_holds_a_sample() -> None:
+    def devices_at(stage: int) -> list[Live]:
+        return [Live(10.0 + 3.0 * stage), Live(100.0)]
+
+    stage, found = explore_cluster(devices_at)
+    assert stage == 2 and [aware.largest for aware in found] == [1, 18]
+    with pytest.raises(InputError, match="device 0 cannot run one sample"):
+        explore_cluster(lambda stage: [Live(11.0)])
+
+
+def test_the_paper_measures_few_points_and_plans_on_splines() -> None:
+    """On a smooth curve Algorithm 2 gets the optimum from the points that Algorithm 1 measured."""
+    fast = [0.2 + 0.05 * b for b in range(1, 61)]
+    slow = [0.3 + 0.11 * b for b in range(1, 31)]
+    devices = [Device(name="fast", step_seconds=fast)] * 2 + [Device(name="slow", step_seconds=slow)] * 2
+    for stage in (0, 2):
+        data = PoplarData(zero_stage=stage, global_batch=512, comm_seconds=0.1, devices=devices)
+        paper, best = (solve(family("poplar"), data, method) for method in ("paper", "exact"))
+        passes = paper.details["passes"]
+        assert isinstance(passes, int) and passes < 30
+        assert paper.objective is not None and best.objective is not None
+        assert best.objective <= paper.objective <= 1.05 * best.objective

@@ -1,0 +1,174 @@
+"""ZeRO memory and collectives, workloads posed, the paper's experiments, packaged optima, the report."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.formulations import family
+from hetplan.formulations.poplar.experiments import experiments, in_proportion, paper_workload
+from hetplan.formulations.poplar.pose import pose, pose_lowest_stage
+from hetplan.formulations.poplar.report import as_markdown, speeds_by_stage
+from hetplan.formulations.poplar.zero import States, collective_seconds, communication, parts
+from hetplan.instances.library import library, load_from_library
+from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.workload import Workload
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+POPLAR = family("poplar")
+
+
+@pytest.fixture(scope="module")
+def cluster_a() -> Workload:
+    return paper_workload(example_cluster("poplar-a"), "llama-0.5b")
+
+
+def test_states_are_those_of_the_zero_paper() -> None:
+    """ZeRO, Figure 1: 7.5 billion parameters, 64 devices, K = 12: 120, 31.4, 16.6 and 1.9 GB."""
+    params = 7.5e9
+    states = States(2 * params, 2 * params, 12 * params, layer=0.0, per_sample=1.0, layers=32)
+    held = [states.resident(stage, 1 / 64) / 1e9 for stage in range(4)]
+    assert held == pytest.approx([120.0, 31.4, 16.6, 1.9], abs=0.05)
+
+
+def test_volumes_are_those_of_the_zero_paper() -> None:
+    """ZeRO, Section 7: 2 Psi for stages 0 to 2, 3 Psi for stage 3 (in one step)."""
+    cluster = example_cluster("poplar-c")
+    states = States(1e9, 1e9, 6e9, layer=0.0, per_sample=1.0, layers=1)
+    held = parts([1.0] * 8, "equal")
+    found = [communication(states, stage, cluster, held) for stage in range(4)]
+    volumes = [c.per_step + c.per_iteration for c in found]
+    assert volumes[1] == volumes[2] == pytest.approx(volumes[0])
+    assert volumes[3] == pytest.approx(1.5 * volumes[0])
+    assert [c.per_step > 0 for c in found] == [False, False, True, True]
+    assert volumes[0] == pytest.approx(2 * 7 / 8 * 1e9 / 12.5e9, rel=0.01)  # 100 Gbit/s between the nodes
+
+
+def test_unequal_shards_cost_the_better_of_padding_and_broadcasts() -> None:
+    skewed = np.array([0.7, 0.1, 0.1, 0.1])
+    assert collective_seconds(1e9, skewed, 1e9, 0.0) == pytest.approx(1.0)
+    assert collective_seconds(1e9, np.full(4, 0.25), 1e9, 0.0) == pytest.approx(0.75)
+    assert collective_seconds(1e3, skewed, 1e9, 1e-3) == pytest.approx(3e-3, rel=0.01)
+    assert collective_seconds(1e9, np.ones(1), 1e9, 1e-3) == 0.0
+
+
+def test_unequal_memory_of_equal_devices_gives_unequal_micro_batches(cluster_a: Workload) -> None:
+    """The paper's first case: A100 of 80 and of 40 GB."""
+    largest = {}
+    for stage in range(4):
+        posed = pose(cluster_a, stage)
+        sizes = {device.name: len(device.step_seconds) for device in posed.data.devices}
+        assert sizes["A100-SXM4-80GB"] > 1.8 * sizes["A100-PCIE-40GB"]
+        largest[stage] = sizes
+        usable = cluster_a.device_bytes()
+        for i, device in enumerate(posed.data.devices):
+            batch = len(device.step_seconds)
+            assert posed.device_bytes(i, batch) <= usable[device.name] < posed.device_bytes(i, batch + 1)
+    assert largest[3]["A100-PCIE-40GB"] > largest[0]["A100-PCIE-40GB"]
+
+
+def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
+    plain, hidden = pose(cluster_a, 2), pose(cluster_a, 2, overlap=0.5)
+    assert hidden.data.comm_seconds == pytest.approx(plain.data.comm_seconds / 2)
+    assert plain.once_seconds == pytest.approx(plain.data.comm_seconds)  # the all-gather of the weights
+    assert pose(cluster_a, 3).once_seconds == 0.0
+    spline = pose(cluster_a, 0, interpolation="spline")
+    for a, b in zip(spline.data.devices, pose(cluster_a, 0).data.devices, strict=True):
+        assert a.step_seconds == pytest.approx(b.step_seconds, rel=0.05)
+    with pytest.raises(InputError, match="overlap"):
+        pose(cluster_a, 2, overlap=1.5)
+    with pytest.raises(InputError, match="ZeRO stage"):
+        pose(cluster_a, 4)
+
+
+def test_shards_by_memory_gain_where_memory_is_short() -> None:
+    """7B on cluster A at stage 2: with equal shards the 40 GB devices hold no sample, by memory they do."""
+    workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
+    equal, by_memory = pose(workload, 2), pose(workload, 2, shards="memory")
+    assert not equal.holds_everywhere and by_memory.holds_everywhere
+    seconds = [solve(POPLAR, posed.data, "exact").objective for posed in (equal, by_memory)]
+    assert seconds[0] is not None and seconds[1] is not None and seconds[1] < seconds[0]
+
+
+def test_the_stage_is_raised_until_the_model_fits() -> None:
+    """1.1B on 16 GB cards: 17.6 GB of states do not fit at stage 0."""
+    workload = paper_workload(example_cluster("poplar-b"), "llama-1.1b")
+    assert not pose(workload, 0).holds_everywhere
+    assert pose_lowest_stage(workload).data.zero_stage == 1
+    with pytest.raises(InputError, match="cannot run one sample"):
+        pose_lowest_stage(paper_workload(example_cluster("poplar-b"), "llama2-13b"))
+
+
+def test_a_device_without_room_for_its_shards_stops_the_stage() -> None:
+    posed = pose(paper_workload(example_cluster("poplar-b"), "llama2-7b"), 1)
+    assert posed.unfit is not None and "cannot hold its part" in posed.unfit
+    assert solve(POPLAR, posed.data, "exact").status == "infeasible"
+
+
+def test_proportions_of_cluster_c() -> None:
+    cluster = in_proportion(example_cluster("poplar-c"), (4, 1))
+    assert cluster.counts() == {"A800-PCIE-80GB": 4, "V100S-PCIE-32GB": 1}
+
+
+def test_the_packaged_experiments_are_complete() -> None:
+    """Every cluster with every model at stage 3, 0.5B at all stages, and six proportions of cluster C."""
+    packaged = {entry.name: entry for entry in library("poplar")}
+    for cluster in ("poplar-a", "poplar-b", "poplar-c"):
+        assert all(
+            f"{cluster}-{model}-zero3" in packaged for model in ("llama-0.5b", "llama-1.1b", "bert-1.1b")
+        )
+        assert all(f"{cluster}-llama-0.5b-zero{stage}" in packaged for stage in range(4))
+    assert sum("to" in name for name in packaged) == 24
+    for entry in packaged.values():
+        record = entry.best_known()
+        assert record is not None and record.status == "optimal"
+
+
+def test_packaged_instances_are_what_the_code_gives_today() -> None:
+    for experiment in experiments():
+        stored = load_from_library(f"poplar/{experiment.name}")
+        assert stored.origin == experiment.origin
+        for a, b in zip(stored.data.devices, experiment.posed.data.devices, strict=True):
+            assert a.name == b.name and a.step_seconds == pytest.approx(b.step_seconds, rel=1e-9)
+        assert stored.data.comm_seconds == pytest.approx(experiment.posed.data.comm_seconds)
+
+
+def test_exact_keeps_the_packaged_optima() -> None:
+    for entry in library("poplar"):
+        record = entry.best_known()
+        assert record is not None
+        result = solve(POPLAR, entry.load().data, "exact")
+        assert result.status == "optimal" and result.objective == pytest.approx(record.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "poplar-a-llama-0.5b-zero0",
+        "poplar-b-llama-0.5b-zero3",
+        "poplar-b-llama-1.1b-zero2",
+        "tiles-5-zero0",
+        "tiles-5-zero3",
+    ],
+)
+@pytest.mark.parametrize("method", ["cp-sat", "milp"])
+def test_general_solvers_agree_on_packaged_instances(name: str, method: str) -> None:
+    entry = library("poplar", name)[0]
+    record = entry.best_known()
+    result = solve(POPLAR, entry.load().data, method, Run(Options(threads=1, time_limit=60)))
+    assert record is not None
+    assert result.status == "optimal" and result.objective == pytest.approx(record.objective, rel=1e-6)
+
+
+def test_the_report_says_that_it_predicts() -> None:
+    names = ("poplar-c-llama-0.5b-zero0", "poplar-c-llama-0.5b-zero3")
+    rows = speeds_by_stage((name, load_from_library(name).data) for name in names)
+    assert [row.zero_stage for row in rows] == [0, 3]
+    for row in rows:
+        paper, best = row.speedup("paper", "deepspeed"), row.speedup("exact", "deepspeed")
+        assert paper is not None and best is not None and 1.0 < paper <= best * (1 + 1e-9)
+    text = as_markdown(rows)
+    assert "predicted" in text and "1.02 to 3.92" in text and all(name in text for name in names)
