@@ -91,7 +91,7 @@ def test_invalid_model_is_an_error_that_says_why() -> None:
 
 def test_time_out_keeps_incumbent_and_bound() -> None:
     model, x = hard_knapsack()
-    answer = cpsat.solve(model, run(time_limit=1.0))
+    answer = cpsat.solve(model, run(time_limit=0.6))
     assert answer.stop is Stop.LIMIT
     assert answer.objective is not None and answer.bound is not None
     assert 0 < answer.bound < answer.objective
@@ -110,7 +110,7 @@ def test_time_out_without_incumbent_is_not_infeasible() -> None:
 def test_cancel_keeps_what_is_known(workers: int) -> None:
     model, _ = hard_knapsack()
     going = run(threads=workers)
-    threading.Timer(1.0, going.cancel.set).start()
+    threading.Timer(0.6, going.cancel.set).start()
     answer = cpsat.solve(model, going)
     assert answer.stop is Stop.INTERRUPTED
     assert answer.objective is not None and answer.bound is not None
@@ -145,7 +145,7 @@ def test_watcher_is_called_from_the_methods_thread() -> None:
     callers = set()
     model, _ = hard_knapsack()
     watched = Run(
-        Options(threads=2, time_limit=1.0), watch=lambda progress: callers.add(threading.current_thread())
+        Options(threads=2, time_limit=0.6), watch=lambda progress: callers.add(threading.current_thread())
     )
     cpsat.solve(model, watched)
     assert callers == {threading.current_thread()}

@@ -15,7 +15,7 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs
-from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.linear_model import LinearModel, MilpAnswer
 from hetplan.solvers.native import Scale
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
@@ -98,7 +98,7 @@ def test_a_model_without_columns_or_rows() -> None:
 
 
 def test_time_out_keeps_incumbent_and_bound() -> None:
-    answer = highs.solve(knapsack(), run(time_limit=2.0))
+    answer = highs.solve(knapsack(), run(time_limit=1.2))
     assert answer.stop is Stop.LIMIT
     assert answer.objective is not None and answer.bound is not None
     assert 0 < answer.bound < answer.objective
@@ -113,7 +113,7 @@ def test_time_out_without_a_bound_says_none() -> None:
 
 def test_cancel_keeps_what_is_known() -> None:
     going = run()
-    threading.Timer(2.0, going.cancel.set).start()
+    threading.Timer(1.2, going.cancel.set).start()
     answer = highs.solve(knapsack(), going)
     assert answer.stop is Stop.INTERRUPTED
     assert answer.objective is not None and answer.bound is not None
@@ -133,7 +133,7 @@ def test_cancel_returns_although_highs_hears_nothing(monkeypatch: pytest.MonkeyP
     deaf: list[highs._Listener] = []
     really = highs._Listener.interrupt
     monkeypatch.setattr(highs._Listener, "interrupt", _not_hearing(deaf))
-    going = run(time_limit=12.0)
+    going = run(time_limit=8.0)
     threading.Timer(1.5, going.cancel.set).start()
     answer = highs.solve(knapsack(), going)
     really(deaf[0])
@@ -186,7 +186,7 @@ def test_the_number_of_threads_may_change_from_model_to_model() -> None:
 
 
 def test_models_may_run_side_by_side() -> None:
-    answers: list[highs.MilpAnswer] = []
+    answers: list[MilpAnswer] = []
     workers = [
         threading.Thread(target=lambda t=t: answers.append(highs.solve(knapsack(30, 5, t), run(threads=t))))
         for t in (1, 2, 3)

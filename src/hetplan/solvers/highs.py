@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import highspy
@@ -19,8 +19,8 @@ from highspy import cb
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.solvers.linear_model import LinearArrays, LinearModel
-from hetplan.solvers.native import GAP_SHARE, Answer, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
+from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -50,23 +50,6 @@ _FAILED = {
     "kUnbounded": "found the model unbounded below",
     "kUnknown": "could not reach its tolerances",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class MilpAnswer(Answer):
-    """An answer with the incumbent's columns (integers made whole) and, for an optimal LP, its duals.
-
-    x [n]; row_dual [m], column_dual [n] in objective units per unit of the row or column.
-    """
-
-    x: NDArray[np.float64] | None = None
-    row_dual: NDArray[np.float64] | None = None
-    column_dual: NDArray[np.float64] | None = None
-
-    def values(self, columns: Any) -> Any:
-        """The incumbent at those columns (an array of their shape, or a float)."""
-        assert self.x is not None, "no incumbent to read"
-        return self.x[columns]
 
 
 def objective_unit(estimate: float) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetplan.errors import UnsupportedError
+from hetplan.solvers.native import Answer
 
 Columns = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -197,6 +198,23 @@ class LinearModel:
                     where=f"linear model {self.name}",
                     expected=f"{SMALLEST:g} to {LARGEST:g}; the methods cp-sat and exact do not need that",
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MilpAnswer(Answer):
+    """An answer with the incumbent's columns (integers made whole) and, for an optimal LP, its duals.
+
+    x [n]; row_dual [m], column_dual [n] in objective units per unit of the row or column.
+    """
+
+    x: NDArray[np.float64] | None = None
+    row_dual: NDArray[np.float64] | None = None
+    column_dual: NDArray[np.float64] | None = None
+
+    def values(self, columns: Any) -> Any:
+        """The incumbent at those columns (an array of their shape, or a float)."""
+        assert self.x is not None, "no incumbent to read"
+        return self.x[columns]
 
 
 def _joined(parts: Sequence[Any]) -> Floats:

@@ -145,11 +145,13 @@ def drive(
     run: Run,
     interrupt: Callable[[], None],
     poll: Callable[[], None],
+    overtime: float = GRACE_SECONDS,
 ) -> T | None:
     """Run `work` in a fresh thread; meanwhile `poll` here, and `interrupt` it once `run` should stop.
 
-    Returns what `work` returned, or None when it did not end within GRACE_SECONDS of the wish to stop (an LP
-    deep inside a branch and bound hears nobody); the thread then ends by itself and its answer is dropped.
+    Returns what `work` returned, or None when it did not end within GRACE_SECONDS of the user's wish to stop
+    or `overtime` seconds of the time limit (an LP deep inside a branch and bound hears nobody); the thread
+    then ends by itself and its answer is dropped.
     What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too early.
     """
     done = threading.Event()
@@ -174,7 +176,7 @@ def drive(
                 now = time.perf_counter()
                 asked_at = now if asked_at is None else asked_at
                 interrupt()
-                if now - asked_at > GRACE_SECONDS:
+                if now - asked_at > (GRACE_SECONDS if run.cancelled else overtime):
                     _leave(thread)
                     return None
         poll()

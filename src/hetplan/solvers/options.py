@@ -39,7 +39,7 @@ class Options:
     gap: float = 1e-6
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     seed: int = 0
-    pyomo_solver: str = "appsi_highs"
+    pyomo_solver: str = "highs"
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

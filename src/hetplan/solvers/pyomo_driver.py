@@ -1,0 +1,293 @@
+"""Driver of the solvers behind Pyomo: a LinearModel or a ConcreteModel, a solver's name, statuses mapped.
+
+Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. What hetplan
+has no dialect for gets the time limit alone, and a bound only where it states one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyomo.environ as pyo
+from pyomo.common import tee
+from pyomo.common.enums import CaptureOutputMode
+from pyomo.core.expr.numeric_expr import LinearExpression
+from pyomo.opt import SolverStatus, TerminationCondition
+from pyomo.version import version as PYOMO_VERSION
+
+from hetplan.errors import InputError, UnsupportedError, one_line
+from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
+from hetplan.solvers.native import GAP_SHARE, Answer, Scale, Sink, drive, stopped
+from hetplan.solvers.options import NativeValue, Options
+from hetplan.solvers.pyomo_dialects import COMMON_SOLVERS, HIGHS, dialect, engine
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+
+BACKEND = "pyomo"
+# How long a solver may take to notice by itself that the time is up before its answer is given up.
+OVERTIME_SECONDS = 5.0
+# Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
+BOUND_ALLOWANCE = 1e-7
+
+_PROVEN = {
+    TerminationCondition.optimal: Stop.OPTIMAL,
+    TerminationCondition.globallyOptimal: Stop.OPTIMAL,
+    TerminationCondition.infeasible: Stop.INFEASIBLE,
+}
+_STOPPED = {
+    TerminationCondition.maxTimeLimit,
+    TerminationCondition.maxIterations,
+    TerminationCondition.maxEvaluations,
+    TerminationCondition.minFunctionValue,
+    TerminationCondition.feasible,
+    TerminationCondition.resourceInterrupt,
+    TerminationCondition.userInterrupt,
+    TerminationCondition.noSolution,
+    TerminationCondition.intermediateNonInteger,
+}
+
+
+def available(name: str) -> bool:
+    """Whether Pyomo knows an interface of that name and finds its solver on this machine."""
+    if name not in set(pyo.SolverFactory):  # an unknown name would be tried as a program to execute
+        return False
+    return bool(pyo.SolverFactory(name).available(exception_flag=False))
+
+
+def available_solvers() -> list[str]:
+    """Those of the common interface names that can be used here."""
+    return [name for name in COMMON_SOLVERS if available(name)]
+
+
+def as_pyomo(arrays: LinearArrays, name: str = "model") -> pyo.ConcreteModel:
+    """The programme as a ConcreteModel: variables `x`, rows `row` (empty ones left out), objective `cost`."""
+    model = pyo.ConcreteModel(name)
+    rows, columns = arrays.shape
+
+    def bounds(_: Any, i: int) -> tuple[float | None, float | None]:
+        return _finite(arrays.lower[i]), _finite(arrays.upper[i])
+
+    model.x = pyo.Var(range(columns), bounds=bounds)
+    for i in np.flatnonzero(arrays.integer):
+        model.x[int(i)].domain = pyo.Integers
+    x = list(model.x.values())
+
+    def row(_: Any, r: int) -> Any:
+        entries = slice(arrays.starts[r], arrays.starts[r + 1])
+        lower, upper = _finite(arrays.row_lower[r]), _finite(arrays.row_upper[r])
+        if entries.start == entries.stop or (lower is None and upper is None):
+            return pyo.Constraint.Skip
+        terms = LinearExpression(
+            linear_coefs=arrays.values[entries].tolist(), linear_vars=[x[c] for c in arrays.columns[entries]]
+        )
+        return (lower, terms, upper) if lower != upper else terms == lower
+
+    model.row = pyo.Constraint(range(rows), rule=row)
+    used = np.flatnonzero(arrays.cost)
+    cost = LinearExpression(
+        constant=arrays.constant, linear_coefs=arrays.cost[used].tolist(), linear_vars=[x[c] for c in used]
+    )
+    model.cost = pyo.Objective(expr=cost, sense=pyo.minimize)
+    return model
+
+
+def _finite(bound: float) -> float | None:
+    return float(bound) if math.isfinite(bound) else None
+
+
+def solve(
+    model: LinearModel | LinearArrays, run: Run, scale: Scale | None = None, report: Sink | None = None
+) -> MilpAnswer:
+    """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as HiGHS's driver.
+
+    Raises UnsupportedError where that solver is not installed (naming those that are), InputError for an
+    unknown solver name or a native option that repeats a common one.
+    """
+    arrays = model.arrays() if isinstance(model, LinearModel) else model
+    empty = np.diff(arrays.starts) == 0
+    if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
+        return MilpAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))
+    concrete = as_pyomo(arrays, model.name if isinstance(model, LinearModel) else "model")
+    answer = solve_concrete(concrete, run, scale, report)
+    if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
+        again = solve(
+            replace(arrays, cost=np.zeros_like(arrays.cost)), run, report=lambda incumbent, bound: None
+        )
+        stop = Stop.ERROR if again.stop is Stop.OPTIMAL else again.stop
+        message = "found the model unbounded below" if again.stop is Stop.OPTIMAL else again.message
+        answer = replace(answer, stop=stop, message=message)
+    x = None
+    if answer.has_solution:
+        idle = np.clip(0.0, arrays.lower, arrays.upper)  # columns that occur nowhere never reach the solver
+        x = np.array([idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()])
+        x = np.where(arrays.integer, np.round(x), x)
+    return MilpAnswer(x=x, **{name: getattr(answer, name) for name in answer.__dataclass_fields__})
+
+
+_UNCLEAR = "infeasible or unbounded"
+
+
+def solve_concrete(
+    model: pyo.ConcreteModel, run: Run, scale: Scale | None = None, report: Sink | None = None
+) -> Answer:
+    """Minimise a ConcreteModel with one active objective; the incumbent is left in its variables.
+
+    Errors as for `solve`. What a solver raises becomes stop `error` with its message.
+    """
+    scale, options = scale or Scale(), run.options
+    limit = None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
+    solver, label = _configured(options, limit), solver_label(options)
+    if run.should_stop:
+        return Answer(stop=stopped(run), solver=label)
+    begun = time.perf_counter()
+    native = _quiet_highs(solver, model) if engine(options.pyomo_solver) == HIGHS else None
+
+    def interrupt() -> None:  # other solvers are programs of their own, or deaf
+        if native is not None and run.cancelled:
+            native.cancelSolve()
+
+    def work() -> Any:
+        try:
+            return solver.solve(model, load_solutions=False, timelimit=limit)
+        except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
+            return f"{type(error).__name__}: {one_line(str(error))[:300]}"
+
+    with _output_left_alone(native is not None):
+        results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=OVERTIME_SECONDS)
+    seconds = time.perf_counter() - begun
+    if results is None:
+        message = f"{options.pyomo_solver} did not stop in time; what it had found is lost"
+        return Answer(stop=stopped(run), seconds=seconds, solver=label, message=message)
+    if isinstance(results, str):
+        return Answer(stop=Stop.ERROR, seconds=seconds, solver=label, message=results)
+    answer = replace(_read(model, results, run, scale), seconds=seconds, solver=label)
+    incumbent = None if answer.objective is None else answer.objective + scale.under
+    (report or (lambda i, b: run.report(incumbent=i, bound=b)))(incumbent, answer.bound)
+    return answer
+
+
+def solver_label(options: Options) -> str:
+    """Name and version for results."""
+    return f"{options.pyomo_solver} (Pyomo {PYOMO_VERSION})"
+
+
+def _configured(options: Options, limit: float | None) -> Any:
+    """The solver's Pyomo interface with its options set."""
+    name = options.pyomo_solver
+    if name not in set(pyo.SolverFactory):
+        raise InputError(
+            "unknown Pyomo solver", got=name, expected="a name such as " + ", ".join(COMMON_SOLVERS)
+        )
+    solver = pyo.SolverFactory(name)
+    if not solver.available(exception_flag=False):
+        found = ", ".join(available_solvers()) or "none"
+        raise UnsupportedError(
+            f"Pyomo does not find the solver {name!r} on this machine; available here: {found}"
+        )
+    entries = dialect(name).options(options, limit if name.endswith(("_direct", "_persistent")) else None)
+    for key, value in options.native.get(BACKEND, {}).items():
+        where = f"native option {BACKEND}.{key}"
+        if common := dialect(name).common_name(key):
+            raise InputError(f"{where} repeats the common option {common}")
+        if engine(name) == HIGHS:
+            _check_highs_option(key, value, where)
+        entries[key] = value
+    for key, value in entries.items():
+        solver.options[key] = value
+    return solver
+
+
+def _check_highs_option(key: str, value: NativeValue, where: str) -> None:
+    """Pyomo passes HiGHS's options on without looking at what HiGHS says of them."""
+    import highspy
+
+    from hetplan.solvers.highs import set_native
+
+    set_native(highspy.Highs(), key, value, where)
+
+
+def _quiet_highs(solver: Any, model: pyo.ConcreteModel) -> Any:
+    """Build the model in HiGHS and silence it: Pyomo's interface turns the log on, banner included."""
+    solver.set_instance(model)
+    native = solver._solver_model
+    native.setOptionValue("output_flag", False)
+    return native
+
+
+@contextmanager
+def _output_left_alone(quiet: bool) -> Iterator[None]:
+    """Keep Pyomo from redirecting the whole process's output while a quiet solver runs, and from warning.
+
+    Its warnings (an incumbent that is not optimal, an interruption) are what the answer says anyway.
+    """
+    before, logger = tee.OVERRIDE_CAPTURE_OUTPUT, logging.getLogger("pyomo")
+    level = logger.level
+    if quiet:
+        tee.OVERRIDE_CAPTURE_OUTPUT = CaptureOutputMode.DISABLE
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        tee.OVERRIDE_CAPTURE_OUTPUT = before
+        logger.setLevel(level)
+
+
+def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale) -> Answer:
+    """Pyomo's results as an answer; loads the incumbent into the model's variables."""
+    stop, message = _mapped(results, run)
+    if stop is Stop.INFEASIBLE or message == _UNCLEAR:
+        return Answer(stop=stop, message=message)
+    objective = None
+    if stop is not Stop.OPTIMAL and not _has_integers(model):
+        return Answer(stop=stop, message=message)  # some interfaces hand out an LP's infeasible iterates
+    if len(results.solution) > 0 and len(results.solution[0].variable) > 0:
+        results.solver.status = SolverStatus.ok  # a stopped run's incumbent is welcome, no warning needed
+        model.solutions.load_from(results)
+        (cost,) = model.component_data_objects(pyo.Objective, active=True)
+        objective = float(pyo.value(cost))
+    elif stop is Stop.OPTIMAL:
+        stop, message = Stop.ERROR, "reported an optimum without a solution"
+    bound = _bound(results, stop, objective, run.options)
+    return Answer(
+        stop=stop,
+        objective=None if objective is None else scale.value(objective),
+        bound=None if bound is None else scale.bound(bound - BOUND_ALLOWANCE * abs(bound)),
+        message=message,
+    )
+
+
+def _has_integers(model: pyo.ConcreteModel) -> bool:
+    variables = model.component_data_objects(pyo.Var, active=True)
+    return any(not variable.is_continuous() for variable in variables)
+
+
+def _bound(results: Any, stop: Stop, objective: float | None, options: Options) -> float | None:
+    """The proven bound: as stated, else what an optimum within the gap asked for implies."""
+    stated = results.problem.lower_bound
+    if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
+        return float(stated) if objective is None else min(float(stated), objective)
+    if stop is Stop.OPTIMAL and objective is not None and dialect(options.pyomo_solver).gap is not None:
+        return objective - options.gap * GAP_SHARE * abs(objective)
+    return None
+
+
+def _mapped(results: Any, run: Run) -> tuple[Stop, str]:
+    """Pyomo's termination condition as ours, with a message where there is more to say."""
+    condition = results.solver.termination_condition
+    said = one_line(str(results.solver.message or ""))[:200] if results.solver.message else ""
+    if condition in _PROVEN:
+        return _PROVEN[condition], ""
+    if condition in _STOPPED or run.cancelled:  # an interruption has no termination condition everywhere
+        return stopped(run), ""
+    if condition == TerminationCondition.infeasibleOrUnbounded:
+        return Stop.ERROR, _UNCLEAR
+    if condition == TerminationCondition.unbounded:
+        return Stop.ERROR, "found the model unbounded below"
+    return Stop.ERROR, f"ended with {condition}" + (f": {said}" if said else "")
