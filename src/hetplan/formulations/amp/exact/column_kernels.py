@@ -1,43 +1,106 @@
-"""Compiled: label search over stages ("columns"), every pipeline of the configuration side by side.
+"""Compiled: one stage of the label search, all pipelines ("rows") of the configuration side by side.
 
-A label is a choice of layers and cells for stages 0..j. It carries, for each pipeline ("row"), Σ t + Σ e and the
-slowest stage so far, and the slowest synchronisation. Labels are extended stage by stage, bounded by the rows'
-cheapest completions, compared with labels in the same state, and cut to a width; what the cut drops leaves its
-least bound behind, so that a search which drops nothing has proven its incumbent optimal.
+A label is a choice of layers and cells for stages 0..j. It carries, for each row, Σ t + Σ e and the slowest stage so
+far, and the slowest synchronisation. `expand` extends every label by one more stage ("column").
+Letters: x label, j stage, i row, r tensor rank, n shape, c cell, z zone, a and b first and end layer.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.formulations.amp.exact.label_kernels import Labels
 from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.solvers.compiled import kernel
 
 
+class Grid(NamedTuple):
+    """The configuration; arrays as in `layout.Layout`.
+
+    marked [H, K] 0/1: cells whose devices count for a threshold. ahead [Q, pp, S, L+1, A, B]: completions of a row
+    whose slowest stage takes at least low[q] and less than high[q], the least time of a stage on any zone beyond the
+    table's cap (a group's real time may lie between the times of zones). forced [pp, dp]: the shape of a group, -1
+    where free.
+    """
+
+    pp: int
+    dp: int
+    tp: int
+    micro_batch: int
+    gas: int
+    size: Ints
+    kind: Ints
+    before: Ints
+    bandwidth: Floats
+    marked: Ints
+    prefix: Floats
+    params: Floats
+    saved: Floats
+    link: Floats
+    sync: float
+    capacity: Floats
+    state_factor: float
+    shape_cells: Ints
+    shape_kind: Ints
+    shape_zone: Ints
+    room: Ints
+    base: Ints
+    ahead: Floats
+    low: Floats
+    high: Floats
+    forced: Ints
+
+
+class Scratch(NamedTuple):
+    """Memory of one expansion; allowed, sums, tops [dp, N] price shape n in row i.
+
+    narrow [dp + 1]: slowest bandwidth inside the column's data groups up to row i. same [dp]: an earlier row with
+    the same past, -1 if none. counter [3]: leaves seen, children written, labels expanded.
+    answer: best cost, least bound dropped. winner [1 + dp]: label and shapes of the best cost.
+    """
+
+    allowed: NDArray[np.bool_]
+    sums: Floats
+    tops: Floats
+    choice: Ints
+    narrow: Floats
+    same: Ints
+    used: Ints
+    costs: Floats
+    counter: Ints
+    answer: Floats
+    winner: Ints
+
+
 @kernel
-def row_ahead(
+def least_ahead(
     gas: int,
-    total: float,
-    slowest: float,
     low: Floats,
     high: Floats,
     ahead: Floats,
     state: int,
     b: int,
+    total: float,
+    top: float,
     out: Floats,
 ) -> None:
-    """out [A, B]: least cost of a whole row, for each number of groups still absorbed; +inf when impossible.
+    """out [A, B]: least cost of a whole row that has spent `total`, its slowest stage `top`, by groups to absorb.
 
-    ahead [Q, S, L+1, A, B]: completions for slowest stages in (low[q], high[q]].
+    ahead [Q, S, L+1, A, B]: completions from the next stage on.
     """
-    out[:] = np.inf
+    na, nb = out.shape
+    for ka in range(na):
+        for kb in range(nb):
+            out[ka, kb] = np.inf
     for q in range(len(low)):
-        if high[q] < slowest:
-            continue
-        fixed = (gas - 1) * max(slowest, low[q]) + total
-        for ka in range(out.shape[0]):
-            for kb in range(out.shape[1]):
-                out[ka, kb] = min(out[ka, kb], fixed + ahead[q, state, b, ka, kb])
+        if high[q] >= top:
+            fixed = (gas - 1) * max(top, low[q]) + total
+            for ka in range(na):
+                for kb in range(nb):
+                    out[ka, kb] = min(out[ka, kb], fixed + ahead[q, state, b, ka, kb])
 
 
 @kernel
@@ -51,7 +114,7 @@ def least_for(costs: Floats, axis: int, need: int, most: int) -> float:
     if need <= 0:
         return level
     taken = np.zeros(rows, dtype=np.int64)
-    while True:
+    while level < np.inf:
         sum_taken = 0
         cheapest = np.inf
         for i in range(rows):
@@ -63,9 +126,10 @@ def least_for(costs: Floats, axis: int, need: int, most: int) -> float:
                     break
                 taken[i] = k
             sum_taken += most if taken[i] == top else taken[i]
-        if sum_taken >= need or cheapest == np.inf:
-            return level if sum_taken >= need else np.inf
+        if sum_taken >= need:
+            break
         level = cheapest
+    return level
 
 
 @kernel
@@ -73,10 +137,11 @@ def fits_together(costs: Floats, need_a: int, need_b: int, most: int, limit: flo
     """Whether rows of cost below `limit` can absorb both thresholds' groups at once; costs [R, A, B]."""
     rows, na, nb = costs.shape
     reach = np.full(need_a + 1, -1, dtype=np.int64)
-    reach[0] = 0
     after = np.empty(need_a + 1, dtype=np.int64)
+    reach[0] = 0
     for i in range(rows):
-        after[:] = -1
+        for y in range(need_a + 1):
+            after[y] = -1
         for ka in range(na):
             stair = -1
             for kb in range(nb):
@@ -89,457 +154,206 @@ def fits_together(costs: Floats, need_a: int, need_b: int, most: int, limit: flo
                 if reach[x] >= 0:
                     y = min(need_a, x + gain)
                     after[y] = max(after[y], reach[x] + stair)
-        reach[:] = after
-    return reach[need_a] >= need_b
+        for y in range(need_a + 1):
+            reach[y] = after[y]
+    return bool(reach[need_a] >= need_b)
 
 
 @kernel
-def dominates(gas: int, sync: Floats, sums: Floats, tops: Floats, order: Ints, x: int, y: int) -> bool:
-    """Whether label x is no worse than y for every completion (same state, rows in canonical order)."""
-    if sync[x] > sync[y]:
-        return False
-    for i in range(sums.shape[1]):
-        rx, ry = order[x, i], order[y, i]
-        if sums[x, rx] > sums[y, ry]:
-            return False
-        if (gas - 1) * tops[x, rx] + sums[x, rx] > (gas - 1) * tops[y, ry] + sums[y, ry]:
-            return False
-    return True
-
-
-@kernel
-def canonical(
-    layers_done: int,
-    used: Ints,
-    last: Ints,
-    sums: Floats,
-    tops: Floats,
-    shape_cells: Ints,
-    kind: Ints,
-    key: Ints,
-    order: Ints,
-) -> None:
-    """Write the state's key [1 + K + dp tp] and the order of its rows: equal keys mean equal futures.
-
-    Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells, costs).
-    """
-    cells, rows, tp = len(used), len(last), shape_cells.shape[1]
-    present = np.zeros(cells, dtype=np.int64)
-    for i in range(rows):
-        for r in range(tp):
-            present[shape_cells[last[i], r]] += 1
-    renamed = np.empty(cells, dtype=np.int64)
-    signature = np.empty(cells, dtype=np.int64)
-    for c in range(cells):
-        signature[c] = (kind[c] * 4096 + used[c]) * 4096 + present[c]
-    sorted_cells = np.argsort(signature, kind="mergesort")
-    for n in range(cells):
-        renamed[sorted_cells[n]] = n
-        key[1 + n] = signature[sorted_cells[n]]
-    key[0] = layers_done
-    code = np.empty(rows, dtype=np.int64)
-    for i in range(rows):
-        value = 0
-        for r in range(tp):  # only an order: it may wrap around, the key below is complete
-            value = value * cells + renamed[shape_cells[last[i], r]]
-        code[i] = value
-        order[i] = i
-    for i in range(1, rows):  # insertion sort: rows are few and nearly sorted
-        this = order[i]
-        k = i - 1
-        while k >= 0 and (
-            code[order[k]] > code[this]
-            or (
-                code[order[k]] == code[this]
-                and (
-                    sums[order[k]] > sums[this]
-                    or (sums[order[k]] == sums[this] and tops[order[k]] > tops[this])
-                )
-            )
-        ):
-            order[k + 1] = order[k]
-            k -= 1
-        order[k + 1] = this
-    for i in range(rows):
-        for r in range(tp):
-            key[1 + cells + i * tp + r] = renamed[shape_cells[last[order[i]], r]]
-
-
-@kernel
-def hashed(key: Ints) -> int:
-    """A 64-bit mix of the key, to group equal keys by sorting (equality is checked on the keys themselves)."""
-    value = np.int64(1469598103934665603)
-    for part in key:
-        value = (value ^ np.int64(part)) * np.int64(1099511628211)
-        value ^= value >> np.int64(29)
-    return value
-
-
-@kernel
-def survivors(
-    gas: int,
-    count: int,
-    width: int,
-    bound: Floats,
-    keys: Ints,
-    sync: Floats,
-    sums: Floats,
-    tops: Floats,
-    order: Ints,
-    limit: float,
-) -> tuple[Ints, float]:
-    """Indices of the labels worth keeping, best bound first, and the least bound among those cut for width."""
-    alive = np.empty(count, dtype=np.bool_)
-    code = np.empty(count, dtype=np.int64)
-    for x in range(count):
-        alive[x] = bound[x] < limit
-        code[x] = hashed(keys[x])
-    by_code = np.argsort(code, kind="mergesort")
-    begin = 0
-    while begin < count:
-        end = begin + 1
-        while end < count and code[by_code[end]] == code[by_code[begin]]:
-            end += 1
-        for m in range(begin, end):
-            x = by_code[m]
-            if not alive[x]:
-                continue
-            for n in range(max(begin, m - 48), min(end, m + 48)):
-                y = by_code[n]
-                if n == m or not alive[y] or not np.array_equal(keys[x], keys[y]):
-                    continue
-                if dominates(gas, sync, sums, tops, order, x, y):
-                    alive[y] = False
-        begin = end
-    kept = np.nonzero(alive)[0]
-    kept = kept[np.argsort(bound[kept], kind="mergesort")]
-    dropped = np.inf
-    if len(kept) > width:
-        dropped = bound[kept[width]]
-        kept = kept[:width]
-    return kept, dropped
-
-
-@kernel
-def search_columns(
-    degrees: Ints,
-    size: Ints,
-    cell_kind: Ints,
-    before: Ints,
-    cell_bandwidth: Floats,
-    thresholds: Ints,
-    prefix: Floats,
-    params: Floats,
-    saved: Floats,
-    link: Floats,
-    sync: float,
-    capacity: Floats,
-    state_factor: float,
-    shape_cells: Ints,
-    shape_kind: Ints,
-    shape_zone: Ints,
-    room: Ints,
-    base: Ints,
-    ahead: Floats,
-    low: Floats,
-    high: Floats,
+def expand(
+    grid: Grid,
+    j: int,
+    labels: Labels,
+    begin: int,
+    end: int,
     box: Floats,
-    forced: Ints,
-    width: int,
     most_leaves: int,
     tolerance: float,
     incumbent: Floats,
     stop: Ints,
-) -> tuple[float, float, Ints, Ints, Ints]:
-    """Search one configuration for decisions with synchronisation in the box; see the module.
+    scratch: Scratch,
+    children: Labels,
+) -> int:
+    """Extend labels begin..end-1 by stage j; returns the first label not extended (children are full, or stopped).
 
-    degrees: pp, dp, tp, mbs, gas. thresholds [H, K] 0/1: cells whose devices count. box: least and greatest
-    synchronisation, seconds. forced [pp, dp]: shape of each group, -1 where free. incumbent [1]: best cost known,
-    read again and again (other threads may lower it); tolerance: relative, labels within it of the incumbent are
-    pruned. stop [1]: not 0 ends the search.
-    Returns (best cost, least bound dropped, ends [pp], shapes [pp, dp], counts [labels, leaves, finished]).
+    box: least and greatest synchronisation, seconds. incumbent [1]: best cost known, re-read all the time (other
+    threads may lower it); labels within `tolerance` (relative) of it are pruned. stop [1]: not 0 ends the search.
+
+    One long function on purpose: numba compiles it in a third of the time that its parts take one by one.
     """
-    pp, dp, tp, mbs, gas = degrees
-    layers = prefix.shape[1] - 1
-    cells, shapes = len(size), len(shape_cells)
-    depth = ahead.shape[0]
-    na, nb = ahead.shape[4], ahead.shape[5]
-    room_for = max(4 * width, 512)
-    used = np.zeros((1, cells), dtype=np.int64)
-    last = np.zeros((1, dp), dtype=np.int64)
-    sums = np.zeros((1, dp))
-    tops = np.zeros((1, dp))
-    synced = np.zeros(1)
-    done = np.zeros(1, dtype=np.int64)
-    bounds = np.full(1, box[0])
-    new_used = np.empty((room_for, cells), dtype=np.int64)
-    new_last = np.empty((room_for, dp), dtype=np.int64)
-    new_sums = np.empty((room_for, dp))
-    new_tops = np.empty((room_for, dp))
-    new_sync = np.empty(room_for)
-    new_done = np.empty(room_for, dtype=np.int64)
-    new_bound = np.empty(room_for)
-    new_parent = np.empty(room_for, dtype=np.int64)
-    new_keys = np.empty((room_for, 1 + cells + dp * tp), dtype=np.int64)
-    new_order = np.empty((room_for, dp), dtype=np.int64)
-    past_parent = np.zeros((pp, width), dtype=np.int64)
-    past_done = np.zeros((pp, width), dtype=np.int64)
-    past_last = np.zeros((pp, width, dp), dtype=np.int32)
-    best_ends = np.zeros(pp, dtype=np.int64)
-    best_shapes = np.full((pp, dp), -1, dtype=np.int64)
-    best, dropped = np.inf, np.inf
-    counts = np.zeros(3, dtype=np.int64)
-    allowed = np.empty((dp, shapes), dtype=np.bool_)
-    cost_sum = np.empty((dp, shapes))
-    cost_top = np.empty((dp, shapes))
-    choice = np.empty(dp, dtype=np.int64)
-    narrow = np.empty(dp + 1)
-    same = np.empty(dp, dtype=np.int64)
-    col_used = np.empty(cells, dtype=np.int64)
-    costs = np.empty((dp, na, nb))
-    one = np.empty((na, nb))
-    need = np.zeros(2, dtype=np.int64)
-    for j in range(pp):
-        count = 0
-        kept_alive = min(gas, pp - j) * mbs
-        for x in range(len(done)):
-            if stop[0] != 0:
-                return best, min(dropped, bounds[x]), best_ends, best_shapes, counts
-            if bounds[x] >= incumbent[0] * (1 - tolerance):
-                continue
-            counts[0] += 1
-            a = done[x]
-            for i in range(dp):
-                same[i] = -1
-                for k in range(i - 1, -1, -1):
-                    alike = j == 0 or (
-                        last[x, k] == last[x, i] and sums[x, k] == sums[x, i] and tops[x, k] == tops[x, i]
-                    )
-                    if alike:
-                        same[i] = k
-                        break
-            leaves, tries = 0, 0
-            first_end = layers if j == pp - 1 else a + 1
-            for b in range(first_end, layers - (pp - 1 - j) + 1):
-                volume = (params[b] - params[a]) * sync
-                limit = incumbent[0] * (1 - tolerance)
-                possible = True
-                for i in range(dp):
-                    if i > 0 and same[i] >= 0 and forced[j, i] < 0:
-                        k = same[i]
-                        allowed[i], cost_sum[i], cost_top[i] = allowed[k], cost_sum[k], cost_top[k]
-                        continue
-                    some = False
-                    for n in range(shapes):
-                        allowed[i, n] = False
-                        if forced[j, i] >= 0 and forced[j, i] != n:
-                            continue
-                        kind = shape_kind[n]
-                        held = state_factor * (params[b] - params[a]) + kept_alive * (saved[b] - saved[a])
-                        if held > capacity[kind] * tp * (1 + 1e-9):
-                            continue
-                        t = prefix[kind, b] - prefix[kind, a]
-                        e = 0.0
-                        if j > 0 and link[a] > 0:
-                            speed = np.inf
-                            for r in range(tp):
-                                speed = min(
-                                    speed, cell_bandwidth[shape_cells[last[x, i], r], shape_cells[n, r]]
-                                )
-                            e = link[a] / speed
-                        cost_sum[i, n] = sums[x, i] + t + e
-                        cost_top[i, n] = max(tops[x, i], t)
-                        if j == pp - 1:
-                            value = (gas - 1) * cost_top[i, n] + cost_sum[i, n]
-                        else:
-                            z = shape_zone[n]
-                            state = base[z]
-                            if room[z] > 0:
-                                c = shape_cells[n, 0]
-                                state += max(0, min(room[z], (size[c] - used[x, c]) // tp) - 1)
-                            value = np.inf
-                            for q in range(depth):
-                                if high[q] >= cost_top[i, n]:
-                                    fixed = (gas - 1) * max(cost_top[i, n], low[q]) + cost_sum[i, n]
-                                    value = min(value, fixed + ahead[q, j + 1, state, b, 0, 0])
-                        if max(synced[x], box[0]) + value < limit:
-                            allowed[i, n] = True
-                            some = True
-                    if not some:
-                        possible = False
-                        break
-                if not possible:
-                    continue
-                # depth first over rows: choice[i] is the shape tried for row i
-                col_used[:] = used[x]
-                narrow[0] = np.inf
-                i = 0
-                choice[0] = -1
-                while i >= 0:
-                    tries += 1
-                    if tries > 20 * most_leaves or (tries % 4096 == 0 and stop[0] != 0):
-                        leaves = most_leaves
-                        dropped = min(dropped, bounds[x])
-                        break
-                    n = choice[i]
-                    if n >= 0:  # take the previous try back
-                        for r in range(tp):
-                            col_used[shape_cells[n, r]] -= 1
-                    elif i > 0 and same[i] >= 0 and forced[j, i] < 0:
-                        n = choice[same[i]] - 1
-                    n += 1
-                    placed = False
-                    while n < shapes and not placed:
-                        if allowed[i, n]:
-                            placed = True
-                            for r in range(tp):
-                                c = shape_cells[n, r]
-                                fresh_before = before[c] >= 0 and col_used[before[c]] == 0
-                                if col_used[c] >= size[c] or (
-                                    fresh_before and col_used[c] == 0 and forced[j, i] < 0
-                                ):
-                                    placed = False
-                                    for s in range(r):
-                                        col_used[shape_cells[n, s]] -= 1
-                                    break
-                                col_used[c] += 1
-                            if placed and dp > 1:
-                                slow = narrow[i]
-                                for k in range(i):
-                                    for r in range(tp):
-                                        link_speed = cell_bandwidth[
-                                            shape_cells[choice[k], r], shape_cells[n, r]
-                                        ]
-                                        slow = min(slow, link_speed)
-                                narrow[i + 1] = slow
-                                if volume > box[1] * (1 + 1e-12) * slow:
-                                    placed = False
-                                    for r in range(tp):
-                                        col_used[shape_cells[n, r]] -= 1
-                        if not placed:
-                            n += 1
-                    if not placed:
-                        i -= 1
-                        continue
-                    choice[i] = n
-                    if i < dp - 1:
-                        i += 1
-                        choice[i] = -1
-                        continue
-                    # a whole column
-                    leaves += 1
-                    reached = synced[x]
-                    if dp > 1 and volume > 0:
-                        reached = max(reached, volume / narrow[dp])
-                    limit = incumbent[0] * (1 - tolerance)
-                    if j == pp - 1:
-                        slowest_row = 0.0
-                        for k in range(dp):
-                            n = choice[k]
-                            slowest_row = max(slowest_row, (gas - 1) * cost_top[k, n] + cost_sum[k, n])
-                        if reached + slowest_row < min(best, incumbent[0]):
-                            best = reached + slowest_row
-                            incumbent[0] = min(incumbent[0], best)
-                            best_ends[j], at = layers, x
-                            for k in range(dp):
-                                best_shapes[j, k] = choice[k]
-                            for s in range(j - 1, -1, -1):
-                                best_ends[s] = past_done[s, at]
-                                for k in range(dp):
-                                    best_shapes[s, k] = past_last[s, at, k]
-                                at = past_parent[s, at]
-                        continue
-                    for h in range(2):
-                        need[h] = 0
-                        if h < len(thresholds):
-                            for c in range(cells):
-                                if thresholds[h, c] > 0:
-                                    need[h] += size[c] - col_used[c]
-                            need[h] = (need[h] + tp - 1) // tp
-                    for k in range(dp):
-                        n = choice[k]
-                        z = shape_zone[n]
-                        state = base[z]
-                        if room[z] > 0:
-                            c = shape_cells[n, 0]
-                            state += min(room[z] - 1, (size[c] - col_used[c]) // tp)
-                        row_ahead(
-                            gas, cost_sum[k, n], cost_top[k, n], low, high, ahead[:, j + 1], state, b, one
-                        )
-                        costs[k] = one
-                    floor = max(reached, box[0])
-                    value = floor + least_for(costs, 0, need[0], pp)
-                    if nb > 1 and value < limit:
-                        value = max(value, floor + least_for(costs, 1, need[1], pp))
-                        if value < limit and not fits_together(costs, need[0], need[1], pp, limit - floor):
-                            value = limit
-                    if value < limit:
-                        new_used[count] = col_used
-                        for k in range(dp):
-                            n = choice[k]
-                            new_last[count, k] = n
-                            new_sums[count, k] = cost_sum[k, n]
-                            new_tops[count, k] = cost_top[k, n]
-                        new_sync[count], new_done[count] = reached, b
-                        new_bound[count], new_parent[count] = max(value, bounds[x]), x
-                        canonical(
-                            b,
-                            col_used,
-                            new_last[count],
-                            new_sums[count],
-                            new_tops[count],
-                            shape_cells,
-                            cell_kind,
-                            new_keys[count],
-                            new_order[count],
-                        )
-                        count += 1
-                        if count == room_for:
-                            chosen, cut = survivors(
-                                gas,
-                                count,
-                                width,
-                                new_bound,
-                                new_keys,
-                                new_sync,
-                                new_sums,
-                                new_tops,
-                                new_order,
-                                limit,
-                            )
-                            dropped = min(dropped, cut)
-                            count = len(chosen)
-                            new_used[:count] = new_used[chosen]
-                            new_last[:count] = new_last[chosen]
-                            new_sums[:count] = new_sums[chosen]
-                            new_tops[:count] = new_tops[chosen]
-                            new_sync[:count] = new_sync[chosen]
-                            new_done[:count] = new_done[chosen]
-                            new_bound[:count] = new_bound[chosen]
-                            new_parent[:count] = new_parent[chosen]
-                            new_keys[:count] = new_keys[chosen]
-                            new_order[:count] = new_order[chosen]
-                    if leaves >= most_leaves:
-                        dropped = min(dropped, bounds[x])
-                        i = -1
-                if leaves >= most_leaves:
+    pp, dp, tp, gas, sync = grid.pp, grid.dp, grid.tp, grid.gas, grid.sync
+    size, before, bandwidth, marked = grid.size, grid.before, grid.bandwidth, grid.marked
+    prefix, params, saved, link, capacity = grid.prefix, grid.params, grid.saved, grid.link, grid.capacity
+    shape_cells, shape_kind, shape_zone = grid.shape_cells, grid.shape_kind, grid.shape_zone
+    room, base, low, high, forced = grid.room, grid.base, grid.low, grid.high, grid.forced
+    ahead = grid.ahead[:, min(j + 1, pp - 1)]
+    done, used, last, sums, tops = labels.done, labels.used, labels.last, labels.sums, labels.tops
+    synced, bound = labels.synced, labels.bound
+    allowed, row_sums, row_tops, choice = scratch.allowed, scratch.sums, scratch.tops, scratch.choice
+    narrow, same, taken, costs = scratch.narrow, scratch.same, scratch.used, scratch.costs
+    counter, answer, winner = scratch.counter, scratch.answer, scratch.winner
+    layers, cells, shapes = prefix.shape[1] - 1, len(size), len(shape_cells)
+    alive = min(gas, pp - j) * grid.micro_batch
+    one = costs[0]
+    both = costs.shape[2] > 1
+    for x in range(begin, end):
+        if stop[0] != 0 or counter[1] + most_leaves > len(children.done):
+            return x
+        if bound[x] >= incumbent[0] * (1 - tolerance):
+            continue
+        counter[2] += 1
+        leaves, tries = most_leaves, 20 * most_leaves
+        for i in range(dp):  # the nearest earlier row with the same past: their futures may be exchanged
+            same[i] = -1
+            for k in range(i - 1, -1, -1):
+                if j == 0 or (
+                    last[x, k] == last[x, i] and sums[x, k] == sums[x, i] and tops[x, k] == tops[x, i]
+                ):
+                    same[i] = k
                     break
-            counts[1] += leaves
-        if j == pp - 1:
-            break
-        limit = incumbent[0] * (1 - tolerance)
-        chosen, cut = survivors(
-            gas, count, width, new_bound, new_keys, new_sync, new_sums, new_tops, new_order, limit
-        )
-        dropped = min(dropped, cut)
-        count = len(chosen)
-        used, last = new_used[chosen], new_last[chosen]
-        sums, tops, synced = new_sums[chosen], new_tops[chosen], new_sync[chosen]
-        done, bounds = new_done[chosen], new_bound[chosen]
-        past_parent[j, :count] = new_parent[chosen]
-        past_done[j, :count] = done
-        past_last[j, :count] = last
-        if count == 0:
-            break
-    counts[2] = 1
-    return best, dropped, best_ends, best_shapes, counts
+        a = done[x]
+        for b in range(layers if j == pp - 1 else a + 1, layers - (pp - 1 - j) + 1):
+            limit = incumbent[0] * (1 - tolerance)
+            floor = max(synced[x], box[0])
+            held = grid.state_factor * (params[b] - params[a]) + alive * (saved[b] - saved[a])
+            volume = (params[b] - params[a]) * sync
+            # what every shape would cost every row
+            possible = True
+            for i in range(dp):
+                twin = same[i] if forced[j, i] < 0 else -1
+                some = False
+                for n in range(shapes):
+                    if twin >= 0:
+                        allowed[i, n] = allowed[twin, n]
+                        row_sums[i, n], row_tops[i, n] = row_sums[twin, n], row_tops[twin, n]
+                        some = some or allowed[i, n]
+                        continue
+                    kind = shape_kind[n]
+                    allowed[i, n] = False
+                    if 0 <= forced[j, i] != n or held > capacity[kind] * tp * (1 + 1e-9):
+                        continue
+                    t = prefix[kind, b] - prefix[kind, a]
+                    total = sums[x, i] + t
+                    if j > 0 and link[a] > 0:
+                        speed = np.inf
+                        for r in range(tp):
+                            speed = min(speed, bandwidth[shape_cells[last[x, i], r], shape_cells[n, r]])
+                        total += link[a] / speed
+                    top = max(tops[x, i], t)
+                    row_sums[i, n], row_tops[i, n] = total, top
+                    value = (gas - 1) * top + total
+                    if j < pp - 1:
+                        z, c = shape_zone[n], shape_cells[n, 0]
+                        state = base[z] + max(0, min(room[z], (size[c] - used[x, c]) // tp) - 1)
+                        least_ahead(gas, low, high, ahead, state, b, total, top, one)
+                        value = one[0, 0]
+                    allowed[i, n] = floor + value < limit
+                    some = some or allowed[i, n]
+                if not some:
+                    possible = False
+                    break
+            if not possible:
+                continue
+            # depth first over the rows: choice[i] is the shape tried in row i
+            for c in range(cells):
+                taken[c] = used[x, c]
+            narrow[0] = np.inf
+            choice[0] = -1
+            i = 0
+            while i >= 0 and leaves > 0:
+                tries -= 1
+                if tries <= 0 or (tries % 4096 == 0 and stop[0] != 0):
+                    leaves = 0
+                    break
+                n = choice[i]
+                if n >= 0:
+                    for r in range(tp):
+                        taken[shape_cells[n, r]] -= 1
+                elif same[i] >= 0 and forced[j, i] < 0:
+                    n = choice[same[i]] - 1  # exchangeable rows in ascending order
+                placed = False
+                while not placed and n < shapes - 1:
+                    n += 1
+                    if not allowed[i, n]:
+                        continue
+                    put = 0
+                    while put < tp:
+                        c = shape_cells[n, put]
+                        # equal cells are opened in order
+                        early = (
+                            before[c] >= 0 and taken[before[c]] == 0 and taken[c] == 0 and forced[j, i] < 0
+                        )
+                        if early or taken[c] >= size[c]:
+                            break
+                        taken[c] += 1
+                        put += 1
+                    placed = put == tp
+                    if placed and dp > 1:
+                        slow = narrow[i]
+                        for k in range(i):
+                            for r in range(tp):
+                                slow = min(slow, bandwidth[shape_cells[choice[k], r], shape_cells[n, r]])
+                        narrow[i + 1] = slow
+                        placed = volume == 0 or volume <= box[1] * (1 + 1e-12) * slow
+                    if not placed:
+                        for r in range(put):
+                            taken[shape_cells[n, r]] -= 1
+                if not placed:
+                    i -= 1
+                    continue
+                choice[i] = n
+                if i < dp - 1:
+                    i += 1
+                    choice[i] = -1
+                    continue
+                # a whole column
+                leaves -= 1
+                reached = synced[x]
+                if dp > 1 and volume > 0:
+                    reached = max(reached, volume / narrow[dp])
+                if j == pp - 1:
+                    value = 0.0
+                    for k in range(dp):
+                        value = max(value, (gas - 1) * row_tops[k, choice[k]] + row_sums[k, choice[k]])
+                    if reached + value < min(answer[0], incumbent[0]):
+                        answer[0] = incumbent[0] = reached + value
+                        winner[0] = x
+                        for k in range(dp):
+                            winner[1 + k] = choice[k]
+                    continue
+                limit = incumbent[0] * (1 - tolerance)
+                floor = max(reached, box[0])
+                need_a, need_b = 0, 0
+                for c in range(cells):
+                    for h in range(len(marked)):
+                        if marked[h, c] > 0 and h == 0:
+                            need_a += size[c] - taken[c]
+                        elif marked[h, c] > 0:
+                            need_b += size[c] - taken[c]
+                need_a, need_b = (need_a + tp - 1) // tp, (need_b + tp - 1) // tp
+                for k in range(dp):
+                    z, c = shape_zone[choice[k]], shape_cells[choice[k], 0]
+                    state = base[z] + max(0, min(room[z] - 1, (size[c] - taken[c]) // tp))
+                    total, top = row_sums[k, choice[k]], row_tops[k, choice[k]]
+                    least_ahead(gas, low, high, ahead, state, b, total, top, costs[k])
+                value = floor + least_for(costs, 0, need_a, pp)
+                if both and value < limit:
+                    value = max(value, floor + least_for(costs, 1, need_b, pp))
+                    if value < limit and not fits_together(costs, need_a, need_b, pp, limit - floor):
+                        value = limit
+                if value < limit:
+                    y = counter[1]
+                    counter[1] += 1
+                    for c in range(cells):
+                        children.used[y, c] = taken[c]
+                    for k in range(dp):
+                        children.last[y, k] = choice[k]
+                        children.sums[y, k] = row_sums[k, choice[k]]
+                        children.tops[y, k] = row_tops[k, choice[k]]
+                    children.synced[y], children.done[y] = reached, b
+                    children.bound[y], children.parent[y] = max(value, bound[x]), x
+            if leaves <= 0:
+                answer[1] = min(answer[1], bound[x])
+                break
+        counter[0] += most_leaves - leaves
+    return end

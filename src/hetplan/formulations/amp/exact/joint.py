@@ -20,9 +20,9 @@ import numpy as np
 
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.exact.cells import find_cells
-from hetplan.formulations.amp.exact.columns import Found, decision_of, make_guide, search
+from hetplan.formulations.amp.exact.columns import NOTHING, Found, decision, make_grid, search
 from hetplan.formulations.amp.exact.layout import MOST_SHAPES, lay_out
-from hetplan.formulations.amp.exact.orders import decision_from, placements, try_placement
+from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import (
     RowModel,
     SyncBox,
@@ -36,7 +36,10 @@ from hetplan.solvers.run import Run
 
 FIRST_WIDTH = 24
 WIDEN = 6
-MAX_WIDTH = 200_000
+# Columns tried per label: this many and 8 for each label of the width.
+LEAVES = 2000
+# Memory of the widest search: labels of some 10 (D + K) bytes and their children.
+MAX_WIDTH = 50_000
 # Labels within this of the incumbent (relative) are pruned when the user asks for a plain proof.
 ROUNDING = 1e-9
 
@@ -63,12 +66,18 @@ class Search:
 
     problem: AmpProblem
     run: Run
-    incumbent: np.ndarray[tuple[int], np.dtype[np.float64]] = field(default_factory=lambda: np.full(1, np.inf))
-    stop: np.ndarray[tuple[int], np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    incumbent: np.ndarray[tuple[int], np.dtype[np.float64]] = field(
+        default_factory=lambda: np.full(1, np.inf)
+    )
+    stop: np.ndarray[tuple[int], np.dtype[np.int64]] = field(
+        default_factory=lambda: np.zeros(1, dtype=np.int64)
+    )
     decision: AmpDecision | None = None
     bound: float | None = None
     finished: bool = False
-    totals: dict[str, int] = field(default_factory=lambda: {"configurations": 0, "labels": 0, "leaves": 0, "jobs": 0})
+    totals: dict[str, int] = field(
+        default_factory=lambda: {"configurations": 0, "labels": 0, "leaves": 0, "jobs": 0}
+    )
 
     @property
     def tolerance(self) -> float:
@@ -91,7 +100,8 @@ class Search:
         self.totals["leaves"] += found.leaves
         if found.cost <= self.incumbent[0] and np.isfinite(found.cost):
             self.incumbent[0] = found.cost
-            self.decision = decision_of(model.layout, found.ends, found.shapes)
+            lay = model.layout
+            self.decision = decision(lay, lay.shape_cells[found.shapes], found.ends)
 
     def search(self, job: Job, width: int) -> Found:
         """One label search of `job`; the incumbent may improve."""
@@ -99,14 +109,12 @@ class Search:
         stages = bound_stages(job.model, job.box.high, limit, self.stopped)
         if not stages.intervals:
             done = not self.stopped()
-            empty = np.zeros(0, dtype=np.int64)
-            return Found(np.inf, np.inf if done else job.bound, empty, empty, 0, 0, done)
+            return Found(np.inf, np.inf if done else job.bound, NOTHING, NOTHING, 0, 0, done)
         found = search(
-            job.model,
-            make_guide(job.model, stages, job.box.high),
+            make_grid(job.model, stages, job.box.high),
             job.box,
             width=width,
-            most_leaves=40 * width,
+            most_leaves=LEAVES + 8 * width,
             tolerance=self.tolerance,
             incumbent=self.incumbent,
             stop=self.stop,
@@ -126,7 +134,7 @@ class Search:
                 placed = try_placement(self.problem, lay, array, float(self.incumbent[0]))
                 if placed is not None:
                     self.incumbent[0] = placed.seconds
-                    self.decision = decision_from(lay, placed)
+                    self.decision = decision(lay, placed.cells, placed.ends)
 
     def root_jobs(self) -> list[Job]:
         """A job per configuration that has a decision at all, cheapest bound first."""

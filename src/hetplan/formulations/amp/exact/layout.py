@@ -31,6 +31,27 @@ MAX_ZONES = 6
 
 
 @dataclass(frozen=True)
+class Zones:
+    """prefix [Z, L+1] s; capacity [Z] bytes; room [Z]: groups that one cell can hold, 0 for no limit.
+
+    sync_in, sync_out [Z] bytes/s: best bandwidth of a data group inside one cell (0: it does not fit), and across.
+    stay [Z], leave [Z, Z] bytes/s: best link inside a cell and to another one (0: there is none). level [Z, H] 0/1.
+    base [Z + 1]: first row state of each zone (one for each number of groups left in the cell). straddles [Z] 0/1.
+    """
+
+    prefix: Floats
+    capacity: Floats
+    room: Ints
+    sync_in: Floats
+    sync_out: Floats
+    stay: Floats
+    leave: Floats
+    level: Ints
+    base: Ints
+    straddles: Ints
+
+
+@dataclass(frozen=True)
 class Layout:
     """Arrays of one configuration; L layers, K cells, N shapes, M kinds, Z zones.
 
@@ -38,9 +59,7 @@ class Layout:
     link [L+1] bytes sent where a cut lies before layer l. sync: seconds per parameter byte × bytes/s.
     capacity [M] bytes of the smallest device type in the kind.
     shape_cells [N, tp], shape_kind, shape_zone [N].
-    complete: all shapes are listed. thresholds [H, types] bool, at most two.
-    zone_*: prefix [Z, L+1], capacity [Z], room [Z] groups (0: no limit), sync_in / sync_out [Z] bytes/s,
-    zone_stay [Z], zone_leave [Z, Z] bytes/s of links, zone_level [Z, H], zone_base [Z + 1] row-state numbers.
+    complete: all shapes are listed. thresholds [H, types] bool, at most two; threshold_devices [H].
     """
 
     config: Configuration
@@ -58,16 +77,7 @@ class Layout:
     complete: bool
     thresholds: Ints
     threshold_devices: Ints
-    zone_prefix: Floats
-    zone_capacity: Floats
-    zone_room: Ints
-    zone_sync_in: Floats
-    zone_sync_out: Floats
-    zone_stay: Floats
-    zone_leave: Floats
-    zone_level: Ints
-    zone_base: Ints
-    zone_straddles: Ints
+    zones: Zones
 
     @property
     def threshold_groups(self) -> Ints:
@@ -93,8 +103,8 @@ def lay_out(
         prefix.append(worst + (ring / slowest if tp > 1 else 0.0))
         capacity.append(problem.capacity[rows].min())
     thresholds = _thresholds(problem, seconds)
-    zones = _zones(problem, cells, config, table, ring, thresholds)
-    number = {key: n for n, key in enumerate(zones.pop("keys"))}
+    keys, zones = _zones(problem, cells, config, table, ring, thresholds)
+    number = {key: n for n, key in enumerate(keys)}
     rank = np.argsort(np.argsort(seconds.sum(axis=1), kind="stable"), kind="stable")
     shape_zone = [
         number.get(("pure", _zone_of(cells, shape[0])), -1)
@@ -119,7 +129,7 @@ def lay_out(
         complete=complete,
         thresholds=thresholds,
         threshold_devices=(thresholds[:, problem.device_type] > 0).sum(axis=1).astype(np.int64),
-        **zones,
+        zones=zones,
     )
 
 
@@ -182,8 +192,8 @@ def _zone_of(cells: Cells, cell: int) -> int:
 
 def _zones(
     problem: AmpProblem, cells: Cells, config: Configuration, table: Floats, ring: Floats, thresholds: Ints
-) -> dict[str, object]:
-    """Everything about zones; see Layout."""
+) -> tuple[list[tuple[str, int]], Zones]:
+    """The zones and what each stands for: ("pure", cell class) or ("straddling", slowest type)."""
     tp, count = config.tensor, cells.count
     outer = cells.bandwidth.copy()
     np.fill_diagonal(outer, 0.0)  # no second cell, no link: 0 bytes/s
@@ -223,16 +233,15 @@ def _zones(
         local = int(cells.size.max()) >= config.data
         stay[z], sync_in[z], sync_out[z] = anywhere, best_inner if local else 0.0, best_outer
     leave[len(pure) :, len(pure) :] = anywhere
-    return {
-        "keys": keys,
-        "zone_prefix": prefix,
-        "zone_capacity": capacity,
-        "zone_room": room,
-        "zone_sync_in": sync_in,
-        "zone_sync_out": sync_out,
-        "zone_stay": stay,
-        "zone_leave": leave,
-        "zone_level": level,
-        "zone_base": np.r_[0, np.cumsum(np.maximum(room, 1))].astype(np.int64),
-        "zone_straddles": np.array([k == "straddling" for k, _ in keys], dtype=np.int64),
-    }
+    return keys, Zones(
+        prefix=prefix,
+        capacity=capacity,
+        room=room,
+        sync_in=sync_in,
+        sync_out=sync_out,
+        stay=stay,
+        leave=leave,
+        level=level,
+        base=np.r_[0, np.cumsum(np.maximum(room, 1))].astype(np.int64),
+        straddles=np.array([name == "straddling" for name, _ in keys], dtype=np.int64),
+    )

@@ -12,7 +12,6 @@ from itertools import islice, permutations
 
 import numpy as np
 
-from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.exact.cells import Cells
 from hetplan.formulations.amp.exact.cut import cut_chain
 from hetplan.formulations.amp.exact.cut_kernels import memory_windows
@@ -29,7 +28,7 @@ class Placed:
 
     seconds: float
     cells: Ints
-    ends: tuple[int, ...]
+    ends: Ints
 
 
 def cell_orders(cells: Cells) -> Iterator[Ints]:
@@ -63,7 +62,11 @@ def try_placement(problem: AmpProblem, layout: Layout, array: Ints, limit: float
     config, between = layout.config, layout.cells.bandwidth
     pp, dp, tp = array.shape
     upper = np.triu_indices(tp, 1)
-    slowest = between[array[..., upper[0]], array[..., upper[1]]].min(axis=2) if tp > 1 else np.full((pp, dp), np.inf)
+    slowest = (
+        between[array[..., upper[0]], array[..., upper[1]]].min(axis=2)
+        if tp > 1
+        else np.full((pp, dp), np.inf)
+    )
     kinds: dict[tuple[tuple[int, ...], float], int] = {}
     prefix: list[Floats] = []
     number = np.empty((pp, dp), dtype=np.int64)
@@ -82,13 +85,22 @@ def try_placement(problem: AmpProblem, layout: Layout, array: Ints, limit: float
     links = between[array[:-1], array[1:]].min(axis=2) if pp > 1 else np.full((0, dp), np.inf)
     pairs = np.triu_indices(dp, 1)
     ring_speed = (
-        between[array[:, pairs[0], :], array[:, pairs[1], :]].min(axis=(1, 2)) if dp > 1 else np.full(pp, np.inf)
+        between[array[:, pairs[0], :], array[:, pairs[1], :]].min(axis=(1, 2))
+        if dp > 1
+        else np.full(pp, np.inf)
     )
     worst_kind = number[np.arange(pp), table[number, -1].argmax(axis=1)]
     link_seconds = np.zeros((pp, len(layout.link)))
     link_seconds[:-1] = layout.link[None, :] / links.min(axis=1)[:, None]
     first = memory_windows(
-        pp, config.gas, config.micro_batch, tp, layout.params, layout.saved, layout.state_factor, room[number].min(axis=1)
+        pp,
+        config.gas,
+        config.micro_batch,
+        tp,
+        layout.params,
+        layout.saved,
+        layout.state_factor,
+        room[number].min(axis=1),
     )
     cut = cut_chain(
         config.gas,
@@ -105,20 +117,7 @@ def try_placement(problem: AmpProblem, layout: Layout, array: Ints, limit: float
     stage = table[number, ends[:, None]] - table[number, starts[:, None]]
     rows = (config.gas - 1) * stage.max(axis=0) + stage.sum(axis=0)
     rows += (layout.link[ends[:-1], None] / links).sum(axis=0)
-    total = float(rows.max() + ((layout.params[ends] - layout.params[starts]) * layout.sync / ring_speed).max())
-    return Placed(total, array, cut.ends) if total < limit else None
-
-
-def decision_from(layout: Layout, placed: Placed) -> AmpDecision:
-    """The decision; devices of a cell are taken in order."""
-    free = [list(reversed(members)) for members in layout.cells.members]
-    bounds = [0, *placed.ends]
-    config = layout.config
-    return AmpDecision(
-        pipeline=config.pipeline,
-        data=config.data,
-        tensor=config.tensor,
-        micro_batch=config.micro_batch,
-        placement=[[[free[c].pop() for c in group] for group in row] for row in placed.cells.tolist()],
-        stages=list(zip(bounds[:-1], bounds[1:], strict=True)),
+    total = float(
+        rows.max() + ((layout.params[ends] - layout.params[starts]) * layout.sync / ring_speed).max()
     )
+    return Placed(total, array, ends) if total < limit else None

@@ -39,12 +39,17 @@ def completions(
     na, nb = absorb[0] + 1, absorb[1] + 1
     ahead = np.full((pp, states, layers + 1, na, nb), np.inf)
     start = np.full((na, nb), np.inf)
-    most_room = max(1, room.max())
+    most_room = 1
+    for z in range(zones):
+        most_room = max(most_room, room[z])
     enter = np.empty((zones, most_room + 1, na, nb))  # stage j on zone z entered with u groups' room
     for j in range(pp - 1, -1, -1):
         for a in range(j, 1 if j == 0 else layers - (pp - j) + 1):
-            enter[:] = np.inf
             for z in range(zones):
+                for u in range(most_room + 1):
+                    for ka in range(na):
+                        for kb in range(nb):
+                            enter[z, u, ka, kb] = np.inf
                 top = max(1, room[z])
                 for b in range(layers if j == pp - 1 else a + 1, window[j, z, a] + 1):
                     t = prefix[z, b] - prefix[z, a]
@@ -64,7 +69,9 @@ def completions(
                                 enter[z, u, ka, kb] = min(enter[z, u, ka, kb], value)
             if j == 0:
                 for z in range(zones):
-                    start = np.minimum(start, enter[z, max(1, room[z])])
+                    for ka in range(na):
+                        for kb in range(nb):
+                            start[ka, kb] = min(start[ka, kb], enter[z, max(1, room[z]), ka, kb])
                 continue
             for z in range(zones):
                 inside = link[a] / stay[z] if link[a] > 0 else 0.0
@@ -105,8 +112,6 @@ def windows(
     capacity: Floats,
     sync_in: Floats,
     sync_out: Floats,
-    room: Ints,
-    straddles: Ints,
 ) -> tuple[Ints, Ints]:
     """Furthest stage ends and where synchronisation must stay inside a cell; see `completions`.
 
@@ -144,42 +149,16 @@ def windows(
                         break
                     end = b
                 window[j, z, a] = end
-    for z in range(zones):
-        if straddles[z] == 1:
-            needs_local[z, :] = layers + 1
     return window, needs_local
 
 
 @kernel
-def share_out(cost: Floats, rows: int, need: Ints, most: int) -> float:
-    """Least t such that `rows` pipelines, each costing at most t, can absorb `need` groups of both thresholds.
+def absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> bool:
+    """Whether `rows` pipelines, each costing at most `limit`, can absorb `need` groups of both thresholds.
 
     cost [A, B]: of one pipeline that absorbs at least (a, b) groups, non-decreasing in both; the last index of a
-    dimension stands for that many or more (up to `most` groups). +inf when it cannot be done.
+    dimension stands for that many or more (up to `most` groups).
     """
-    na, nb = cost.shape
-    if na == 1 and nb == 1:
-        return float(cost[0, 0])
-    values = np.unique(cost.ravel())
-    low, high = 0, len(values) - 1
-    if not np.isfinite(values[0]):
-        return np.inf
-    while high >= 0 and not np.isfinite(values[high]):
-        high -= 1
-    if not _absorbs(cost, rows, need, most, values[high]):
-        return np.inf
-    while low < high:
-        middle = (low + high) // 2
-        if _absorbs(cost, rows, need, most, values[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return float(values[low])
-
-
-@kernel
-def _absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> bool:
-    """Whether `rows` pipelines of cost at most `limit` can absorb `need`; see `share_out`."""
     na, nb = cost.shape
     stairs = np.full(na, -1, dtype=np.int64)  # for each number of the first threshold the most of the second
     for ka in range(na):
@@ -193,7 +172,7 @@ def _absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> bo
         for ka in range(na):
             if stairs[ka] >= 0:
                 best = most if ka == na - 1 else ka
-        return best * rows >= need[0]
+        return bool(best * rows >= need[0])
     wanted = need[0]
     reach = np.full(wanted + 1, -1, dtype=np.int64)
     reach[0] = 0
@@ -208,4 +187,4 @@ def _absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> bo
                     y = min(wanted, x + gain)
                     after[y] = max(after[y], reach[x] + stairs[ka])
         reach = after
-    return reach[wanted] >= need[1]
+    return bool(reach[wanted] >= need[1])

@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 
 from hetplan.formulations.amp.exact.layout import Layout
-from hetplan.formulations.amp.exact.row_kernels import completions, share_out, windows
+from hetplan.formulations.amp.exact.row_kernels import absorbs, completions, windows
 from hetplan.formulations.amp.problem import Floats, Ints
 
 # How many groups beyond an even share the tables count; more are treated as this many (a relaxation).
@@ -60,49 +60,61 @@ class RowModel:
             stage_cap,
             sync_cap,
             lay.sync,
-            lay.zone_prefix,
+            lay.zones.prefix,
             lay.params,
             lay.saved,
             lay.state_factor,
-            lay.zone_capacity,
-            lay.zone_sync_in,
-            lay.zone_sync_out,
-            lay.zone_room,
-            lay.zone_straddles,
+            lay.zones.capacity,
+            lay.zones.sync_in,
+            lay.zones.sync_out,
         )
         return completions(
             config.pipeline,
             config.data,
             window,
             local,
-            lay.zone_prefix,
+            lay.zones.prefix,
             lay.link,
-            lay.zone_room,
-            lay.zone_stay,
-            lay.zone_leave,
+            lay.zones.room,
+            lay.zones.stay,
+            lay.zones.leave,
             self.level,
-            lay.zone_base,
+            lay.zones.base,
             self.absorb,
         )
 
     def share(self, cost: Floats) -> float:
-        """`share_out` over this configuration's pipelines."""
+        """Least t such that all pipelines, each costing at most t, absorb what is needed; +inf if they cannot.
+
+        cost [A, B]: see `absorbs`.
+        """
+        if cost.size == 1:
+            return float(cost[0, 0])
         config = self.layout.config
-        return share_out(cost, config.data, self.need, config.pipeline)
+        values = np.unique(cost)
+        values = values[np.isfinite(values)]
+        low, high = 0, len(values)  # absorbs is monotone in the limit
+        while low < high:
+            middle = (low + high) // 2
+            if absorbs(cost, config.data, self.need, config.pipeline, values[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return float(values[low]) if low < len(values) else np.inf
 
 
 def row_model(layout: Layout, *, straddle: bool = False) -> RowModel:
     """The row bound's data; `straddle` asks for decisions in which at least one group straddles cells."""
     config = layout.config
-    columns = [layout.zone_level[:, h] for h in range(layout.zone_level.shape[1])]
+    columns = [layout.zones.level[:, h] for h in range(layout.zones.level.shape[1])]
     needs = layout.threshold_groups.tolist()
     if straddle:  # takes the place of the last threshold where there are two
-        columns, needs = [*columns[:1], layout.zone_straddles], [*needs[:1], 1]
+        columns, needs = [*columns[:1], layout.zones.straddles], [*needs[:1], 1]
     while len(columns) < 2:
-        columns.append(np.zeros(len(layout.zone_prefix), dtype=np.int64))
+        columns.append(np.zeros(len(layout.zones.prefix), dtype=np.int64))
         needs.append(0)
     absorb = [min(config.pipeline, -(-n // config.data) + SPARE) if n else 0 for n in needs]
-    prefix = layout.zone_prefix
+    prefix = layout.zones.prefix
     sums = (prefix[:, None, :] - prefix[:, :, None])[:, *np.triu_indices(prefix.shape[1], 1)]
     volumes = (layout.params[None, :] - layout.params[:, None])[np.triu_indices(prefix.shape[1], 1)]
     speeds = np.unique(layout.cells.bandwidth)
