@@ -125,3 +125,27 @@ def test_the_paper_measures_few_points_and_plans_on_splines() -> None:
         assert isinstance(passes, int) and passes < 30
         assert paper.objective is not None and best.objective is not None
         assert best.objective <= paper.objective <= 1.05 * best.objective
+
+
+def test_the_remainder_goes_where_equations_2_and_3_say() -> None:
+    """Speeds 1 and 1/3, 10 samples: 7 and 2, then T = 7 and u = (0, 1/3), so the slow device takes the tenth."""
+    devices = [
+        Device(name="fast", step_seconds=[1.0 * b for b in range(1, 9)]),
+        Device(name="slow", step_seconds=[3.0 * b for b in range(1, 9)]),
+    ]
+    data = PoplarData(zero_stage=1, global_batch=10, comm_seconds=0.0, devices=devices)
+    plan = solve(family("poplar"), data, "paper").decision
+    assert plan is not None and [share.samples for share in plan.devices] == [7, 3]
+
+
+def test_the_sweep_takes_the_step_of_least_wall_time() -> None:
+    """12 samples, C = 1: steps of 1 s take (1, 0), of 2 s (2, 1), of 4 s (4, 2): walls 24, 12, 10, last step full."""
+    devices = [
+        Device(name="fast", step_seconds=[1.0, 2.0, 3.0, 4.0]),
+        Device(name="slow", step_seconds=[2.0, 4.0]),
+    ]
+    data = PoplarData(zero_stage=3, global_batch=12, comm_seconds=1.0, devices=devices)
+    plan = solve(family("poplar"), data, "paper").decision
+    assert plan is not None and plan.steps is not None
+    rows = [step.micro_batches for step in plan.steps for _ in range(step.count)]
+    assert rows == [[4, 2], [4, 2]]

@@ -103,7 +103,7 @@ def test_the_stage_is_raised_until_the_model_fits() -> None:
 
 
 def test_a_device_without_room_for_its_shards_stops_the_stage() -> None:
-    posed = pose(paper_workload(example_cluster("poplar-b"), "llama2-7b"), 1)
+    posed = pose(paper_workload(example_cluster("poplar-c"), "llama2-7b"), 1)  # 80 GB would do, 32 do not
     assert posed.unfit is not None and "cannot hold its part" in posed.unfit
     assert solve(POPLAR, posed.data, "exact").status == "infeasible"
 
