@@ -16,5 +16,27 @@ FAMILY = Family(
     methods=(
         Method("auto", f"{_HERE}.exact.search:solve", True, "the fastest way to a proven optimum: `exact`"),
         Method("exact", f"{_HERE}.exact.search:solve", True, "bounded search over θ, shortest paths inside"),
+        Method(
+            "paper", f"{_HERE}.paper:solve", False, "folding and recovery programme", "Ditto, Algorithm 2"
+        ),
+        Method(
+            "paper-communication",
+            f"{_HERE}.paper:solve_with_communication",
+            False,
+            "the same, folding with in-node communication",
+            "Ditto, §5.3.2",
+        ),
+        Method("merge", f"{_HERE}.merge:solve", False, "the paper's virtual stages, merged exactly"),
+        Method(
+            "greedy", f"{_HERE}.greedy:solve", False, "greedy recovery", "Ditto, Algorithm 1", baseline=True
+        ),
+        Method(
+            "oobleck",
+            f"{_HERE}.oobleck:solve",
+            False,
+            "divide and conquer over device vectors",
+            "Ditto, eq. 1-3",
+            baseline=True,
+        ),
     ),
 )

@@ -105,6 +105,14 @@ class DittoProblem:
             ]
         )
 
+    def fits(self, stages: Stages) -> bool:
+        """Whether every stage fits in memory."""
+        for alive, (a, b, r) in enumerate(reversed(stages), start=1):
+            held = self.state[b] - self.state[a] + alive * (self.activation[b] - self.activation[a])
+            if held > self.capacity[r] * (1 + MEMORY_TOLERANCE):
+                return False
+        return True
+
     def price(self, stages: Stages) -> float:
         """T of stages (first, last, option), with the evaluator's rule for ties."""
         return total_seconds(self.micro_batches, [float(self.time[r, a, b]) for a, b, r in stages])

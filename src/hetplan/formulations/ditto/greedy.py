@@ -1,0 +1,126 @@
+"""Method `greedy`: Oobleck's virtual templates, their stages given to real devices (Ditto, Algorithm 1).
+
+From the strongest type to the weakest, each step gives ceil(virtual devices / d_i) devices to the stage whose
+change leaves the least T; stages not yet given away run on their virtual devices. Groups are rounded up to a
+power of two, which the paper leaves open. Rounding up wastes devices, so that they run out before the stages do
+(on most of the paper's own clusters); the paper does not say what happens then. Here a stage without devices
+joins the neighbour that makes T least, every template of Oobleck's list is tried (Section 6: "may not be the
+optimal one"), and the best result is taken; the message tells how many of its stages had to join.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import numpy as np
+
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.folding import Folding, fold
+from hetplan.formulations.ditto.heuristic import concluded, nothing
+from hetplan.formulations.ditto.problem import (
+    DittoProblem,
+    Stages,
+    compile_problem,
+    infeasible_because,
+    total_seconds,
+)
+from hetplan.formulations.ditto.virtual import virtual_templates
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+
+def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """The recovered template of the best virtual template that can be recovered."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        return nothing(reason, begun)
+    folding = fold(data)
+    if folding is None:
+        return nothing("no folding: a device type computes the model in no time", begun)
+    virtual = virtual_templates(data, folding, run)
+    if virtual is None:
+        return nothing("out of time", begun, Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
+    division, ranked = virtual
+    if not ranked:
+        return nothing("the virtual cluster has no template: too few layers or micro-batches", begun)
+    best: tuple[float, Stages, int, int] | None = None
+    for _, count in ranked:
+        virtual_stages = division.template(count)
+        devices = [int(division.problem.option_devices[r]) for _, _, r in virtual_stages]
+        times = [float(division.problem.time[r, a, b]) for a, b, r in virtual_stages]
+        assigned = assign(problem, folding, [(a, b) for a, b, _ in virtual_stages], devices, times)
+        stages = join_left_over(problem, assigned, times)
+        cost = problem.price(stages)
+        if best is None or cost < best[0]:
+            best = cost, stages, count, sum(r < 0 for _, _, r in assigned)
+    assert best is not None
+    _, stages, count, joined = best
+    message = f"{joined} of {count} virtual stages got no devices and joined a neighbour" if joined else ""
+    return concluded(problem, stages, begun, message, virtual_stages=count, joined=joined)
+
+
+def assign(
+    problem: DittoProblem,
+    folding: Folding,
+    layers: list[tuple[int, int]],
+    devices: list[int],
+    times: list[float],
+) -> Stages:
+    """Algorithm 1: virtual stages (layers, devices, seconds) to real groups; option -1: got no devices."""
+    times, chosen = list(times), [-1] * len(layers)
+    factors = [folding.factors[kind.names[0]] for kind in problem.kinds]
+    strength = [float(problem.weight[problem.option_kind == i].sum()) for i in range(len(problem.kinds))]
+    for i in sorted(range(len(problem.kinds)), key=lambda i: strength[i]):
+        left = int(problem.devices[i])
+        while left > 0:
+            best: tuple[float, int, int] | None = None
+            for j, (a, b) in enumerate(layers):
+                r = option(problem, i, -(-devices[j] // factors[i]))
+                if chosen[j] >= 0 or problem.option_devices[r] > left:
+                    continue
+                trial = [*times[:j], float(problem.time[r, a, b]), *times[j + 1 :]]
+                cost = total_seconds(problem.micro_batches, trial)
+                if best is None or cost < best[0]:
+                    best = cost, j, r
+            if best is None:
+                break
+            _, j, r = best
+            chosen[j], times[j] = r, float(problem.time[r, layers[j][0], layers[j][1]])
+            left -= int(problem.option_devices[r])
+    return [(a, b, r) for (a, b), r in zip(layers, chosen, strict=True)]
+
+
+def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) -> Stages:
+    """Stages without devices (option -1, `virtual` seconds) join neighbours, cheapest first. Not the paper's."""
+
+    def seconds(stage: tuple[int, int, int], waiting: float) -> float:
+        a, b, r = stage
+        return float(problem.time[r, a, b]) if r >= 0 else waiting
+
+    stages, virtual = list(stages), list(virtual)
+    while any(r < 0 for _, _, r in stages):
+        best: tuple[float, int] | None = None
+        for j, ((a, _, r), (_, b, q)) in enumerate(pairwise(stages)):
+            if (r < 0) == (q < 0):
+                continue
+            trial = [*stages[:j], (a, b, max(r, q)), *stages[j + 2 :]]
+            waiting = [*virtual[:j], 0.0, *virtual[j + 2 :]]
+            times = [seconds(stage, t) for stage, t in zip(trial, waiting, strict=True)]
+            cost = total_seconds(problem.micro_batches, times)
+            if best is None or cost < best[0]:
+                best = cost, j
+        assert best is not None, "the strongest device always takes a stage"
+        j = best[1]
+        (a, _, r), (_, b, q) = stages[j : j + 2]
+        stages[j : j + 2] = [(a, b, max(r, q))]
+        virtual[j : j + 2] = [0.0]
+    return stages
+
+
+def option(problem: DittoProblem, kind: int, devices: int) -> int:
+    """The option of a kind with the least group of at least `devices` devices."""
+    fits = (problem.option_kind == kind) & (problem.option_devices >= devices)
+    return int(np.flatnonzero(fits)[0])

@@ -1,0 +1,212 @@
+"""Ditto's own algorithms: against their definitions, against published answers, and where they fall short."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from ditto.ditto_cases import data_of, middle_instance
+from ditto.ditto_oracle import solve as oracle
+from hetplan.formulations.ditto.data import DittoData
+from hetplan.formulations.ditto.division import Division, interval_classes
+from hetplan.formulations.ditto.evaluate import evaluate
+from hetplan.formulations.ditto.family import FAMILY
+from hetplan.formulations.ditto.folding import fold, virtual_seconds
+from hetplan.formulations.ditto.merge import merged
+from hetplan.formulations.ditto.paper import virtual_stages
+from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+
+Vector = tuple[int, ...]
+
+
+def kind(name: str, work: list[float], nodes: int, size: int = 1, link: float = 0.0) -> dict[str, object]:
+    """A device type whose backward pass takes as long as its forward pass."""
+    return {
+        "name": name,
+        "nodes": nodes,
+        "devices_per_node": size,
+        "forward_seconds": [w / 2 for w in work],
+        "backward_seconds": [w / 2 for w in work],
+        "allreduce_seconds": {str(x): [link] * len(work) for x in (2, 4) if x <= size},
+    }
+
+
+def instance(micro_batches: int, *kinds: dict[str, object]) -> DittoData:
+    return DittoData.model_validate({"micro_batches": micro_batches, "device_types": list(kinds)})
+
+
+def textbook(problem: DittoProblem) -> float | None:
+    """Eq. 1-3 as plain recursion without classes of intervals; least T over S, None without a template."""
+    p, n = problem, problem.micro_batches
+
+    @cache
+    def best(stages: int, u: int, v: int, x: Vector) -> tuple[float, float, float, int, float] | None:
+        """(T, T1, t of k*, k*, T3)."""
+        if stages == 1:
+            for r in range(p.options):
+                if x == tuple(int(p.option_devices[r]) * (i == p.option_kind[r]) for i in range(len(x))):
+                    t = float(p.time[r, u, v])
+                    return (n * t, t, t, 0, t)
+            return None
+        found = None
+        for y in product(*(range(d + 1) for d in x)):
+            z = tuple(a - b for a, b in zip(x, y, strict=True))
+            for s, cut in product(range(1, stages), range(u + 1, v)):
+                left, right = best(s, u, cut, y), best(stages - s, cut, v, z)
+                if left is None or right is None:
+                    continue
+                work = left[1] + right[1]
+                if left[2] >= right[2] - 1e-9 * max(1.0, right[2]):
+                    t, k, rest = left[2], left[3], left[4] + right[1]
+                else:
+                    t, k, rest = right[2], s + right[3], right[4]
+                cost = work + (n - stages + k - 1) * t + rest
+                if found is None or cost < found[0]:
+                    found = (cost, work, t, k, rest)
+        return found
+
+    full = tuple(int(d) for d in p.devices)
+    counts = range(1, min(p.most_stages, n) + 1)
+    values = [state[0] for s in counts if (state := best(s, 0, p.layers, full)) is not None]
+    return min(values, default=None)
+
+
+@pytest.mark.parametrize("seed", range(0, 120, 2))
+def test_the_division_equals_its_recursion(seed: int) -> None:
+    data = data_of(seed)
+    if not any(k.nodes for k in data.device_types):
+        return
+    problem = compile_problem(data)
+    if problem.devices.sum() > 8:  # beyond plain recursion
+        return
+    division = Division(problem)
+    assert division.fill(Run())
+    expected, ranked = textbook(problem), division.ranked()
+    assert (expected is None) == (not ranked)
+    if ranked:
+        assert ranked[0][0] == pytest.approx(expected, rel=1e-12)
+        for cost, count in ranked:
+            stages = division.template(count)
+            assert len(stages) == count
+            assert problem.price(stages) == pytest.approx(cost, rel=1e-9)
+
+
+@pytest.mark.parametrize(("nodes", "cuts"), [(2, [0, 4, 6]), (3, [0, 3, 5, 6]), (4, [0, 3, 4, 5, 6])])
+def test_oobleck_reproduces_its_published_templates(nodes: int, cuts: list[int]) -> None:
+    # Oobleck's own unit tests: six layers whose forward and backward passes take 1 to 6.
+    data = instance(4 * nodes, kind("a", [2.0 * (i + 1) for i in range(6)], nodes))
+    for method in ("oobleck", "exact"):
+        decision = solve(FAMILY, data, method).decision
+        assert decision is not None
+        assert [stage.first for stage in decision.stages] == cuts[:-1]
+
+
+def test_oobleck_is_not_optimal_in_general() -> None:
+    work = [7.0, 8.0, 1.0, 4.0, 8.0, 8.0]
+    data = instance(4, kind("a", [w / 2 for w in work], 2), kind("b", [w / 1.5 for w in work], 2))
+    best = oracle(data)
+    assert best is not None
+    # The optimum uses all devices too: what is lost is lost by keeping one best half per state.
+    assert len(best.decision.stages) == 4
+    exact, oobleck = solve(FAMILY, data, "exact"), solve(FAMILY, data, "oobleck")
+    assert exact.objective == pytest.approx(best.objective, rel=1e-7)
+    assert oobleck.objective == pytest.approx(best.objective * 1.02127659574, rel=1e-9)
+
+
+def test_a_division_that_is_stopped_says_so() -> None:
+    run = Run()
+    run.cancel.set()
+    result = solve(FAMILY, middle_instance(0), "oobleck", run)
+    assert result.stop is Stop.INTERRUPTED
+    assert result.status == "unknown"
+
+
+def test_interval_classes_join_equal_layers_only() -> None:
+    rng = random.Random(5)
+    weight = np.array([[float(rng.randint(1, 2)) for _ in range(9)] for _ in range(2)])
+    interval, begins, ends = interval_classes(weight)
+    seen: dict[int, list[list[float]]] = {}
+    for a in range(9):
+        for b in range(a + 1, 10):
+            content = weight[:, a:b].tolist()
+            assert seen.setdefault(int(interval[a, b]), content) == content
+            c = interval[a, b]
+            assert weight[:, begins[c] : ends[c]].tolist() == content
+    assert len({str(content) for content in seen.values()}) == len(seen) == len(begins)
+
+
+def test_folding_rounds_the_ratio_of_totals() -> None:
+    data = instance(
+        8, kind("old", [6.0] * 4, 2, 2), kind("new", [1.7] * 4, 1, 2), kind("none", [99.0] * 4, 0, 2)
+    )
+    folding = fold(data)
+    assert folding is not None
+    assert folding.weakest.name == "old"
+    assert dict(folding.factors) == {"old": 1, "new": 4}  # 3.53 is rounded up
+    assert folding.nodes(data) == 2 * 1 + 1 * 4
+
+
+def test_folding_with_communication_follows_its_formula() -> None:
+    old = kind("old", [6.0] * 10, 1, 4, link=0.5)
+    data = instance(8, old, kind("new", [1.0] * 10, 1, 4))
+    weakest = data.device_types[0]
+    # d = 5: one node of four and one single device; only the node's layers reduce.
+    assert virtual_seconds(weakest, 5) == pytest.approx(60 / 5 + 10 * 4 / 5 * 0.5)
+    assert virtual_seconds(weakest, 3) == pytest.approx(60 / 3 + 10 * 0.5)
+    folding = fold(data, communication=True)
+    assert folding is not None
+    by_hand = min(range(1, 7), key=lambda d: abs(virtual_seconds(weakest, d) - 10.0))
+    assert folding.factors["new"] == by_hand
+
+
+def test_paper_needs_as_many_layers_as_virtual_devices() -> None:
+    data = instance(8, kind("old", [4.0] * 5, 2), kind("new", [1.0] * 5, 1))
+    for method in ("paper", "merge"):
+        result = solve(FAMILY, data, method)
+        assert result.status == "unknown"
+        assert result.stop is Stop.DONE
+        assert "5 layers, 6 virtual devices" in result.message
+
+
+def test_paper_and_merge_cut_between_virtual_stages() -> None:
+    run, recovered, better = Run(Options(threads=1)), 0, 0
+    for seed in range(80):
+        data = middle_instance(seed)
+        folded = virtual_stages(data, run, communication=False)
+        if not isinstance(folded, tuple):
+            continue
+        ends = {last for _, last in folded[1]}
+        paper, merge = solve(FAMILY, data, "paper", run), solve(FAMILY, data, "merge", run)
+        assert (paper.bound, merge.bound) == (None, None)
+        for result in (paper, merge):
+            if result.decision is not None:
+                assert {stage.last for stage in result.decision.stages} <= ends
+        if paper.objective is not None:
+            recovered += 1
+            assert merge.objective is not None
+            assert merge.objective <= paper.objective * (1 + 1e-6)
+            better += merge.objective < paper.objective * (1 - 1e-6)
+    assert recovered >= 10
+    assert better >= 1
+
+
+def test_merge_prices_atoms_as_their_layers() -> None:
+    data = middle_instance(3)
+    atoms = [(0, 3), (3, 4), (4, data.layers)]
+    small = merged(data, atoms)
+    result = solve(FAMILY, small, "exact")
+    assert result.decision is not None
+    stages = [
+        stage.model_copy(update={"first": atoms[stage.first][0], "last": atoms[stage.last - 1][1]})
+        for stage in result.decision.stages
+    ]
+    again = evaluate(data, result.decision.model_copy(update={"stages": stages}))
+    assert again.objective == pytest.approx(result.objective, rel=1e-12)
