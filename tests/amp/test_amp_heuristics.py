@@ -143,6 +143,17 @@ def test_the_released_rules_differ_where_they_should() -> None:
     assert solve_released(shuffled, Run()).decision is not None
 
 
+def test_amp_ranks_by_its_estimate_not_by_the_truth() -> None:
+    """Sorted by estimate throughout, and often not by T: that is the gap to be measured."""
+    misjudged = 0
+    for case in CASES:
+        ranked = rank(data_of(case)).candidates
+        estimates = [candidate.estimate for candidate in ranked]
+        assert estimates == sorted(estimates)
+        misjudged += bool(ranked) and ranked[0].seconds > min(each.seconds for each in ranked) * (1 + 1e-9)
+    assert misjudged > 10
+
+
 def test_averages_by_hand() -> None:
     """Types by their count, links by pipelines, all-reduces by tensor groups; S by the slowest group."""
     document = homogeneous(2, (2, 2)).model_dump()
