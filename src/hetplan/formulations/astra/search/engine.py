@@ -202,7 +202,7 @@ def _mixed(
     priceless = any(offer.price_per_second is None for offer in pool.offers)
     money = np.full(len(front.seconds), np.nan) if priceless else front.money * job.iterations
     throughput = job.tokens_per_iteration / front.seconds
-    order = ranking(throughput, money)
+    order = pareto(throughput, money)
     best = best_under(job.money_limit, throughput, money)
 
     def candidate(f: int) -> Candidate:

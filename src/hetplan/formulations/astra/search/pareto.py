@@ -9,6 +9,8 @@ from hetplan.formulations.astra.search.efficiency import Floats
 from hetplan.formulations.astra.search.table import Ints
 
 Money = Floats
+# Money is seconds x GPUs x price: amounts closer than this differ by the order of multiplication alone.
+ROUNDING = 1e-12
 
 
 def ranking(throughput: Floats, money: Money) -> Ints:
@@ -28,13 +30,15 @@ def pareto(throughput: Floats, money: Money) -> Ints:
     order = ranking(throughput, money)
     cheapest = np.minimum.accumulate(np.nan_to_num(money)[order])
     before = np.concatenate([[np.inf], cheapest[:-1]])[: len(order)]
-    return np.asarray(order[np.nan_to_num(money)[order] < before], dtype=np.int64)
+    return np.asarray(order[np.nan_to_num(money)[order] < before * (1 - ROUNDING)], dtype=np.int64)
 
 
 def best_under(limit: float | None, throughput: Floats, money: Money) -> int | None:
     """The fastest whose money is within `limit` (None: no limit); None when nothing is. NaN money never
     is."""
-    allowed: NDArray[np.bool_] = np.ones(len(throughput), bool) if limit is None else money <= limit
+    allowed: NDArray[np.bool_] = (
+        np.ones(len(throughput), bool) if limit is None else money <= limit * (1 + ROUNDING)
+    )
     if not allowed.any():
         return None
     order = ranking(throughput, money)

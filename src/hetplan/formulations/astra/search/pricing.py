@@ -101,9 +101,9 @@ class Priced:
     def tensor_seconds(self) -> Floats:
         """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or as many gathers and
         scatters with sequence parallelism, which move the same (Korthikanti et al. 2022, Section 4.2.2)."""
-        size = np.asarray(2.0 * self.facts.boundary_bytes * self.mbs, dtype=np.float64)
+        size = np.asarray(self.facts.boundary_bytes * self.mbs, dtype=np.float64)
         ones = np.ones_like(self.tp)
-        return ring_seconds(self.offer, "all-reduce", size, ones, self.tp, 2, self.given.efficiency)
+        return 2.0 * ring_seconds(self.offer, "all-reduce", size, ones, self.tp, 2, self.given.efficiency)
 
     @cached_property
     def expert_seconds(self) -> Floats:
@@ -190,7 +190,7 @@ class Priced:
         columns = self.table.columns
         hidden_reduce = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         hidden_gather = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
-        return np.maximum(0.0, reduce - hidden_reduce) + np.maximum(0.0, gather - hidden_gather)
+        return np.asarray(np.maximum(0.0, reduce - hidden_reduce) + np.maximum(0.0, gather - hidden_gather))
 
     def _over_data(self, dense: Floats, experts: Floats, element: int) -> Floats:
         """One ring round over the data-parallel group: dense parameters over all of it, experts over its

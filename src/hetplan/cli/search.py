@@ -1,0 +1,326 @@
+"""`hetplan search`: Astra's strategy search on a real model and a pool of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetplan.cli.options import JsonOption, OutputOption, TimeOption, make_options, split_list
+from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.errors import InputError
+from hetplan.text import Table, number_text, seconds_text
+
+if TYPE_CHECKING:
+    from hetplan.formulations.astra.search.engine import Job
+    from hetplan.formulations.astra.search.pool import Offer, Pool
+    from hetplan.formulations.astra.search.result import Candidate, Found
+    from hetplan.formulations.astra.search.rules import Rule
+    from hetplan.formulations.astra.search.space import Space
+
+MODES = ("homogeneous", "heterogeneous", "cost")
+LISTS = ("pipeline", "tensor", "expert", "micro_batch", "virtual", "recompute_layers")
+SWITCHES = ("sequence_parallel", "distributed_optimizer", "no_overlap_offload")
+SINGLE = ("overlap", "interleaving")
+WORDS = ("recompute", "recompute_method")
+
+
+def search(
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME|FILE", help="Built-in model or config.json.")
+    ],
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option("--gpus", "-g", metavar="TYPE:COUNT[,…]", help="The pool, like A800:2048,H100:1024."),
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", help="The pool as a cluster file instead.")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", metavar="|".join(MODES), help="Default: by the number of types."),
+    ] = None,
+    total: Annotated[
+        int | None, typer.Option("--total", metavar="N", help="GPUs to use (heterogeneous); default all.")
+    ] = None,
+    global_batch: Annotated[int, typer.Option("--global-batch", "-b", help="Samples per iteration.")] = 1024,
+    sequence: Annotated[
+        int | None, typer.Option("--sequence", help="Tokens per sample; default the model's.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="fp16, bf16 or fp32.")] = "bf16",
+    tokens: Annotated[float, typer.Option("--tokens", help="Of the whole training, for money.")] = 1e9,
+    money_limit: Annotated[
+        float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
+    ] = None,
+    rules: Annotated[
+        list[Path] | None, typer.Option("--rules", help="File of rules, one a line; may repeat.")
+    ] = None,
+    default_rules: Annotated[
+        bool, typer.Option("--default-rules/--no-default-rules", help="Apply the shipped rules as well.")
+    ] = True,
+    show_rules: Annotated[
+        bool, typer.Option("--show-rules", help="Print the shipped rules and stop.")
+    ] = False,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param", "-p", metavar="NAME=VALUES", help="Like tensor=1,2,4 or pipeline=1-8; may repeat."
+        ),
+    ] = None,
+    node_devices: Annotated[int | None, typer.Option("--devices-per-node", help="Of every type.")] = None,
+    intra_gbit: Annotated[
+        float | None, typer.Option("--intra-node-gbit", help="Between devices of a node.")
+    ] = None,
+    network_gbit: Annotated[float | None, typer.Option("--network-gbit", help="Of one node.")] = None,
+    top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.")] = 10,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Pareto plot: a .svg, .html or .png file.")
+    ] = None,
+    instance: Annotated[
+        Path | None, typer.Option("--instance", help="Write the best's segments as an astra instance.")
+    ] = None,
+    time_limit: TimeOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> int:
+    """Search parallel strategies for a model: generate, filter by rules and memory, price, rank, with a proof.
+
+    Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps the money limit.
+    """
+    from hetplan.formulations.astra.search import engine
+    from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
+    from hetplan.profiling.models import load_model
+    from hetplan.solvers.run import Run
+
+    if show_rules:
+        return print_rules()
+    for target in (output, plot, instance):
+        check_target(target)
+    if plot is not None:
+        check_plot_target(plot)
+    if top < 1:
+        raise InputError("not usable", where="--top", got=top, expected="at least 1")
+    run = Run(make_options(time_limit=time_limit))
+    job = engine.Job(
+        load_model(model, sequence=sequence, precision=precision), global_batch, tokens, money_limit
+    )
+    links = {"node_devices": node_devices, "intra_gbit": intra_gbit, "network_gbit": network_gbit}
+    pool = make_pool(offers_from(gpus, cluster, links), mode, total)
+    found = engine.search(
+        job,
+        pool,
+        space=make_space(parameter or []),
+        rules=make_rules(pool, rules or [], default_rules),
+        run=run,
+        top=top,
+    )
+    document = as_document(job, pool, found)
+    write_document(output, document)
+    if plot is not None:
+        write_plot(found, plot, f"{job.model.name}, {pool.mode} pool, {job.tokens:g} tokens")
+    if instance is not None:
+        write_instance(found, instance, job, pool)
+    if json:
+        print_json(document)
+    else:
+        print_tables(tables(job, pool, found))
+    return 0 if found.best is not None else 1
+
+
+def offers_from(
+    gpus: Sequence[str] | None, cluster: Path | None, links: dict[str, float | int | None]
+) -> tuple[Offer, ...]:
+    """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given; raises InputError."""
+    from dataclasses import replace
+
+    from hetplan.formulations.astra.search.pool import offer_of, offers_of_cluster
+    from hetplan.profiling.cluster import GBIT, load_cluster
+
+    if (gpus is None) == (cluster is None):
+        raise InputError("the pool is given by --gpus or by --cluster", expected="one of the two")
+    if cluster is not None:
+        offers = offers_of_cluster(load_cluster(cluster))
+    else:
+        offers = tuple(offer_of(*name_and_count(text)) for text in split_list(gpus or []))
+    for name, value in links.items():
+        if value is not None and not value > 0:
+            raise InputError(
+                "not usable", where=f"--{name.replace('_', '-')}", got=value, expected="more than 0"
+            )
+    changes: dict[str, Any] = {}
+    if links["node_devices"] is not None:
+        changes["node_devices"] = int(links["node_devices"])
+    for given, field in (("intra_gbit", "intra"), ("network_gbit", "network")):
+        value = links[given]
+        if value is not None:
+            changes[field] = value * GBIT
+    return tuple(replace(offer, **changes) for offer in offers)
+
+
+def name_and_count(text: str) -> tuple[str, int]:
+    """`A800:2048` as ("A800", 2048); raises InputError."""
+    name, colon, count = text.rpartition(":")
+    if not (colon and name and count.isdecimal() and 0 < int(count) <= 10**6):
+        raise InputError("not usable", where="--gpus", got=text, expected="TYPE:COUNT, like A800:2048")
+    return name, int(count)
+
+
+def make_pool(offers: tuple[Offer, ...], mode: str | None, total: int | None) -> Pool:
+    """The pool of a mode; without one, several types are mixed. Raises InputError."""
+    from hetplan.formulations.astra.search import pool
+
+    mode = mode or ("homogeneous" if len(offers) == 1 else "heterogeneous")
+    if mode not in MODES:
+        raise InputError("unknown mode", where="--mode", got=mode, expected=f"one of {', '.join(MODES)}")
+    if total is not None and mode != "heterogeneous":
+        raise InputError("--total is for the heterogeneous mode", got=total)
+    if mode == "cost":
+        return pool.cost(offers, max(offer.most for offer in offers))
+    if mode == "heterogeneous":
+        return pool.heterogeneous(total or sum(offer.most for offer in offers), offers)
+    if len(offers) != 1:
+        raise InputError("the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types")
+    return pool.homogeneous(offers[0])
+
+
+def make_space(texts: Sequence[str]) -> Space:
+    """The parameter space with the given ranges replaced; raises InputError."""
+    from hetplan.formulations.astra.search.space import Space
+
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, given = (part.strip() for part in text.partition("="))
+        name = name.replace("-", "_")
+        if not equals or not given:
+            raise InputError("not usable", where="--param", got=text, expected="NAME=VALUE[,VALUE…]")
+        if name in values:
+            raise InputError(f"{name} is given twice", where="--param")
+        parts = split_list([given])
+        if name in LISTS:
+            values[name] = tuple(dict.fromkeys(n for part in parts for n in numbers(part)))
+        elif name in SWITCHES:
+            values[name] = tuple(dict.fromkeys(switch(part) for part in parts))
+        elif name in SINGLE:
+            values[name] = switch(given)
+        elif name in WORDS:
+            values[name] = tuple(None if part.lower() == "none" else part for part in parts)
+        else:
+            known = ", ".join((*LISTS, *SWITCHES, *SINGLE, *WORDS))
+            raise InputError("unknown parameter", where="--param", got=name, expected=f"one of {known}")
+    return Space(**values)
+
+
+def numbers(text: str) -> range:
+    """`4` or `1-8` as a range; raises InputError."""
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+        raise InputError("not usable", where="--param", got=text, expected="a number or a range like 1-8")
+    low, high = int(first), int(last or first)
+    if not 1 <= low <= high <= 10**4:
+        raise InputError("not usable", where="--param", got=text, expected="1 to 10000, ascending")
+    return range(low, high + 1)
+
+
+def switch(text: str) -> bool:
+    """`true` or `false`; raises InputError."""
+    if text.lower() not in ("true", "false"):
+        raise InputError("not usable", where="--param", got=text, expected="true or false")
+    return text.lower() == "true"
+
+
+def make_rules(pool: Pool, paths: Sequence[Path], with_defaults: bool) -> list[Rule]:
+    """The shipped rules and those of the files."""
+    from hetplan.formulations.astra.search.engine import schema_of
+    from hetplan.formulations.astra.search.rules import default_rules, rules_from_file
+
+    columns = schema_of(pool).columns
+    found = default_rules(columns) if with_defaults else []
+    for path in paths:
+        found += rules_from_file(path, columns)
+    return found
+
+
+def print_rules() -> int:
+    """The shipped rules as they stand in their file."""
+    from importlib.resources import files
+
+    typer.echo(
+        (files("hetplan.formulations.astra.search") / "default.rules").read_text(encoding="utf-8"), nl=False
+    )
+    return 0
+
+
+def as_document(job: Job, pool: Pool, found: Found) -> dict[str, Any]:
+    """The search as one JSON document."""
+    workload = {
+        "model": job.model.name,
+        "global_batch": job.global_batch,
+        "sequence": job.model.sequence,
+        "precision": job.model.precision,
+        "tokens": job.tokens,
+        "money_limit": job.money_limit,
+    }
+    offers = [
+        {
+            "type": offer.name,
+            "most": offer.most,
+            "devices_per_node": offer.node_devices,
+            "intra_node_bytes_per_s": offer.intra,
+            "network_bytes_per_s": offer.network,
+            "price_per_hour": offer.spec.price_per_hour,
+        }
+        for offer in pool.offers
+    ]
+    return {
+        "workload": workload,
+        "pool": {"mode": pool.mode, "sizes": list(pool.sizes), "types": offers},
+        **found.as_dict(),
+    }
+
+
+def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
+    """Counts, the best strategies, the Pareto set."""
+    seconds = sum(found.timings.values())
+    counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in found.counts.items())
+    title = f"{job.model.name}, global batch {job.global_batch}: {pool.mode} pool"
+    notes = (
+        f"strategies: {counts}; {seconds_text(seconds)}",
+        f"proof: {found.proof}" if found.proven else found.proof,
+    )
+    if found.best is None:
+        return [Table(title, (), (), notes=(*notes, f"no strategy: {found.reason}"))]
+    limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
+    parts = [Table(title, (), (), notes=notes), candidate_table(f"best{limit}", [found.best], job)]
+    if found.top != found.pareto[: len(found.top)]:
+        parts.append(candidate_table("by throughput", found.top, job))
+    return [*parts, candidate_table("Pareto set of throughput and money", found.pareto, job)]
+
+
+def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
+    """One line per candidate."""
+    from hetplan.formulations.astra.search.plot import summary
+
+    header = ("tokens/s", "s/iteration", f"dollars/{job.tokens:g} tokens", "strategy")
+    rows = tuple(
+        (f"{c.tokens_per_second:,.0f}", seconds_text(c.seconds), number_text(c.money), summary(c))
+        for c in candidates
+    )
+    return Table(title, header, rows, right=(0, 1, 2))
+
+
+def write_instance(found: Found, path: Path, job: Job, pool: Pool) -> None:
+    """The best strategy's segments as an instance file for `hetplan solve`; says so where there are none."""
+    from hetplan.instances.envelope import Instance, save_instance
+
+    if found.instance is None:
+        note(f"{path} not written: only the heterogeneous mode chooses segments")
+        return
+    types = "-".join(offer.name for offer in pool.offers)
+    name = f"{job.model.name}-{types}-{pool.sizes[0]}"
+    origin = (
+        f"hetplan search: {job.model.name}, global batch {job.global_batch}, best strategy of {pool.sizes[0]} GPUs; "
+        "times are predicted"
+    )
+    save_instance(Instance(problem="astra", name=name, origin=origin, data=found.instance), path)
