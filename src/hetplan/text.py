@@ -48,14 +48,24 @@ def bytes_text(value: float | None) -> str:
     return f"{value:.4g} B"
 
 
+def count_text(value: int) -> str:
+    """A large count: `124.4 M`, `128.7 B`."""
+    for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return str(value)
+
+
 def number_text(value: float | None, digits: int = 6) -> str:
     """A plain number of `digits` significant digits; `-` for None."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def percent_text(value: float | None) -> str:
-    """A ratio as percent: 0 is `0 %`, the tiniest gap stays visible; `-` for None."""
-    return "-" if value is None else f"{100 * value:.3g} %"
+    """A ratio as percent, to three digits; what is only rounding (below 1e-12) is `0 %`; `-` for None."""
+    if value is None:
+        return "-"
+    return "0 %" if abs(value) < 1e-12 else f"{100 * value:.3g} %"
 
 
 def ranges_text(values: Iterable[int]) -> str:

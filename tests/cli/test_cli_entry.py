@@ -17,7 +17,7 @@ import hetplan as package
 from fakes.cli import Call, Write
 from hetplan.instances.library import find, library
 
-COMMANDS = ("solve", "check", "instances", "schema", "doctor")
+COMMANDS = ("plan", "solve", "check", "instances", "schema", "doctor")
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (
     "import sys; from hetplan.formulations import FAMILIES; FAMILIES['fake'] = 'fakes.family:FAMILY'; "

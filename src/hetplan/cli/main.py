@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli import check, doctor, library, schema, solve
+from hetplan.cli import check, doctor, library, plan, schema, search, solve
 from hetplan.errors import HetplanError, one_line
 
 BROKEN_PIPE = 141
@@ -30,7 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("plan")(plan.plan)
 app.command("solve")(solve.solve)
+app.command("search")(search.search)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
 app.command("schema")(schema.schema)

@@ -59,6 +59,12 @@ class Workload:
         """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32 (Adam)."""
         return STATE_BYTES_PER_PARAM / PARAM_BYTES[self.precision]
 
+    @property
+    def state_bytes(self) -> float:
+        """Weights, gradients and optimizer states of one copy of the model, undivided."""
+        owned = sum(layer.param_bytes for layer in self.profile.layers)
+        return self.state_bytes_per_param_byte * owned
+
     def device_bytes(self) -> dict[str, float]:
         """Usable memory by device type: the nominal one less `reserved_bytes`, at least 0."""
         specs = self.cluster.specs

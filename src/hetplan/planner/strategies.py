@@ -1,0 +1,61 @@
+"""The strategies that the planner knows: adding one is adding an entry here and the function that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations import FAMILIES
+from hetplan.planner.candidate import Candidate
+from hetplan.profiling.workload import Workload
+from hetplan.solvers.registry import load
+from hetplan.solvers.run import Run
+
+Propose = Callable[[Workload, Run], list[Candidate]]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to plan a workload.
+
+    target: "module:function" of (workload, run) -> candidates, best method first; imported when used. It
+    returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
+    workload unusable. The run's time limit is for each method.
+    """
+
+    name: str
+    target: str
+    summary: str
+
+    def propose(self, workload: Workload, run: Run) -> list[Candidate]:
+        """The candidates of this strategy."""
+        function: Propose = load(self.target)
+        return function(workload, run)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy("amp", "hetplan.planner.amp:propose", "degrees, placement, micro-batch and stages (AMP)"),
+        Strategy(
+            "poplar", "hetplan.planner.poplar:propose", "unequal batches under each ZeRO stage (Poplar)"
+        ),
+        Strategy("dp", "hetplan.planner.data_parallel:propose", "plain data parallelism, the floor"),
+    )
+}
+
+
+def chosen(names: Sequence[str] | None) -> list[Strategy]:
+    """The strategies named, each once; all without names. Raises InputError for unknown ones."""
+    if names is None:
+        return list(STRATEGIES.values())
+    if not names:
+        raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
+    for name in names:
+        if name not in STRATEGIES:
+            known = f"some of {', '.join(STRATEGIES)}"
+            if name in FAMILIES or name in ("astra", "hap", "poplar", "ditto"):
+                raise UnsupportedError("strategy is not available yet", got=name, expected=known)
+            raise InputError("unknown strategy", got=name, expected=known)
+    return [STRATEGIES[name] for name in dict.fromkeys(names)]

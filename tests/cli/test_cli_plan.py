@@ -1,0 +1,228 @@
+"""`hetplan plan`: its document, its table, its plan file, and damaged files of every kind that it reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+
+from fakes.cli import Call, Ran
+from fakes.workloads import cluster_document, profile_document
+from fuzzing.mutations import as_json, check_one_line, damage, mutate
+from hetplan.runtime.plan import load_plan
+
+CANDIDATE_KEYS = (
+    "strategy",
+    "method",
+    "status",
+    "predicted_seconds",
+    "objective",
+    "bound",
+    "gap",
+    "fits_memory",
+    "peak_bytes",
+    "tokens_per_second",
+    "money_per_million_tokens",
+    "solve_seconds",
+    "plan",
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """A cluster file of two fast and two slow devices."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(cluster_document()))
+    return path
+
+
+@pytest.fixture
+def plan(hetplan: Call, cluster: Path) -> Callable[..., Ran]:
+    """`hetplan plan` of gpt2 on that cluster, with further options."""
+
+    def call(*more: object, batch: object = 8, model: object = "gpt2") -> Ran:
+        return hetplan(
+            "plan", "--model", model, "--cluster", cluster, "--global-batch", batch, "--threads", 1, *more
+        )
+
+    return call
+
+
+def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
+    ran = plan("--json", "-o", tmp_path / "plan.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert list(ran.json) == ["workload", "candidates", "winner"]
+    assert ran.json["workload"]["devices"] == {"V100-SXM2-16GB": 2, "T4": 2}
+    assert ran.json["workload"]["tokens_per_iteration"] == 8 * 1024
+    for candidate in ran.json["candidates"]:
+        assert tuple(candidate)[: len(CANDIDATE_KEYS)] == CANDIDATE_KEYS
+        assert len(candidate["peak_bytes"]) == 4
+        assert candidate["tokens_per_second"] == pytest.approx(8 * 1024 / candidate["predicted_seconds"])
+    assert ran.json["winner"] == 0
+    best = ran.json["candidates"][0]
+    assert (best["strategy"], best["method"], best["status"]) == ("amp", "auto", "optimal")
+    assert best["bound"] == pytest.approx(best["objective"], rel=1e-6)
+    assert load_plan(tmp_path / "plan.json").model_dump(mode="json") == best["plan"]
+
+
+def test_table(plan: Callable[..., Ran]) -> None:
+    ran = plan()
+    assert ran.code == 0
+    for expected in (
+        "gpt2 (124.4 M parameters) on two-by-two (2 V100-SXM2-16GB + 2 T4), batch 8 x 1024 tokens, fp16",
+        "winner amp/auto: pipeline ",
+        "node 0: 1 V100-SXM2-16GB (",
+        "/ 14.5 GiB",
+        "proven optimal for its problem",
+        "megatron",
+        "+",
+    ):
+        assert expected in ran.out
+
+
+def test_nothing_fits(plan: Callable[..., Ran], tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    ran = plan("-o", target, model="glm-130b")
+    assert ran.code == 1
+    assert not target.exists()
+    assert f"hetplan: no plan fits: {target} is not written" in ran.err
+    assert "no winner" in ran.out and "TiB in one copy of the model" in ran.out
+    ran = plan("--json", model="glm-130b")
+    assert (ran.code, ran.json["winner"]) == (1, None)
+    assert all(c["message"] for c in ran.json["candidates"])
+
+
+def test_strategies_and_money(plan: Callable[..., Ran]) -> None:
+    ran = plan("--strategies", "dp", "--json")
+    assert [c["strategy"] for c in ran.json["candidates"]] == ["dp"]
+    ran = plan("--strategies", "dp", "--money-limit", "0.000001", "--json")
+    assert (ran.code, ran.json["winner"]) == (1, None)
+    assert "above the limit" in ran.json["candidates"][0]["message"]
+
+
+def test_measured_profile(plan: Callable[..., Ran], tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    document = profile_document()
+    for table in document["tables"]:
+        table["forward_seconds"] = [10 * s for s in table["forward_seconds"]]
+        table["backward_seconds"] = [10 * s for s in table["backward_seconds"]]
+    path.write_text(json.dumps(document))
+    ran = plan("--profile", path, "--strategies", "dp", "--json")
+    assert ran.code == 0
+    assert (
+        ran.json["candidates"][0]["predicted_seconds"]
+        > plan("--strategies", "dp", "--json").json["candidates"][0]["predicted_seconds"]
+    )
+
+
+def test_example_cluster_by_name(hetplan: Call) -> None:
+    ran = hetplan(
+        "plan", "--model", "gpt2", "--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"
+    )
+    assert ran.json["workload"]["devices"] == {"T4": 16}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--strategies", "foo"), "unknown strategy (got 'foo'"),
+        (("--strategies", ","), "no strategy named"),
+        (("--precision", "fp8"), "unknown precision (got 'fp8'"),
+        (("--sequence", "0"), "sequence"),
+        (("--sequence", "many"), "invalid value for '--sequence'"),
+        (("--time-limit", "0"), "time limit (got 0.0"),
+        (("--money-limit", "-1"), "money limit (got -1.0"),
+        (("--money-limit", "nan"), "money limit (got nan"),
+        (("--profile", "no-such.json"), "no-such.json: no such file"),
+        (("-o", "no/such/place.json"), "no/such: no such folder"),
+        (("--global-batch", "0"), "global batch"),
+        (("--global-batch", "-8"), "global batch"),
+        (("--global-batch", "99999999999999999999"), "global batch"),
+        (("--global-batch", "8.5"), "invalid value for '--global-batch'"),
+        (("--model", "gpt-none"), "unknown model"),
+        (("--model", "no/such/config.json"), "no/such/config.json: no such file"),
+        (("--cluster", "no-such.yaml"), "no-such.yaml: no such file"),
+        (("--threads", "0"), "threads (got 0"),
+    ],
+)
+def test_nonsense_is_one_line(plan: Callable[..., Ran], more: tuple[str, ...], message: str) -> None:
+    assert message in plan(*more).error
+
+
+def test_required_options(hetplan: Call) -> None:
+    assert "missing option '--model'" in hetplan("plan", "--cluster", "x", "--global-batch", 8).error
+    assert "missing option '--cluster'" in hetplan("plan", "--model", "gpt2", "--global-batch", 8).error
+    assert "missing option '--global-batch'" in hetplan("plan", "--model", "gpt2", "--cluster", "x").error
+
+
+# damaged files: 510 of each kind through the whole command with the strategy that compiles nothing
+
+
+CONFIG = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 64, "vocab_size": 100, "n_positions": 32}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+}
+BLOCKS, BLOCK = 6, 85
+
+
+def check(ran: Ran) -> int:
+    """The one promise: a code of the contract, and either a document or one line of error."""
+    assert ran.code in (0, 1, 2), ran.err
+    if ran.code == 2:
+        check_one_line(ran.error)
+    else:
+        json.loads(ran.out, parse_constant=lambda text: pytest.fail(f"{text} in the output"))
+    return ran.code
+
+
+def damaged(rng: Random, document: Any, text: bytes) -> bytes:
+    """The document edited, or its text damaged."""
+    return as_json(mutate(rng, document)) if rng.random() < 0.5 else damage(rng, text)
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_damaged_clusters(hetplan: Call, tmp_path: Path, block: int) -> None:
+    path, codes = tmp_path / "c.yaml", []
+    document = cluster_document(devices={"T4": {"memory_gib": 15, "peak_tflops": {"fp16": 60}}})
+    for i in range(BLOCK):
+        rng = Random(f"cluster {block} {i}")
+        path.write_bytes(damaged(rng, document, yaml.safe_dump(document).encode()))
+        ran = hetplan(
+            "plan", "--model", "gpt2", "--cluster", path, "--global-batch", 8, "--strategies", "dp", "--json"
+        )
+        codes.append(check(ran))
+    assert codes.count(2) > BLOCK / 4
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_damaged_profiles(plan: Callable[..., Ran], tmp_path: Path, block: int) -> None:
+    path, codes = tmp_path / "p.json", []
+    document = profile_document()
+    for i in range(BLOCK):
+        rng = Random(f"profile {block} {i}")
+        path.write_bytes(damaged(rng, document, as_json(document)))
+        codes.append(check(plan("--profile", path, "--strategies", "dp", "--json")))
+    assert codes.count(2) > BLOCK / 4
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_damaged_configs(plan: Callable[..., Ran], tmp_path: Path, block: int) -> None:
+    path, codes = tmp_path / "config.json", []
+    for i in range(BLOCK):
+        rng = Random(f"config {block} {i}")
+        document = rng.choice((CONFIG, LLAMA))
+        path.write_bytes(damaged(rng, document, as_json(document)))
+        codes.append(check(plan("--strategies", "dp", "--json", model=path)))
+    assert codes.count(2) > BLOCK / 4
