@@ -10,7 +10,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -66,12 +67,18 @@ _USAGE_ERROR: type[Exception] = next(
 )
 
 
+@cache
+def command() -> Any:
+    """The application as a command, built once (from many annotated signatures, which takes a while)."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints at most one line for any error."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        returned = app(
+        returned = command().main(
             args=None if arguments is None else list(arguments), prog_name="hetplan", standalone_mode=False
         )
         sys.stdout.flush()
