@@ -14,7 +14,8 @@ import yaml
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
-from hetplan.runtime.plan import load_plan
+from hetplan.planner.strategies import STRATEGIES
+from hetplan.runtime.plan import load_plan, parse_plan
 
 CANDIDATE_KEYS = (
     "strategy",
@@ -54,7 +55,7 @@ def plan(hetplan: Call, cluster: Path) -> Callable[..., Ran]:
 
 
 def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
-    ran = plan("--json", "-o", tmp_path / "plan.json")
+    ran = plan("--json", "-o", tmp_path / "plan.json", "--strategies", "amp,dp")
     assert (ran.code, ran.err) == (0, "")
     assert list(ran.json) == ["workload", "candidates", "winner"]
     assert ran.json["workload"]["devices"] == {"V100-SXM2-16GB": 2, "T4": 2}
@@ -71,7 +72,7 @@ def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
 
 
 def test_table(plan: Callable[..., Ran]) -> None:
-    ran = plan()
+    ran = plan("--strategies", "amp", "--strategies", "dp")
     assert ran.code == 0
     for expected in (
         "gpt2 (124.4 M parameters) on two-by-two (2 V100-SXM2-16GB + 2 T4), batch 8 x 1024 tokens, fp16",
@@ -95,6 +96,18 @@ def test_nothing_fits(plan: Callable[..., Ran], tmp_path: Path) -> None:
     ran = plan("--json", model="glm-130b")
     assert (ran.code, ran.json["winner"]) == (1, None)
     assert all(c["message"] for c in ran.json["candidates"])
+
+
+def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
+    ran = plan("--json")
+    assert ran.code == 0
+    assert {c["strategy"] for c in ran.json["candidates"]} == set(STRATEGIES)
+    for candidate in ran.json["candidates"]:
+        if candidate["plan"] is None:
+            assert candidate["message"]
+        else:
+            assert parse_plan(candidate["plan"], where="plan").workload.global_batch == 8
+            assert len(candidate["peak_bytes"]) == 4
 
 
 def test_strategies_and_money(plan: Callable[..., Ran]) -> None:
