@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODES = ("homogeneous", "heterogeneous", "cost")
 LISTS = ("pipeline", "tensor", "expert", "micro_batch", "virtual", "recompute_layers")
 SWITCHES = ("sequence_parallel", "distributed_optimizer", "no_overlap_offload")
-SINGLE = ("overlap", "interleaving")
+SINGLE = ("overlap", "interleaving", "offload")
 WORDS = ("recompute", "recompute_method")
 
 

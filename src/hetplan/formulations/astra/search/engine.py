@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +13,11 @@ from hetplan.errors import InputError
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.search.efficiency import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.memory import offload_share
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
 from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking
 from hetplan.formulations.astra.search.pool import Offer, Pool
 from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
-from hetplan.formulations.astra.search.result import Candidate, Found
+from hetplan.formulations.astra.search.result import Candidate, Found, Segment, stages_of
 from hetplan.formulations.astra.search.rules import Rule, default_rules
 from hetplan.formulations.astra.search.segments import (
     SegmentFigures,
@@ -101,54 +102,88 @@ def search(
     space, given, run = space or Space(), given or Assumptions(), run or Run()
     rules = default_rules(schema_of(pool).columns) if rules is None else rules
     facts = model_facts(job.model)
-    if pool.mode == "heterogeneous":
-        return _mixed(job, pool, facts, space, rules, given, run, top)
-    return _uniform(job, pool, facts, space, rules, given, top)
+    task = _Task(job, pool, facts, space, rules, given, top)
+    return _mixed(task, run) if pool.mode == "heterogeneous" else _uniform(task)
 
 
-def _uniform(
-    job: Job, pool: Pool, facts: ModelFacts, space: Space, rules: Sequence[Rule], given: Assumptions, top: int
-) -> Found:
+@dataclass(frozen=True)
+class _Task:
+    """What both kinds of search share, and how they make a candidate of a row."""
+
+    job: Job
+    pool: Pool
+    facts: ModelFacts
+    space: Space
+    rules: Sequence[Rule]
+    given: Assumptions
+    top: int
+    clock: Clock = field(default_factory=Clock)
+
+    def candidate(
+        self,
+        table: Strategies,
+        r: int,
+        seconds: float,
+        money: float,
+        share: float,
+        segments: tuple[Segment, ...],
+    ) -> Candidate:
+        """Row r of the table; without segments every stage holds the same."""
+        row = table.row(r)
+        offers = {offer.name: offer for offer in self.pool.offers}
+        if segments:
+            stages = stages_of(segments)
+        else:
+            name = self.pool.offers[int(table.columns["gpu_type"][r])].name
+            P = int(table.columns["pipeline_model_parallel_size"][r])
+            stages = ((name, self.facts.layers // P),) * P
+        group = int(table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r])
+        return Candidate(
+            seconds=seconds,
+            tokens_per_second=self.job.tokens_per_iteration / seconds,
+            money=None if np.isnan(money) else money,
+            devices={name: count * group for name, count in Counter(name for name, _ in stages).items()},
+            strategy=row,
+            offloaded=share,
+            stages=stages,
+            stage_bytes=stage_peaks(
+                self.facts, table, r, [(offers[name], n) for name, n in stages], share, self.given
+            ),
+            segments=segments,
+        )
+
+
+def _uniform(task: _Task) -> Found:
     """Modes 1 and 3: one type of device at a time, every stage with the same number of layers."""
-    clock = Clock()
-    tables, seconds, money, shares, peaks = [], [], [], [], []
+    job, pool, clock = task.job, task.pool, task.clock
+    tables, seconds, money, shares = [], [], [], []
     rows = 0
     for number, offer in enumerate(pool.offers):
         for size in pool.sizes:
-            table = strategies(facts, space, rules, gpus=size, global_batch=job.global_batch, gpu_type=number)
+            table = strategies(
+                task.facts, task.space, task.rules, gpus=size, global_batch=job.global_batch, gpu_type=number
+            )
             rows += table.rows
             clock.lap("generate")
-            priced = Priced(facts, table, offer, given)
-            share, peak = offload_share(priced)
-            fits = np.flatnonzero(share <= 1.0)
-            table, share, peak = table.take(fits), share[fits], peak[fits]
+            share = offload_share(Priced(task.facts, table, offer, task.given))
+            fits = np.flatnonzero(share <= (1.0 if task.space.offload else 0.0))
+            table, share = table.take(fits), share[fits]
             clock.lap("memory")
+            T = iteration_seconds(Priced(task.facts, table, offer, task.given), share)
             price = offer.price_per_second
-            time_ = iteration_seconds(Priced(facts, table, offer, given), share)
             tables.append(table)
-            seconds.append(time_)
-            money.append(time_ * size * job.iterations * (np.nan if price is None else price))
+            seconds.append(T)
+            money.append(T * size * job.iterations * (np.nan if price is None else price))
             shares.append(share)
-            peaks.append(peak)
             clock.lap("price")
-    table, T, M = joined(tables), np.concatenate(seconds), np.concatenate(money)
-    share, peak = np.concatenate(shares), np.concatenate(peaks)
+    table, T, M, share = joined(tables), *(np.concatenate(part) for part in (seconds, money, shares))
     throughput = job.tokens_per_iteration / T
     order, front = ranking(throughput, M), pareto(throughput, M)
     best = best_under(job.money_limit, throughput, M)
     clock.lap("sort")
 
     def candidate(r: int) -> Candidate:
-        offer = pool.offers[int(table.columns["gpu_type"][r])]
-        return Candidate(
-            seconds=float(T[r]),
-            tokens_per_second=float(throughput[r]),
-            money=None if np.isnan(M[r]) else float(M[r]),
-            devices={offer.name: int(table.columns["num_gpus"][r])},
-            strategy=table.row(r),
-            offloaded=float(share[r]),
-            peak_bytes=float(peak[r]),
-        )
+        return task.candidate(table, r, float(T[r]), float(M[r]), float(share[r]), ())
 
     counts = {
         "generated": table.generated,
@@ -161,37 +196,26 @@ def _uniform(
         counts=counts,
         timings=clock.phases,
         best=None if best is None else candidate(best),
-        top=tuple(candidate(int(r)) for r in order[:top]),
+        top=tuple(candidate(int(r)) for r in order[: task.top]),
         pareto=tuple(candidate(int(r)) for r in front),
         proven=True,
         proof=f"all {table.rows} strategies that pass the rules and fit in memory were priced",
         reason="" if best is not None else _why_nothing(counts, job),
-        points=tuple(
-            (float(x), None if np.isnan(y) else float(y)) for x, y in zip(throughput, M, strict=True)
-        ),
+        points=_points(throughput, M),
     )
 
 
-def _mixed(
-    job: Job,
-    pool: Pool,
-    facts: ModelFacts,
-    space: Space,
-    rules: Sequence[Rule],
-    given: Assumptions,
-    run: Run,
-    top: int,
-) -> Found:
+def _mixed(task: _Task, run: Run) -> Found:
     """Mode 2: all strategies, on all segments of the offered types."""
-    clock, space = Clock(), segment_space(space)
+    job, pool, facts, clock = task.job, task.pool, task.facts, task.clock
+    space = segment_space(task.space)
     table = strategies(
-        facts, space, rules, gpus=pool.sizes[0], global_batch=job.global_batch, whole_stages=False
+        facts, space, task.rules, gpus=pool.sizes[0], global_batch=job.global_batch, whole_stages=False
     )
     clock.lap("generate")
-    figures = segment_figures(facts, table, pool.offers, given)
-    possible = (np.where(figures.cap >= 1, figures.most, 0).sum(axis=0)) >= table.columns[
-        "pipeline_model_parallel_size"
-    ]
+    figures = segment_figures(facts, table, pool.offers, task.given, offload=space.offload)
+    room = np.where(figures.cap >= 1, figures.most, 0).sum(axis=0)
+    possible = room >= table.columns["pipeline_model_parallel_size"]
     # Without offloading, blocking or overlapping it makes no difference: one of the two rows is enough.
     twin = table.columns["no_overlap_offload_optimizer"] != int(space.no_overlap_offload[0])
     kept = np.flatnonzero(possible & ~(twin & (figures.offloaded == 0.0)))
@@ -202,35 +226,38 @@ def _mixed(
     priceless = any(offer.price_per_second is None for offer in pool.offers)
     money = np.full(len(front.seconds), np.nan) if priceless else front.money * job.iterations
     throughput = job.tokens_per_iteration / front.seconds
-    order = pareto(throughput, money)
     best = best_under(job.money_limit, throughput, money)
+    instance = None if best is None else _best_instance(facts, small, pool.offers, figures, front, best)
+    clock.lap("sort")
 
     def candidate(f: int) -> Candidate:
-        return _segment_candidate(job, pool.offers, small, figures, front, money, f)
+        stages, layers = front.stages[f], front.layers[f]
+        segments = tuple(
+            (offer.name, int(m), int(n)) for offer, m, n in zip(pool.offers, stages, layers, strict=True) if m
+        )
+        r = int(front.strategy[f])
+        return task.candidate(
+            small, r, float(front.seconds[f]), float(money[f]), float(figures.offloaded[r]), segments
+        )
 
-    instance = None
-    if best is not None:
-        instance = _best_instance(facts, small, pool.offers, figures, front, best)
-    clock.lap("sort")
     counts = {
         "generated": table.generated,
         "after_rules": table.rows,
         "in_memory": int(possible.sum()),
         "priced": int(possible.sum()),
     }
+    pool_front = tuple(candidate(int(f)) for f in pareto(throughput, money))
     return Found(
         mode=pool.mode,
         counts=counts,
         timings=clock.phases,
         best=None if best is None else candidate(best),
-        top=tuple(candidate(int(f)) for f in order[:top]),
-        pareto=tuple(candidate(int(f)) for f in order),
+        top=pool_front[: task.top],
+        pareto=pool_front,
         proven=front.finished,
         proof=_mixed_proof(front, small),
         reason="" if best is not None else _why_nothing(counts, job),
-        points=tuple(
-            (float(x), None if np.isnan(y) else float(y)) for x, y in zip(throughput, money, strict=True)
-        ),
+        points=_points(throughput, money),
         instance=instance,
         details={
             "explored": front.explored,
@@ -240,36 +267,18 @@ def _mixed(
     )
 
 
+def _points(throughput: Floats, money: Floats) -> tuple[tuple[float, float | None], ...]:
+    return tuple(
+        (float(x), None if np.isnan(y) else float(y)) for x, y in zip(throughput, money, strict=True)
+    )
+
+
 def _mixed_proof(front: SegmentFront, table: Strategies) -> str:
     if not front.finished:
         return f"stopped after {front.explored} of {table.rows} strategies: nothing is proven"
     return (
         f"{front.explored} of {table.rows} strategies explored, {front.solved} of {front.seen} vectors of "
         "stage counts solved exactly; lower bounds show that the rest is beaten in time and money"
-    )
-
-
-def _segment_candidate(
-    job: Job,
-    offers: Sequence[Offer],
-    table: Strategies,
-    figures: SegmentFigures,
-    front: SegmentFront,
-    money: Floats,
-    f: int,
-) -> Candidate:
-    r = int(front.strategy[f])
-    group = int(table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r])
-    stages, layers = front.stages[f], front.layers[f]
-    used = [i for i in range(len(offers)) if stages[i]]
-    return Candidate(
-        seconds=float(front.seconds[f]),
-        tokens_per_second=job.tokens_per_iteration / float(front.seconds[f]),
-        money=None if np.isnan(money[f]) else float(money[f]),
-        devices={offers[i].name: int(stages[i]) * group for i in used},
-        strategy=table.row(r),
-        offloaded=float(figures.offloaded[r]),
-        segments=tuple((offers[i].name, int(stages[i]), int(layers[i])) for i in used),
     )
 
 

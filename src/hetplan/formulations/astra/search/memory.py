@@ -10,12 +10,16 @@ Optimizer states are offloaded `auto`: the smallest share that makes the stage f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hetplan.formulations.astra.search.efficiency import Floats
-from hetplan.formulations.astra.search.pricing import STATE_BYTES, Priced
+from hetplan.formulations.astra.search.facts import ModelFacts
+from hetplan.formulations.astra.search.pool import Offer
+from hetplan.formulations.astra.search.pricing import STATE_BYTES, Assumptions, Priced
 from hetplan.formulations.astra.search.space import GRANULARITIES
-from hetplan.formulations.astra.search.table import Ints
+from hetplan.formulations.astra.search.table import Ints, Strategies
 
 
 def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
@@ -81,14 +85,30 @@ def stage_bytes(
     ) + states + activations + priced.given.reserved_bytes, states
 
 
-def offload_share(priced: Priced) -> tuple[Floats, Floats]:
-    """(share of the states offloaded, bytes per device at the peak) [R]; share > 1: does not fit even so."""
+def offload_share(priced: Priced) -> Floats:
+    """Share of the optimizer states to offload so that every device fits [R]; > 1: does not fit even so."""
     layers = priced.facts.layers // priced.pp
     alone = (priced.pp == 1).astype(float)
     capacity = priced.offer.spec.memory_bytes
     front, front_states = stage_bytes(priced, layers, in_flight(priced, np.zeros_like(priced.pp)), 1.0, alone)
     back, back_states = stage_bytes(priced, layers, in_flight(priced, priced.pp - 1), alone, 1.0)
     share = np.maximum((front - capacity) / front_states, (back - capacity) / back_states)
-    share = np.maximum(share, 0.0)
-    kept = np.maximum(front - share * front_states, back - share * back_states)
-    return share, kept
+    return np.maximum(share, 0.0)
+
+
+def stage_peaks(
+    facts: ModelFacts,
+    table: Strategies,
+    r: int,
+    stages: Sequence[tuple[Offer, int]],
+    offloaded: float,
+    given: Assumptions,
+) -> tuple[float, ...]:
+    """Bytes per device of every stage of strategy r, in pipeline order; stages: (type, layers) of each."""
+    P = len(stages)
+    priced = Priced(facts, table.take(np.full(P, r)), stages[0][0], given)
+    place = np.arange(P)
+    layers = np.array([layers for _, layers in stages], dtype=np.int64)
+    first, last = (place == 0).astype(float), (place == P - 1).astype(float)
+    total, states = stage_bytes(priced, layers, in_flight(priced, place), first, last)
+    return tuple(float(v) for v in total - offloaded * states)

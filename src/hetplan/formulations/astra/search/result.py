@@ -8,16 +8,17 @@ from typing import Any
 
 from hetplan.formulations.astra.data import AstraData
 
+Segment = tuple[str, int, int]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One priced strategy.
 
     seconds: per iteration. tokens_per_second. money: dollars for the job's tokens, None without a price.
-    devices: number of GPUs by type. segments: mode 2, [(type, stages, layers on them together)] in pool
-    order.
-    peak_bytes: of the fullest device (mode 2: None, the filter bounds every stage). offloaded: share of the
-    states.
+    devices: number of GPUs by type. stages: (type, layers) of each, in pipeline order. stage_bytes: what each
+    device of a stage holds at its peak. offloaded: share of the optimizer states on the host.
+    segments: mode 2, (type, stages, layers on them together) in pool order.
     """
 
     seconds: float
@@ -26,25 +27,9 @@ class Candidate:
     devices: Mapping[str, int]
     strategy: Mapping[str, int | bool | str | None]
     offloaded: float
-    peak_bytes: float | None = None
-    segments: tuple[tuple[str, int, int], ...] = ()
-
-    @property
-    def stages(self) -> list[tuple[str, int]]:
-        """(type, layers) of every stage: segments spread as evenly as they go, the fullest last (fewest in
-        flight)."""
-        if not self.segments:
-            name = next(iter(self.devices))
-            pipeline, layers = (
-                self.strategy["pipeline_model_parallel_size"],
-                self.strategy["num_layers_per_stage"],
-            )
-            return [(name, int(layers or 0))] * int(pipeline or 0)
-        every = []
-        for name, stages, layers in self.segments:
-            base, more = divmod(layers, stages)
-            every += [(name, base)] * (stages - more) + [(name, base + 1)] * more
-        return every
+    stages: tuple[tuple[str, int], ...]
+    stage_bytes: tuple[float, ...]
+    segments: tuple[Segment, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types."""
@@ -55,9 +40,22 @@ class Candidate:
             "devices": dict(self.devices),
             "strategy": dict(self.strategy),
             "offloaded_share": self.offloaded,
-            "peak_bytes": self.peak_bytes,
             "segments": [{"type": t, "stages": s, "layers": n} for t, s, n in self.segments],
+            "stages": [
+                {"type": t, "layers": n, "peak_bytes": b}
+                for (t, n), b in zip(self.stages, self.stage_bytes, strict=True)
+            ],
         }
+
+
+def stages_of(segments: tuple[Segment, ...]) -> tuple[tuple[str, int], ...]:
+    """(type, layers) of every stage: layers as even as they go within a segment, the fullest segment last, where
+    the fewest micro-batches are in flight."""
+    every: list[tuple[str, int]] = []
+    for name, stages, layers in sorted(segments, key=lambda segment: segment[2] / segment[1]):
+        base, more = divmod(layers, stages)
+        every += [(name, base)] * (stages - more) + [(name, base + 1)] * more
+    return tuple(every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,11 +75,11 @@ class SegmentFigures:
 
 
 def segment_figures(
-    facts: ModelFacts, table: Strategies, offers: Sequence[Offer], given: Assumptions
+    facts: ModelFacts, table: Strategies, offers: Sequence[Offer], given: Assumptions, *, offload: bool = True
 ) -> SegmentFigures:
-    """The figures of all strategies on all types."""
+    """The figures of all strategies on all types; offload: whether optimizer states may move to the host."""
     priced = [Priced(facts, table, offer, given) for offer in offers]
-    offloaded = np.clip(np.max([_share_needed(p) for p in priced], axis=0), 0.0, 1.0)
+    offloaded = np.clip(np.max([_share_needed(p) for p in priced], axis=0), 0.0, float(offload))
     rows: list[tuple[Floats, ...]] = [_linear(p, offloaded) for p in priced]
     group = priced[0].tp * priced[0].dp
     return SegmentFigures(

@@ -75,6 +75,7 @@ class Space:
     recompute_method: tuple[str, ...] = METHODS
     recompute_layers: tuple[int, ...] | None = None
     no_overlap_offload: tuple[bool, ...] = (True, False)
+    offload: bool = True
     overlap: bool = True
 
     def __post_init__(self) -> None:
