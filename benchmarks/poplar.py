@@ -103,7 +103,8 @@ def milliseconds(seconds: float) -> str:
 
 def excess(result: Result[object], best: float) -> str:
     """How far above the optimum, in percent; a dash without a plan."""
-    return "–" if result.objective is None else f"{100 * (result.objective / best - 1):.2f} %"
+    # sums of equal terms in another order differ in the last digits
+    return "–" if result.objective is None else f"{100 * max(0.0, result.objective / best - 1):.2f} %"
 
 
 def targets(types: list[Device], limit: float, general: tuple[str, ...]) -> Iterator[str]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.oracle import Enumeration, degrees
+from hetplan.formulations.amp.chain import cut_chain
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact.cells import find_cells
 from hetplan.formulations.amp.exact.columns import decision, make_grid, search
-from hetplan.formulations.amp.exact.cut import cut_chain
 from hetplan.formulations.amp.exact.layout import lay_out
 from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import SyncBox, bound_configuration, bound_stages, row_model
@@ -135,12 +135,11 @@ def test_orders_are_priced_as_the_evaluator_does(seed: int) -> None:
     problem = compile_problem(data)
     cells = find_cells(problem)
     for config in problem.configurations():
-        layout = lay_out(problem, cells, config)
         for array in placements(cells, config):
-            placed = try_placement(problem, layout, array, np.inf)
-            if placed is not None:
-                evaluation = evaluate(data, decision(layout, placed.cells, placed.ends))
-                assert evaluation.objective == pytest.approx(placed.seconds, rel=1e-9, abs=1e-12)
+            found = try_placement(problem, config, array)
+            if found is not None:
+                evaluation = evaluate(data, found[1].decision())
+                assert evaluation.objective == pytest.approx(found[0], rel=1e-9, abs=1e-12)
 
 
 def test_some_cases_are_feasible_and_some_are_not() -> None:

@@ -127,7 +127,7 @@ def accepts(energy: float, found: float, temperature: float, draw: float) -> boo
 def energy_of(problem: AmpProblem, state: State, run: Run) -> tuple[float, Ints | None]:
     """T of a state with its cut; (+inf, None) where no cut fits in memory."""
     placed = place(problem, state.configuration, state.placement)
-    cut = envelope_cut(placed, run.part())
+    cut = envelope_cut(placed)
     return (math.inf, None) if cut is None else (placed.seconds(cut), cut)
 
 

@@ -1,4 +1,4 @@
-"""Compiled inner loops of the cuts; stage j of a cut is layers cut[j] to cut[j + 1] - 1."""
+"""Compiled inner loop of AMP's own programme; stage j of a cut is layers cut[j] to cut[j + 1] - 1."""
 
 from __future__ import annotations
 
@@ -45,40 +45,6 @@ def tolerance_stage(
                     stored[m] = cost if dropped else best[m]
                     choice[i, m] = c
         after[i] = stored
-
-
-@kernel
-def bounded_cut(
-    prefix: Floats, links: Floats, weights: Floats, limits: Floats, theta: float, cut: Ints
-) -> float:
-    """Cheapest sum of stages and links with no stage above `theta` seconds and every stage within its memory.
-
-    prefix [k, L + 1]: seconds of the first l layers on stage j. links [k - 1, L + 1]: seconds of stage j's
-    link at each boundary. weights [k, L + 1], limits [k]: prefix sums of bytes and capacities.
-    cut [k + 1]: written. Returns the sum, +inf when no cut is possible. O(k L^2).
-    """
-    stages, layers = prefix.shape[0], prefix.shape[1] - 1
-    cost = np.full(layers + 1, np.inf)
-    cost[0] = 0.0
-    choice = np.zeros((stages, layers + 1), dtype=np.int64)
-    for j in range(stages):
-        following = np.full(layers + 1, np.inf)
-        for i in range(j + 1, layers - (stages - 1 - j) + 1):
-            link = links[j, i] if j < stages - 1 else 0.0
-            for c in range(i - 1, j - 1, -1):
-                seconds = prefix[j, i] - prefix[j, c]
-                if seconds > theta or weights[j, i] - weights[j, c] > limits[j]:
-                    break
-                if cost[c] + seconds + link < following[i]:
-                    following[i] = cost[c] + seconds + link
-                    choice[j, i] = c
-        cost = following
-    i = layers
-    for j in range(stages - 1, -1, -1):
-        cut[j + 1] = i
-        i = choice[j, i]
-    cut[0] = 0
-    return float(cost[layers])
 
 
 def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:

@@ -6,14 +6,10 @@ AMP's own dynamic programme is in paper_cut.py.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.formulations.amp.strategy import Placed
-from hetplan.solvers.bottleneck import Continuum, Probe, minimise
-from hetplan.solvers.run import Run
 
 
 def uniform_cut(layers: int, stages: int) -> Ints:
@@ -58,33 +54,34 @@ def filled(prefix: Floats, stages: int, limit: float) -> Ints | None:
     return np.array(cut, dtype=np.int64) if cut[-1] == layers else None
 
 
-def envelope_cut(placed: Placed, run: Run, gap: float = 1e-4) -> Ints | None:
-    """A good cut for a placement: least (gas-1) max_j t_j + sum_j (t_j + e_j) that fits in memory.
+def envelope_cut(placed: Placed) -> Ints | None:
+    """A good cut for a placement: least (gas-1) max_j t_j + sum_j (t_j + e_j) + max_j S_j that fits in memory.
 
     t_j and e_j are those of stage j in whichever pipeline they are longest, so the value is an upper bound of
-    the slowest pipeline's time, exact where pipelines are alike. Synchronisation is left out. None where no
-    cut fits the memory (or the run was stopped before one was found).
+    T, exact where pipelines are alike. None where no cut fits the memory.
     """
-    from hetplan.formulations.amp.cut_kernels import bounded_cut
+    from hetplan.formulations.amp.chain import cut_chain
+    from hetplan.formulations.amp.chain_kernels import memory_windows
 
     problem, chosen = placed.problem, placed.configuration
-    prefix = padded(placed.layer_seconds.max(axis=0))
-    links = np.concatenate([[0.0], problem.activation]) * placed.link.max(axis=0, initial=0.0)[:, None]
-    alive = np.minimum(chosen.gas, chosen.pipeline - np.arange(chosen.pipeline)) * chosen.micro_batch
-    weights = padded((problem.state_factor * problem.params + alive[:, None] * problem.saved) / chosen.tensor)
-
-    def probe(theta: float) -> Probe[Ints] | None:
-        cut = np.empty(chosen.pipeline + 1, dtype=np.int64)
-        rest = bounded_cut(prefix, links, weights, placed.capacity, theta, cut)
-        if rest == math.inf:
-            return None
-        stages = np.arange(chosen.pipeline)
-        return Probe(rest, float((prefix[stages, cut[1:]] - prefix[stages, cut[:-1]]).max()), cut)
-
-    interval = (0.0, float(prefix[:, -1].max()))
-    return minimise(chosen.gas - 1, probe, Continuum(), interval, run, gap=gap).decision
+    params = padded(problem.params)
+    links = np.zeros((chosen.pipeline, problem.layers + 1))
+    links[:-1, 1:] = problem.activation * placed.link.max(axis=0, initial=0.0)[:, None]
+    first = memory_windows(
+        chosen.pipeline,
+        chosen.gas,
+        chosen.micro_batch,
+        chosen.tensor,
+        params,
+        padded(problem.saved),
+        problem.state_factor,
+        placed.capacity,
+    )
+    times = padded(placed.layer_seconds.max(axis=0))
+    cut = cut_chain(chosen.gas, times, links, sync=placed.sync, params=params, first=first)
+    return None if cut is None else np.array([0, *cut.ends], dtype=np.int64)
 
 
 def padded(rows: Floats) -> Floats:
-    """Prefix sums of each row, from 0: [k, L] -> [k, L + 1]."""
-    return np.concatenate([np.zeros((rows.shape[0], 1)), np.cumsum(rows, axis=1)], axis=1)
+    """Prefix sums along the last axis, from 0: [..., L] -> [..., L + 1]."""
+    return np.concatenate([np.zeros((*rows.shape[:-1], 1)), np.cumsum(rows, axis=-1)], axis=-1)

@@ -131,10 +131,10 @@ class Search:
             for array in placements(lay.cells, lay.config):
                 if self.stopped():
                     return
-                placed = try_placement(self.problem, lay, array, float(self.incumbent[0]))
-                if placed is not None:
-                    self.incumbent[0] = placed.seconds
-                    self.decision = decision(lay, placed.cells, placed.ends)
+                found = try_placement(self.problem, lay.config, array)
+                if found is not None and found[0] < self.incumbent[0]:
+                    self.incumbent[0] = found[0]
+                    self.decision = found[1].decision()
 
     def root_jobs(self) -> list[Job]:
         """A job per configuration that has a decision at all, cheapest bound first."""

@@ -1,6 +1,6 @@
 """The inner problem of AMP with the placement fixed: where to cut the chain, exactly.
 
-T* = min over θ, s of (gas − 1)·θ + s + f(θ, s), with f from `cut_kernels.cheapest_cut` non-increasing in both: boxes
+T* = min over θ, s of (gas − 1)·θ + s + f(θ, s), with f from `chain_kernels.cheapest_cut` non-increasing in both: boxes
 of candidate values are bounded by their least corner in (gas − 1)·θ + s and their greatest in f, and bisected.
 Source: the problem is AMP's §3.5 (eq. 5-8); the algorithm is hetplan's.
 """
@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from hetplan.formulations.amp.exact.cut_kernels import cheapest_cut, measure
+from hetplan.formulations.amp.chain_kernels import cheapest_cut, measure
 from hetplan.formulations.amp.problem import Floats, Ints
 
 Box = tuple[int, int, int, int]  # first and last candidate θ, first and last candidate s
