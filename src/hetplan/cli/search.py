@@ -29,8 +29,9 @@ WORDS = ("recompute", "recompute_method")
 
 def search(
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME|FILE", help="Built-in model or config.json.")
-    ],
+        str | None,
+        typer.Option("--model", "-m", metavar="NAME|FILE", help="Built-in model or config.json."),
+    ] = None,
     gpus: Annotated[
         list[str] | None,
         typer.Option("--gpus", "-g", metavar="TYPE:COUNT[,…]", help="The pool, like A800:2048,H100:1024."),
@@ -96,6 +97,8 @@ def search(
 
     if show_rules:
         return print_rules()
+    if model is None:
+        raise InputError("no model named", where="--model", expected="a built-in model or a config.json")
     for target in (output, plot, instance):
         check_target(target)
     if plot is not None:

@@ -42,6 +42,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "poplar", "hetplan.planner.poplar:propose", "unequal batches under each ZeRO stage (Poplar)"
         ),
+        Strategy("astra", "hetplan.planner.astra:propose", "the whole strategy search, segments by type (Astra)"),
         Strategy("dp", "hetplan.planner.data_parallel:propose", "plain data parallelism, the floor"),
     )
 }

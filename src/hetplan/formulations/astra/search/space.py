@@ -59,8 +59,8 @@ class Space:
     pipeline, tensor: degrees, 1..N layers and 1..number of heads. micro_batch: 1..M, M = 8 by default.
     virtual: layers per virtual stage, 1..pipeline degree, beside "not interleaved". recompute_layers:
     1..layers per stage. interleaving: whether virtual stages are tried at all. expert: 1..number of experts.
-    overlap:
-    communication overlapped wherever Megatron-LM can.
+    offload: whether optimizer states may move to the host where they do not fit. overlap: communication
+    overlapped wherever Megatron-LM can.
     """
 
     pipeline: tuple[int, ...] | None = None

@@ -1,0 +1,82 @@
+"""The strategy `astra` of the planner: its plans stand up to the plan file's own checks and to the search's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetplan.formulations.astra.search.engine import Job, search
+from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
+from hetplan.planner.astra import plannable, propose, to_plan
+from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.workload import make_workload
+from hetplan.runtime.plan import Plan
+from hetplan.solvers.run import Run
+
+
+def test_mixed_cluster_uses_every_device_once() -> None:
+    workload = make_workload("gpt2-amp", example_cluster("amp-mixed"), 32)
+    mixed, *alone = propose(workload, Run())
+    assert mixed.status == "optimal" and mixed.plan is not None and mixed.predicted_seconds is not None
+    assert [c.method for c in alone] == ["only-V100-SXM2-16GB", "only-T4"]
+    assert mixed.plan.world_size == 16
+    for replica in mixed.plan.replicas:
+        for stage in replica.stages:
+            assert len({mixed.plan.devices[d].type for d in stage.all_devices}) == 1
+    blocks = [
+        (mixed.plan.devices[s.all_devices[0]].type, s.layers[0][1] - s.layers[0][0])
+        for s in mixed.plan.replicas[0].stages
+    ]
+    assert max(n for t, n in blocks if t == "T4") < max(n for t, n in blocks if t != "T4")
+    for candidate in alone:
+        assert candidate.predicted_seconds is not None
+        assert candidate.predicted_seconds > mixed.predicted_seconds
+    capacity = workload.cluster.specs
+    assert mixed.peak_bytes is not None
+    for size, device in zip(mixed.peak_bytes, workload.cluster.devices, strict=True):
+        assert 0 < size <= capacity[device.type].memory_bytes
+
+
+def test_homogeneous_plan_survives_its_file() -> None:
+    workload = make_workload("gpt2-medium", example_cluster("p3-4"), 16)
+    (candidate,) = propose(workload, Run())
+    assert candidate.plan is not None and candidate.method == "homogeneous"
+    again = Plan.model_validate_json(candidate.plan.model_dump_json())
+    assert again == candidate.plan
+    assert candidate.bound == candidate.objective == candidate.predicted_seconds
+
+
+def test_interleaved_strategies_become_interleaved_plans() -> None:
+    workload = make_workload("gpt2-medium", example_cluster("p3-4"), 64)
+    pool = homogeneous(offers_of_cluster(workload.cluster)[0])
+    space = replace(plannable(workload, pool), pipeline=(4,))
+    found = search(Job(workload.model, 64), pool, space=space, top=1000)
+    virtual = [c for c in found.top if c.strategy["virtual_pipeline_model_parallel_size"] is not None]
+    assert virtual
+    for candidate in virtual[::20]:
+        plan = to_plan(workload, candidate, "test")
+        assert plan.schedule == "interleaved-1f1b"
+        chunks = candidate.strategy["virtual_pipeline_model_parallel_size"]
+        assert all(len(stage.layers) == chunks for stage in plan.replicas[0].stages)
+
+
+def test_models_without_blocks_get_a_reason() -> None:
+    workload = make_workload("vgg19", example_cluster("g4dn-4"), 16)
+    for candidate in propose(workload, Run()):
+        assert candidate.plan is None and "takes transformers" in candidate.message
+
+
+def test_nothing_begins_after_an_interruption() -> None:
+    workload = make_workload("gpt2", example_cluster("amp-mixed"), 32)
+    run = Run()
+    run.cancel.set()
+    assert all(c.plan is None and "not begun" in c.message for c in propose(workload, run))
+
+
+@pytest.mark.parametrize("batch", [7, 16])
+def test_every_stage_holds_its_layers(batch: int) -> None:
+    workload = make_workload("gpt2", example_cluster("g4dn-4"), batch)
+    for candidate in propose(workload, Run()):
+        if candidate.plan is not None:  # the plan's own checks ran when it was made
+            assert candidate.plan.workload.global_batch == batch

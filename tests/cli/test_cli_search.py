@@ -1,0 +1,129 @@
+"""`hetplan search`: pools, parameters, rules, plots, the instance it writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import xml.dom.minidom
+from pathlib import Path
+
+import pytest
+
+from fakes.cli import Call
+
+SMALL = ("search", "--model", "gpt2", "--global-batch", 64)
+NARROW = ("--param", "tensor=1,2,4", "--param", "micro-batch=1,2,4")
+
+
+def test_homogeneous_document(hetplan: Call, tmp_path: Path) -> None:
+    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--json", "-o", tmp_path / "found.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.json["mode"] == "homogeneous" and ran.json["proven"] is True
+    assert ran.json["pool"]["types"][0]["type"] == "A800-SXM4-80GB"
+    assert (
+        ran.json["counts"]["generated"]
+        > ran.json["counts"]["after_rules"]
+        >= ran.json["counts"]["priced"]
+        > 0
+    )
+    assert ran.json["best"] == ran.json["top"][0]
+    assert (tmp_path / "found.json").read_text() == ran.out
+
+
+def test_mixed_pool_and_its_instance(hetplan: Call, tmp_path: Path) -> None:
+    file = tmp_path / "best.json"
+    ran = hetplan(*SMALL, "--gpus", "A800:8,H100:8", "--instance", file, "--json", *NARROW)
+    assert ran.code == 0 and ran.json["mode"] == "heterogeneous"
+    assert sum(ran.json["best"]["devices"].values()) == 16
+    solved = hetplan("solve", file, "--method", "exact,milp", "--json", "--threads", 1)
+    assert solved.code == 0
+    assert [r["status"] for r in solved.json["results"]] in (["optimal"] * 2, ["optimal", "feasible"])
+    objectives = [r["objective"] for r in solved.json["results"]]
+    assert objectives[0] == pytest.approx(objectives[1], rel=1e-5)
+    assert objectives[0] <= ran.json["best"]["seconds"]
+    table = hetplan(*SMALL, "--gpus", "A800:8,H100:8", *NARROW)
+    assert table.code == 0 and "Pareto set" in table.out and "proof:" in table.out
+
+
+def test_rules_of_the_user(hetplan: Call, tmp_path: Path) -> None:
+    rules = tmp_path / "mine.rules"
+    rules.write_text("# no tensor parallelism\n$tensor_model_parallel_size > 1\n")
+    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--rules", rules, "--json")
+    assert all(c["strategy"]["tensor_model_parallel_size"] == 1 for c in ran.json["top"])
+    rules.write_text("$tensor_model_parallel_size > 1\n$tensor_modl_parallel_size > 1\n")
+    ran = hetplan(*SMALL, "--gpus", "A800:16", "--rules", rules)
+    assert ran.code == 2 and "line 2 column 1" in ran.err and "$tensor_model_parallel_size" in ran.err
+    rules.write_text("$num_gpus > 0\n")
+    ran = hetplan(*SMALL, "--gpus", "A800:16", "--rules", rules)
+    assert ran.code == 1 and "every strategy meets a rule" in ran.out
+
+
+def test_shipped_rules_are_shown(hetplan: Call) -> None:
+    ran = hetplan("search", "--show-rules")
+    assert ran.code == 0 and "$recompute_num_layers > $pipeline_model_parallel_size" in ran.out
+
+
+def test_plots(hetplan: Call, tmp_path: Path) -> None:
+    for name in ("plot.svg", "plot.html"):
+        ran = hetplan(
+            *SMALL, *NARROW, "--gpus", "A800:16,H100:16", "--mode", "cost", "--plot", tmp_path / name
+        )
+        assert ran.code == 0
+    picture = xml.dom.minidom.parse(str(tmp_path / "plot.svg"))
+    assert len(picture.getElementsByTagName("circle")) > 10
+    page = (tmp_path / "plot.html").read_text()
+    assert "<svg" in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_png_without_matplotlib_is_refused_before_the_search(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = hetplan(*SMALL, "--gpus", "A800:16", "--plot", tmp_path / "plot.png")
+    assert ran.code == 2 and "hetplan[plots]" in ran.err
+
+
+def test_png_with_matplotlib(hetplan: Call, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the optional extra `plots` is not installed")
+    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--plot", tmp_path / "plot.png")
+    assert ran.code == 0 and (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_money_limit(hetplan: Call) -> None:
+    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--money-limit", "0.0001", "--json")
+    assert ran.code == 1 and ran.json["best"] is None and "dollars" in ran.json["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--gpus", "A800:8", "--rules", "/no/such.rules"), "no such file"),
+        ((), "--gpus or by --cluster"),
+        (("--gpus", "A800"), "TYPE:COUNT"),
+        (("--gpus", "A800:0"), "TYPE:COUNT"),
+        (("--gpus", "A801:8"), "unknown device"),
+        (("--gpus", "A100:8"), "several devices"),
+        (("--gpus", "A800:8,A800:8"), "names a type twice"),
+        (("--gpus", "A800:8", "--mode", "cheap"), "unknown mode"),
+        (("--gpus", "A800:8,H100:8", "--mode", "homogeneous"), "takes one type"),
+        (("--gpus", "A800:8", "--total", "4"), "heterogeneous mode"),
+        (("--gpus", "A800:8,H100:8", "--total", "17"), "too few GPUs"),
+        (("--gpus", "A800:1", "--mode", "cost"), "at least 2"),
+        (("--gpus", "A800:8", "--param", "tensr=1"), "unknown parameter"),
+        (("--gpus", "A800:8", "--param", "tensor=0"), "1 to 10000"),
+        (("--gpus", "A800:8", "--param", "tensor=4-2"), "ascending"),
+        (("--gpus", "A800:8", "--param", "tensor=1", "--param", "tensor=2"), "given twice"),
+        (("--gpus", "A800:8", "--param", "sequence_parallel=maybe"), "true or false"),
+        (("--gpus", "A800:8", "--param", "recompute=some"), "unknown kind of recomputation"),
+        (("--gpus", "A800:8", "--param", "overlap"), "NAME=VALUE"),
+        (("--gpus", "A800:8", "--top", "0"), "at least 1"),
+        (("--gpus", "A800:8", "--plot", "plot.gif"), ".svg, .html, .png"),
+        (("--gpus", "A800:8", "--tokens", "-1"), "tokens of the job"),
+        (("--gpus", "A800:8", "--network-gbit", "-1"), "--network-gbit"),
+        (("--gpus", "A800:8", "--precision", "int8"), "unknown precision"),
+        (("--gpus", "A800:8", "--global-batch", "0"), "global batch"),
+        (("--gpus", "V100-SXM2-16GB:8", "--precision", "bf16"), "V100-SXM2-16GB"),
+    ],
+)
+def test_refusals_are_one_line(hetplan: Call, arguments: tuple[str, ...], part: str) -> None:
+    ran = hetplan("search", "--model", "gpt2", *arguments)
+    assert ran.code == 2 and ran.out == ""
+    assert ran.err.count("\n") == 1 and part in ran.err
