@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -15,7 +16,7 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
-from poplar.poplar_cases import instance, oracle
+from poplar.poplar_cases import curve, instance, oracle
 
 SEEDS = range(320)
 POPLAR = family("poplar")
@@ -171,3 +172,24 @@ def test_whale_reads_the_catalogue() -> None:
     found = run(data, "whale").decision
     assert isinstance(found, PoplarDecision) and found.devices is not None
     assert [share.samples for share in found.devices] == [312, 65]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_batches_equal_a_plain_programme(seed: int) -> None:
+    """One or two devices, hundreds of samples: most steps are placed without a table, the rest as if all were."""
+    rng = random.Random(seed)
+    shape = rng.choice(["convex", "tiles", "wild", "integers"])
+    times = curve(rng, rng.randint(1, 6), shape)
+    count, batch, comm = rng.randint(1, 2), rng.randint(100, 700), rng.choice([0.0, 0.4, 2.0])
+    device = Device(name="x", step_seconds=times)
+    data = PoplarData(zero_stage=3, global_batch=batch, comm_seconds=comm, devices=[device] * count)
+    cost: dict[int, float] = {}
+    for loads in product(range(len(times) + 1), repeat=count):
+        if any(loads):
+            slowest = max(times[b - 1] if b else 0.0 for b in loads) + comm
+            cost[sum(loads)] = min(cost.get(sum(loads), slowest), slowest)
+    least = [0.0]
+    for n in range(1, batch + 1):
+        least.append(min(least[n - size] + seconds for size, seconds in cost.items() if size <= n))
+    result = run(data, "exact")
+    assert result.status == "optimal" and result.objective == pytest.approx(least[batch], rel=1e-9)

@@ -28,7 +28,7 @@ from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 # Additions and entries of the tables h; beyond, shares are so large that rounding them by speed is enough.
-MAX_WORK = 4e9
+MAX_WORK = 5e9
 MAX_ENTRIES = 5e7
 
 

@@ -11,7 +11,8 @@ Find   the multiset of step times of least sum (T + C) whose admissible loads ca
     least time f(B), and the knapsack hits every sum exactly. Only sizes with f(B) + C + V(G - B) <= a known
     plan count.
 Large G: an optimal plan has fewer than M* steps that differ from the step of the best (T + C) / M* (any M*
-others hold some whose sum is a multiple of M*), so all but M* x max M samples go to that step beforehand.
+others hold some whose sum is a multiple of M*), so all but M* x max M samples go to that step beforehand. What
+such steps cost beyond that ratio bounds their number further.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# Table entries of one knapsack (16 bytes each), and additions for which ties of time are settled exactly.
+# Table entries of one knapsack (16 bytes each), its additions (some seconds), and those for which ties of time
+# are settled exactly.
 MAX_ENTRIES = 5e7
+MAX_WORK = 5e9
 TIE_WORK = 2e6
 # Times of two plans that differ by less are equal: sums of the same terms in another order.
 SAME = 1e-12
@@ -54,14 +57,17 @@ def solve_steps(problem: PoplarProblem, run: Run) -> Outcome[PoplarDecision]:
     times, most = step_sizes(problem)
     plan = _cover_plan(problem, times, most)
     if plan is None:
-        return _beyond_tables(problem, times, most)
+        return _beyond_tables(problem, times, most, None)
     counts, bound = plan
     run.report(bound=bound)
     filled = _fill_steps(problem, counts)
     path = "cover"
     tiny = _tie_work(problem, times) <= TIE_WORK
     if filled is None or tiny:
-        counts, bound = _exact_plan(problem, prune=filled is None and not tiny)
+        plan = _exact_plan(problem, prune=filled is None and not tiny)
+        if plan is None:
+            return _beyond_tables(problem, times, most, bound)
+        counts, bound = plan
         filled = _fill_steps(problem, counts)
         path = "exact sums"
     assert filled is not None, "the sums of an exact plan can be hit"
@@ -104,23 +110,19 @@ def level_of(problem: PoplarProblem, limit: float) -> Level:
     return Level(limit, tuple(pools))
 
 
-def _ratio_step(problem: PoplarProblem, times: Floats, most: Ints) -> int:
-    """The step with the least seconds per sample."""
-    return int(np.argmin((times + problem.comm) / most))
-
-
 def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> tuple[Counter[float], float] | None:
     """Step times of least cost whose sizes add up to at least G; None when the table would be too large."""
-    best = _ratio_step(problem, times, most)
-    size, need = int(most[best]), problem.total
-    ahead = max(0, -(-(need - size * (int(most[-1]) + 1)) // size))
-    need -= ahead * size
-    if need > MAX_ENTRIES:
-        return None
     cost = times + problem.comm
+    best = int(np.argmin(cost / most))
+    need, useful = _narrowed(cost, most, best, problem.total)
+    ahead = (problem.total - need) // int(most[best])
+    times, cost, most = times[useful], cost[useful], most[useful]
+    if need > MAX_ENTRIES or need * len(cost) > MAX_WORK:
+        return None
     value, choice = cover(cost, most, need)
-    counts = Counter({float(times[best]): ahead}) if ahead else Counter()
-    bound = float(value[need]) + ahead * float(cost[best])
+    first = int(np.argmin(cost / most))
+    counts = Counter({float(times[first]): ahead}) if ahead else Counter()
+    bound = float(value[need]) + ahead * float(cost[first])
     while need > 0:
         j = int(choice[need])
         counts[float(times[j])] += 1
@@ -128,19 +130,47 @@ def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> tuple[Coun
     return counts, bound
 
 
-def _beyond_tables(problem: PoplarProblem, times: Floats, most: Ints) -> Outcome[PoplarDecision]:
-    """The step of the best ratio as often as it fits, the rest in one step; and the bound of that ratio."""
-    best = _ratio_step(problem, times, most)
+def _narrowed(cost: Floats, sizes: Ints, best: int, total: int) -> tuple[int, Ints]:
+    """What is left of `total` for a table, and the steps that can be part of a least cover.
+
+    Every step costs ratio x size + excess. Repeating the best one costs `spare` more than ratio x total, so the
+    excesses of a least cover add up to no more: that limits which other steps occur, and how many.
+    """
+    size, ratio = int(sizes[best]), float(cost[best]) / int(sizes[best])
+    excess = cost - ratio * sizes
+    spare = -(-total // size) * float(cost[best]) - ratio * total + SAME * ratio * total
+    useful = np.flatnonzero(excess <= spare).astype(np.int64)
+    others = useful[useful != best]
+    if not len(others):
+        most_others = 0
+    else:
+        least = float(excess[others].min())
+        fewest = size - 1  # any `size` others hold some whose sum is a multiple of it
+        most_others = min(fewest, int(spare / least)) if least > 0 else fewest
+    kept = most_others * int(sizes[useful].max()) + size
+    return total - max(0, -(-(total - kept) // size)) * size, useful
+
+
+def _beyond_tables(
+    problem: PoplarProblem, times: Floats, most: Ints, relaxed: float | None
+) -> Outcome[PoplarDecision]:
+    """The step of the best ratio as often as it fits, the rest in one step; and the best bound known."""
+    best = int(np.argmin((times + problem.comm) / most))
     full, rest = divmod(problem.total, int(most[best]))
-    counts = Counter({float(times[best]): full})
-    if rest:
-        counts[float(times[int(np.searchsorted(most, rest))])] += 1
-    filled = _fill_steps(problem, counts)
+    bound = (float(times[best]) + problem.comm) / float(most[best]) * problem.total * (1 - SAME)
+    for limit in times[np.searchsorted(most, rest) :].tolist() if rest else [float(times[best])]:
+        counts = Counter({float(times[best]): full} if full else {})
+        counts[limit] += 1 if rest else 0
+        filled = _fill_steps(problem, counts)
+        if filled is not None:
+            break
     levels = [level_of(problem, limit) for limit in counts]
-    decision = None if filled is None else _decision(problem, counts, levels, filled)
-    bound = (float(times[best]) + problem.comm) / float(most[best]) * problem.total
-    message = "global batch too large for a table: the step of the best ratio, repeated"
-    return Outcome(stop=Stop.LIMIT, decision=decision, bound=bound * (1 - 1e-12), message=message)
+    return Outcome(
+        stop=Stop.LIMIT,
+        decision=None if filled is None else _decision(problem, counts, levels, filled),
+        bound=bound if relaxed is None else max(bound, relaxed),
+        message="global batch too large for a table: the step of the best ratio, repeated",
+    )
 
 
 def _fill_steps(problem: PoplarProblem, counts: Counter[float]) -> Filled | None:
@@ -169,10 +199,11 @@ def _tie_work(problem: PoplarProblem, times: Floats) -> float:
     return float(len(problem.groups) * len(times) * most * most + problem.total * most)
 
 
-def _exact_plan(problem: PoplarProblem, *, prune: bool) -> tuple[Counter[float], float]:
+def _exact_plan(problem: PoplarProblem, *, prune: bool) -> tuple[Counter[float], float] | None:
     """Step times of a plan of least time that hits G exactly, least under-utilisation among equal times.
 
     prune: keep only the step sizes that can be part of a plan as good as a known one, and leave ties alone.
+    None when the table would be too large.
     """
     sizes, seconds, waste = _all_sizes(problem, with_waste=not prune)
     cost = seconds + problem.comm
@@ -184,6 +215,8 @@ def _exact_plan(problem: PoplarProblem, *, prune: bool) -> tuple[Counter[float],
     if prune:
         keep = _useful_sizes(problem, need, sizes, cost)
         sizes, cost, seconds, waste = sizes[keep], cost[keep], seconds[keep], waste[keep]
+    if need > MAX_ENTRIES or need * len(sizes) > MAX_WORK:
+        return None
     value, choice = exact_sum(cost, waste, sizes, need, SAME * problem.total / problem.speed)
     bound += float(value[need])
     while need:
