@@ -10,13 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hetplan import __version__
-from hetplan.files import to_json, write_text
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.experiments import experiments
-from hetplan.instances.envelope import Instance, save_instance
-from hetplan.instances.library import BEST_FORMAT, BEST_VERSION
+from hetplan.instances.envelope import Instance
+from hetplan.instances.record import add_to_library
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "poplar"
@@ -48,25 +46,11 @@ def instances() -> Iterator[Instance]:
 
 def main(folder: Path) -> None:
     """Write every instance and its record; a missing proof is an error."""
-    folder.mkdir(parents=True, exist_ok=True)
     for instance in instances():
         result = solve(family("poplar"), instance.data, "exact")
-        if result.status != "optimal" or result.decision is None:
+        if result.status != "optimal":
             raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
-        save_instance(instance, folder / f"{instance.name}.json")
-        record = {
-            "format": BEST_FORMAT,
-            "version": BEST_VERSION,
-            "problem": "poplar",
-            "instance": instance.name,
-            "objective": result.objective,
-            "bound": result.bound,
-            "found_by": f"exact (hetplan {__version__})",
-            "proved_by": f"exact (hetplan {__version__})",
-            "note": "",
-            "decision": result.decision.model_dump(mode="json"),
-        }
-        write_text(folder / f"{instance.name}.best.json", to_json(record))
+        add_to_library(folder, instance, result)
         print(f"{instance.name}: {result.objective:.6g} s in {result.seconds * 1e3:.1f} ms")
 
 
