@@ -1,0 +1,125 @@
+"""Writes the packaged `astra` instances and their optima: python benchmarks/astra_instances.py [folder].
+
+Astra's models on its A800, H100 and H800 pools, 1024 and 4096 GPUs (Sections 5.2 and 5.3), each as the best strategy
+with a deep pipeline that the search finds poses it: with the paper's equal layers per type, and without. Then one
+with four types, 32 stages and 96 layers, and a tiny one for checking by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetplan.formulations import family
+from hetplan.formulations.astra.data import AstraData, DeviceType
+from hetplan.formulations.astra.search.engine import Job, search
+from hetplan.formulations.astra.search.pool import heterogeneous, offer_of
+from hetplan.formulations.astra.search.space import Space
+from hetplan.instances.envelope import Instance
+from hetplan.instances.record import add_to_library
+from hetplan.profiling.models import load_model
+from hetplan.solvers.registry import solve
+
+LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "astra"
+
+# (model, GPUs in all, the most of each type, pipeline stages)
+SETTINGS: tuple[tuple[str, int, dict[str, int], int], ...] = (
+    ("llama2-7b", 1024, {"A800": 768, "H100": 512}, 8),
+    ("llama2-13b", 1024, {"A800": 768, "H100": 512}, 8),
+    ("llama2-70b", 1024, {"A800": 768, "H100": 512}, 16),
+    ("llama3-8b", 1024, {"A800": 768, "H100": 512}, 8),
+    ("llama3-70b", 4096, {"A800": 2048, "H100": 1536, "H800": 1024}, 16),
+    ("glm-67b", 4096, {"A800": 2048, "H100": 1536, "H800": 1024}, 32),
+    ("glm-130b", 4096, {"A800": 2048, "H100": 1536, "H800": 1024}, 32),
+)
+BATCH = 1024
+
+
+def searched(model: str, total: int, most: dict[str, int], stages: int) -> Instance:
+    """The best strategy of one setting with that many stages, as an instance."""
+    pool = heterogeneous(total, tuple(offer_of(name, count) for name, count in most.items()))
+    job = Job(load_model(model, precision="bf16"), BATCH)
+    found = search(job, pool, space=Space(pipeline=(stages,)))
+    if found.instance is None:
+        raise SystemExit(f"{model}: {found.reason}")
+    gpus = ",".join(f"{name}:{count}" for name, count in most.items())
+    command = (
+        f"hetplan search -m {model} -g {gpus} --total {total} -b {BATCH} -p pipeline={stages} --instance FILE"
+    )
+    origin = f"Astra, Section 5: {model} on {total} GPUs of {', '.join(most)}; predicted times; {command}"
+    name = f"{model}-{'-'.join(most).lower()}-{total}-pp{stages}"
+    return Instance(problem="astra", name=name, origin=origin, data=found.instance)
+
+
+def four_types() -> Instance:
+    """The largest size that the paper's complexity analysis speaks to: four types, unequal transfers."""
+    kinds = [
+        DeviceType(name=name, max_devices=most, layer_seconds=seconds, p2p_seconds=transfer)
+        for name, most, seconds, transfer in (
+            ("H100", 640, 0.0031, 0.0011),
+            ("H800", 640, 0.0037, 0.0019),
+            ("A800", 1024, 0.0089, 0.0014),
+            ("V100", 1024, 0.0223, 0.0042),
+        )
+    ]
+    data = AstraData(
+        layers=96,
+        stages=32,
+        micro_batches=64,
+        data_parallel=8,
+        tensor_parallel=8,
+        device_types=kinds,
+        equal_layers_per_type=False,
+    )
+    return Instance(problem="astra", name="four-types-32x96", origin="hetplan: made up, by hand", data=data)
+
+
+def tiny() -> Instance:
+    """Six layers on three stages of two types: one fast stage of 4 layers and two slow ones, 11.5 s in all."""
+    kinds = [
+        DeviceType(name="fast", max_devices=1, layer_seconds=0.5, p2p_seconds=0.5),
+        DeviceType(name="slow", max_devices=2, layer_seconds=1.5, p2p_seconds=0.5),
+    ]
+    data = AstraData(
+        layers=6,
+        stages=3,
+        micro_batches=3,
+        data_parallel=1,
+        tensor_parallel=1,
+        device_types=kinds,
+        equal_layers_per_type=False,
+    )
+    return Instance(problem="astra", name="tiny-two-types", origin="hetplan: made up, by hand", data=data)
+
+
+def both(instance: Instance) -> Iterator[Instance]:
+    """The instance, and the same with the paper's own restriction."""
+    yield instance
+    equal = instance.data.model_copy(update={"equal_layers_per_type": True})
+    yield Instance(problem="astra", name=f"{instance.name}-equal", origin=instance.origin, data=equal)
+
+
+def instances() -> Iterator[Instance]:
+    """All of them."""
+    for setting in SETTINGS:
+        yield from both(searched(*setting))
+    yield from both(four_types())
+    yield from both(tiny())
+
+
+def main(folder: Path) -> None:
+    """Write every instance and its record; a missing proof is an error."""
+    for instance in instances():
+        result = solve(family("astra"), instance.data, "exact")
+        if result.status == "infeasible":
+            print(f"{instance.name}: {result.message}; left out")
+            continue
+        if result.status != "optimal":
+            raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
+        add_to_library(folder, instance, result)
+        print(f"{instance.name}: {result.objective:.6g} s in {result.seconds * 1e3:.1f} ms")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY)
