@@ -245,6 +245,62 @@ def test_prices_equal_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
         assert seconds[r] == pytest.approx(plain_seconds(facts, table.row(r), offer, float(share[r]))), r
 
 
+def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[float, float]:
+    """(bytes, optimizer states) of a device of one stage, by hand, without experts and hybrid recomputation."""
+    pp, tp, dp = (row[f"{k}_parallel_size"] for k in ("pipeline_model", "tensor_model", "data"))
+    mbs, K, sp, r = (
+        row["micro_batch_size"],
+        row["num_micro_batches"],
+        row["sequence_parallel"],
+        row["recompute_num_layers"],
+    )
+    v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
+    params = n * facts.blocks[0].params
+    params += facts.first.params if stage == 0 else 0
+    params += facts.last.params + (facts.last.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
+    states = 12 * params / tp / (dp if row["use_distributed_optimizer"] else 1)
+
+    def kept(saved: Any) -> float:
+        parts = (x.size(facts.precision) / (tp if x.split or sp else 1) for x in saved)
+        return float(mbs * sum(parts))
+
+    whole = kept(facts.blocks[0].saved)
+    boundary = facts.boundary_bytes * mbs / (tp if sp else 1)
+    layers, working = n * whole, 0.0
+    if row["recompute_granularity"] == "selective":
+        core = kept([x for x in facts.blocks[0].saved if x.name.startswith(("softmax", "scores"))])
+        layers, working = n * (whole - core), core
+    elif row["recompute_method"] == "uniform":
+        layers, working = -(-n // r) * boundary, min(r, n) * whole
+    elif row["recompute_method"] == "block":
+        again = min(r * v, n)
+        layers, working = again * boundary + (n - again) * whole, whole
+    flight = min(K, pp - stage)
+    if row["num_layers_per_virtual_pipeline_stage"] is not None:
+        flight = min(K * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v
+    ends = flight * kept(facts.first.saved) if stage == 0 else 0.0
+    ends += kept(facts.last.saved) if stage == pp - 1 else 0.0
+    return 6 * params / tp + states + flight * layers + working + ends + 1.5 * 2**30, states
+
+
+@pytest.mark.parametrize(("facts", "gpus"), [(LLAMA, 64), (GPT, 24)])
+def test_memory_equals_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
+    offer = offer_of("A800", gpus)
+    table = table_of(facts, gpus, SMALL if facts is GPT else None)
+    share = offload_share(Priced(facts, table, offer, Assumptions()))
+    plain = np.flatnonzero(table.columns["recompute_granularity"] != 2)
+    for r in random.Random(1).sample(plain.tolist(), 120):
+        row = table.row(r)
+        pp = int(row["pipeline_model_parallel_size"] or 0)
+        by_hand = [plain_bytes(facts, row, j) for j in range(pp)]
+        stages = [(offer, facts.layers // pp)] * pp
+        assert stage_peaks(facts, table, r, stages, 0.0, Assumptions()) == pytest.approx(
+            [b for b, _ in by_hand]
+        )
+        needed = max((b - offer.spec.memory_bytes) / s for b, s in by_hand)
+        assert share[r] > 1 if needed > 1 else share[r] == pytest.approx(max(0.0, needed), abs=1e-12)
+
+
 def test_one_stage_is_eq_22_without_bubbles() -> None:
     """K micro-batches on one stage take K times one."""
     table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(8,), recompute=(None,)))

@@ -12,6 +12,7 @@ Min    sum_q a_q w_q + (K-1) theta   s.t.
 (3) sum_{q of i} w_q <= most_stages_i
 (4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i reach_q       (5) theta >= a_q where reach_q
 (6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1               only with equal layers per type
+(7) P theta >= sum_q a_q w_q                            implied: the slowest is no faster than the average
 Source Astra, eq. 22-23; the counted form is hetplan's. n_s >= 1 and max_layers hold by the choice of the
 kinds.
 """

@@ -70,6 +70,11 @@ def cover_slowest_stage(cp: cp_model.CpModel, seconds: list[int], v: Variables) 
         cp.add(v.theta >= value).only_enforce_if(reached)
 
 
+def outlast_the_average(cp: cp_model.CpModel, kinds: Kinds, seconds: list[int], v: Variables) -> None:  # (7)
+    """The slowest stage takes no less than the average one."""
+    cp.add(kinds.problem.P * v.theta >= cp_model.LinearExpr.weighted_sum(v.w, seconds))
+
+
 def one_number_per_type(cp: cp_model.CpModel, kinds: Kinds, v: Variables) -> None:  # (6)
     """With equal layers per type, each type picks one number of layers."""
     for q, picked in enumerate(v.pick):
@@ -102,6 +107,7 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     ):
         constrain(cp, kinds, v)
     cover_slowest_stage(cp, seconds, v)
+    outlast_the_average(cp, kinds, seconds, v)
     cp.minimize(cp_model.LinearExpr.weighted_sum(v.w, seconds) + (problem.K - 1) * v.theta)
     built = time.perf_counter()
     answer = cpsat.solve(cp, run, Scale(per_unit=per_unit, under=roundings / per_unit))

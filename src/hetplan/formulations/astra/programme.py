@@ -14,8 +14,10 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.formulations.astra.counted import Kinds, objective_range
-from hetplan.formulations.astra.problem import AstraProblem
+from hetplan.formulations.astra.problem import AstraProblem, Floats
 from hetplan.solvers.linear_model import Columns, LinearModel
+
+SAME = 1e-9  # relative
 
 
 @dataclass(frozen=True)
@@ -36,19 +38,34 @@ def build(problem: AstraProblem, unit: float | None = None) -> Programme:
     per_second = unit or (2.0 ** (10 - np.ceil(np.log2(estimate))) if estimate > 0 else 1.0)
     model = LinearModel("astra")
     w = model.integer("w", len(kinds.type), 0, kinds.most)
-    steps = np.unique(kinds.seconds)
+    steps = distinct_times(kinds.seconds)
     step = model.binary("step", len(steps))
     model.fix(step[:1], 1)
     fill_all_stages(model, kinds, w)
     place_all_layers(model, kinds, w)
     keep_to_devices(model, kinds, w)
     climb_in_order(model, step)
-    reach_before_use(model, kinds, w, step, np.searchsorted(steps, kinds.seconds))
+    reach_before_use(model, kinds, w, step, np.searchsorted(steps, kinds.seconds, side="right") - 1)
+    rises = np.diff(steps, prepend=0.0) * per_second
+    outlast_the_average(model, kinds, w, step, rises, per_second)
     if problem.equal:
         one_number_per_type(model, kinds, w, model.binary("pick", len(kinds.type)))
     model.minimize(w, kinds.seconds * per_second)
-    model.minimize(step, (problem.K - 1) * np.diff(steps, prepend=0.0) * per_second)
+    model.minimize(step, (problem.K - 1) * rises)
     return Programme(model, kinds, w, per_second)
+
+
+def distinct_times(seconds: Floats) -> Floats:
+    """The ladder's steps: distinct times, of those within SAME of each other the least (a bound stays a bound).
+
+    Times that differ by rounding alone would need coefficients too small for double precision.
+    """
+    values = np.unique(seconds)
+    steps = [values[0]]
+    for value in values[1:]:
+        if value > steps[-1] * (1 + SAME):
+            steps.append(value)
+    return np.array(steps)
 
 
 def fill_all_stages(model: LinearModel, kinds: Kinds, w: Columns) -> None:  # (1)
@@ -86,6 +103,14 @@ def reach_before_use(
         above = kinds.at_least(q)
         columns = np.append(w[above], step[rung[q]])
         model.row("reach", columns, np.append(np.ones(len(above)), -float(kinds.most[q])), upper=0)
+
+
+def outlast_the_average(
+    model: LinearModel, kinds: Kinds, w: Columns, step: Columns, rises: Floats, scale: float
+) -> None:  # (7)
+    """The slowest stage takes no less than the average one."""
+    work = kinds.seconds * scale
+    model.row("average", np.append(step, w), np.append(kinds.problem.P * rises, -work), lower=0)
 
 
 def one_number_per_type(model: LinearModel, kinds: Kinds, w: Columns, pick: Columns) -> None:  # (6)

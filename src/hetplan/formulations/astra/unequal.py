@@ -50,7 +50,9 @@ def _full_stages(c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, t
     table[0, :, :] = np.inf
     table[0, 0, 0] = 0.0
     for k in range(M - 1):
-        table[k + 1] = table[k]
+        for p in range(P + 1):  # numba compiles an assignment of slices for two seconds
+            for n in range(N + 1):
+                table[k + 1, p, n] = table[k, p, n]
         if cap[k] == 0:
             continue
         one = c[k] * cap[k] + h[k]

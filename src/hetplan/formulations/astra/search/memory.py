@@ -86,7 +86,11 @@ def stage_bytes(
 
 
 def offload_share(priced: Priced) -> Floats:
-    """Share of the optimizer states to offload so that every device fits [R]; > 1: does not fit even so."""
+    """Share of the optimizer states to offload so that every device fits [R]; > 1: does not fit even so.
+
+    Stages between the ends hold as many layers as the first, without its embedding and with fewer micro-batches in
+    flight: they fit, with no more offloaded, where it does.
+    """
     layers = priced.facts.layers // priced.pp
     alone = (priced.pp == 1).astype(float)
     capacity = priced.offer.spec.memory_bytes
