@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 from hetplan.errors import InputError, one_line
 
 MAX_BYTES = 256 * 2**20
+# YAML is for what people write, and its parser is slow: this takes half a minute at worst.
+MAX_YAML_BYTES = 2**20
 MAX_DEPTH = 64
 
 
@@ -99,7 +101,7 @@ def _check_depth(text: str, where: str) -> None:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Parsed YAML (safe loader; aliases, duplicate keys and deep nesting refused)."""
+    """Parsed YAML, at most 1 MiB (safe loader; aliases, duplicate keys and deep nesting refused)."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -133,6 +135,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
     name = os.fspath(path)
     content = read_bytes(path)
+    if len(content) > MAX_YAML_BYTES:
+        raise InputError("file is too large", where=name, expected=f"at most {MAX_YAML_BYTES} bytes")
     try:
         return yaml.load(content, Loader=Loader)
     except yaml.MarkedYAMLError as error:

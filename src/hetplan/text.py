@@ -48,12 +48,22 @@ def bytes_text(value: float | None) -> str:
     return f"{value:.4g} B"
 
 
-def count_text(value: int) -> str:
-    """A large count: `124.4 M`, `128.7 B`."""
+def share_text(part: float, whole: float) -> str:
+    """A size beside its limit, in the limit's unit: `3.59 / 14.5 GiB`."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)):
+        if whole >= factor or factor == 1:
+            return f"{part / factor:.3g} / {whole / factor:.3g} {unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def count_text(value: float | None) -> str:
+    """A large count: `124.4 M`, `128.7 B`; `-` for None."""
+    if value is None:
+        return "-"
     for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if value >= factor:
             return f"{value / factor:.4g} {unit}"
-    return str(value)
+    return f"{value:.4g}"
 
 
 def number_text(value: float | None, digits: int = 6) -> str:

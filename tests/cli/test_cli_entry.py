@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -245,21 +248,49 @@ def test_progress_lines_without_a_terminal(
     assert hetplan("solve", numbers(3, 1), "-m", "patient", "--time-limit", "0.5", "-q").err == ""
 
 
-def test_progress_on_a_terminal_goes_away(numbers: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
+def on_a_terminal(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout, and what the program wrote to stderr while that was a terminal."""
+    ours, theirs = pty.openpty()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+            stdout=out,
+            stderr=theirs,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "TERM": "xterm"},
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        os.close(ours)
+        code = process.wait(timeout=60)
+        out.seek(0)
+        return code, out.read().decode(), shown.decode()
 
-    from hetplan.cli.progress import Live
-    from hetplan.solvers.run import Progress
 
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    live = Live("x")
-    live.update(Progress(0.5, None, None))
-    assert live.status is None, "nothing within the first second"
-    live.update(Progress(2.0, 1.0, 0.9))
-    assert live.status is not None
-    live.close()
-    assert "incumbent 1" in stream.getvalue() or stream.getvalue() == ""
+def test_progress_on_a_terminal_changes_in_place_and_goes_away(numbers: Write) -> None:
+    code, out, err = on_a_terminal("solve", numbers(3, 1), "-m", "patient", "-t", "1.8", "--json")
+    assert code == 0
+    assert json.loads(out)["results"][0]["stop"] == "limit"
+    assert "numbers: patient: 1 s, incumbent 3, bound 0.5, gap 83.3 %, waiting" in err
+    assert err.rstrip().endswith("\x1b[1A\x1b[2K"), "the line is erased at the end"
+
+
+def test_nothing_is_shown_of_what_takes_no_time(numbers: Write) -> None:
+    assert on_a_terminal("solve", numbers(3, 1), "--json")[2] == ""
+
+
+def test_warnings_of_libraries_are_for_developers(numbers: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = wait_for(start("solve", numbers(1), "-m", "first", "--json"))
+    assert (code, err) == (0, "")
+    monkeypatch.setenv("HETPLAN_DEBUG", "1")
+    assert "only developers" in wait_for(start("solve", numbers(1), "-m", "first", "--json"))[2]
+
+
+def test_module_runs_as_a_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "hetplan", "--version"], capture_output=True, check=False)
+    assert done.stdout.decode() == f"hetplan {package.__version__}\n"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -239,3 +239,10 @@ def test_damaged_configs(plan: Callable[..., Ran], tmp_path: Path, block: int) -
         path.write_bytes(damaged(rng, document, as_json(document)))
         codes.append(check(plan("--strategies", "dp", "--json", model=path)))
     assert codes.count(2) > BLOCK / 4
+
+
+def test_a_cluster_file_of_megabytes(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("# " + "x" * 2_000_000)
+    ran = hetplan("plan", "--model", "gpt2", "--cluster", path, "--global-batch", 8)
+    assert ran.error == f"{path}: file is too large (expected at most 1048576 bytes)"

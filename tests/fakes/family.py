@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from pathlib import Path
 
 from hetplan.errors import UnsupportedError
@@ -41,7 +42,8 @@ def exact(data: Data, run: Run) -> Outcome[Decision]:
 
 
 def first(data: Data, run: Run) -> Outcome[Decision]:
-    """The first number, no proof."""
+    """The first number, no proof, and a library that warns."""
+    warnings.warn("only developers want to read this", RuntimeWarning, stacklevel=1)
     return Outcome(stop=Stop.DONE, decision=Decision(index=0), message="took the first")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any
@@ -77,6 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints at most one line for any error."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
         sys.stdout.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
+        if not (sys.warnoptions or debugging()):  # those of libraries are for developers
+            warnings.simplefilter("ignore")
+        return guarded(arguments)
+
+
+def guarded(arguments: Sequence[str] | None) -> int:
+    """Run the command line with every way out of it mapped to an exit code."""
     try:
         returned = command().main(
             args=None if arguments is None else list(arguments), prog_name="hetplan", standalone_mode=False
@@ -100,6 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return returned if isinstance(returned, int) else 0
 
 
+def debugging() -> bool:
+    """Whether HETPLAN_DEBUG asks for tracebacks and warnings."""
+    return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
+
+
 def usage_text(error: BaseException) -> str:
     """What typer says of a wrong option or argument, as one sentence."""
     format_message = getattr(error, "format_message", error.__str__)
@@ -109,7 +123,7 @@ def usage_text(error: BaseException) -> str:
 
 def complain(text: str, code: int, error: BaseException | None = None) -> int:
     """One line on stderr (and the traceback where HETPLAN_DEBUG is set); returns `code`."""
-    if error is not None and os.environ.get("HETPLAN_DEBUG", "") not in ("", "0"):
+    if error is not None and debugging():
         import traceback
 
         traceback.print_exception(error)

@@ -50,6 +50,7 @@ def _print_table(console: Console, table: Table) -> None:
 
     headed = any(table.header)
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=headed)
+    grid.collapse_padding = True
     for i, name in enumerate(table.header):
         grid.add_column(Text(name), justify="right" if i in table.right else "left", overflow="fold")
     for row in table.rows:

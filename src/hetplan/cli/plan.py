@@ -19,7 +19,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import check_target, note, print_json, print_tables
 from hetplan.cli.progress import watched
-from hetplan.text import Table, bytes_text, count_text, number_text, percent_text, seconds_text
+from hetplan.text import Table, bytes_text, count_text, number_text, percent_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from hetplan.planner.candidate import Candidate
@@ -117,20 +117,19 @@ def planning_tables(planning: Planning) -> list[Table]:
     workload, best = planning.workload, planning.best
     rows = tuple(candidate_row(candidate, workload, best) for candidate in planning.candidates)
     header = (
-        "strategy",
-        "method",
+        "plan",
         "status",
         "iteration",
-        "vs winner",
+        "vs best",
         "bound",
         "gap",
         "fullest device",
         "tokens/s",
-        "$/1M tokens",
-        "solved in",
+        "$/1M tok",
+        "solve",
     )
     reasons = tuple(f"{c.strategy}/{c.method}: {c.message}" for c in planning.candidates if c.message)
-    ranking = Table(workload_title(workload), header, rows, reasons, right=tuple(range(3, len(header))))
+    ranking = Table(workload_title(workload), header, rows, reasons, right=tuple(range(2, len(header))))
     if best is None:
         return [
             ranking,
@@ -159,15 +158,14 @@ def workload_title(workload: Workload) -> str:
 def candidate_row(candidate: Candidate, workload: Workload, best: Candidate | None) -> tuple[str, ...]:
     """One line of the ranking."""
     return (
-        candidate.strategy,
-        candidate.method,
+        f"{candidate.strategy}/{candidate.method}",
         candidate.status,
         seconds_text(candidate.predicted_seconds),
         relative_text(candidate, best),
         seconds_text(candidate.bound),
         percent_text(candidate.gap),
         memory_text(candidate, workload),
-        number_text(candidate.tokens_per_second(workload), 4),
+        count_text(candidate.tokens_per_second(workload)),
         number_text(candidate.money_per_million_tokens(workload), 4),
         seconds_text(candidate.solve_seconds),
     )
@@ -188,8 +186,8 @@ def memory_text(candidate: Candidate, workload: Workload) -> str:
     limits = [usable[device.type] for device in workload.cluster.devices]
     left = [limit - peak for limit, peak in zip(limits, candidate.peak_bytes, strict=True)]
     tightest = left.index(min(left))
-    text = f"{bytes_text(candidate.peak_bytes[tightest])} / {bytes_text(limits[tightest])}"
-    return text if candidate.fits_memory else f"{text} too much"
+    text = share_text(candidate.peak_bytes[tightest], limits[tightest])
+    return text if candidate.fits_memory else f"{text} !"
 
 
 def needs(workload: Workload) -> tuple[str, ...]:

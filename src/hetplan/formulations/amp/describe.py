@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from hetplan.formulations.amp.breakdown import Breakdown, price
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
+from hetplan.text import Table, names_text, ranges_text, seconds_text, share_text
 
 
 def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
     """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest device."""
     priced = price(data, decision)
     rows = tuple(stage_row(data, decision, priced, j) for j in range(decision.pipeline))
-    header = ("stage", "layers", "", "devices", "per micro-batch", "send", "gradient sync", "memory / limit")
+    header = ("stage", "layers", "", "devices", "micro-batch", "send", "sync", "memory")
     degrees = (
         f"pipeline {decision.pipeline} x data {decision.data} x tensor {decision.tensor}, "
         f"{priced.gas} micro-batches of {decision.micro_batch} in each pipeline"
@@ -67,4 +67,4 @@ def memory_text(data: AmpData, priced: Breakdown, devices: list[int]) -> str:
         return limits[data.devices[device].type] - peak[device]
 
     tightest = min(devices, key=left)
-    return f"{bytes_text(peak[tightest])} / {bytes_text(limits[data.devices[tightest].type])}"
+    return share_text(peak[tightest], limits[data.devices[tightest].type])
