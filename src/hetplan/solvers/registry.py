@@ -66,6 +66,7 @@ class Family:
     data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data, decision)
     -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data, feasible
     decision) -> list of hetplan.text.Table, how a decision reads for people (None: as JSON).
+    warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Family:
     evaluate: str
     methods: tuple[Method, ...]
     describe: str | None = None
+    warmers: tuple[str, ...] = ()
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""

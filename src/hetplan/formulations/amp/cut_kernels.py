@@ -44,7 +44,8 @@ def tolerance_stage(
                     best[m] = cost + link[c]
                     stored[m] = cost if dropped else best[m]
                     choice[i, m] = c
-        after[i] = stored
+        for m in range(count):  # numba compiles an assignment of slices for two seconds
+            after[i, m] = stored[m]
 
 
 def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:

@@ -57,4 +57,5 @@ FAMILY = Family(
             baseline=True,
         ),
     ),
+    warmers=(f"{_HERE}.exact.warm:columns", f"{_HERE}.exact.warm:rows"),
 )

@@ -1,0 +1,53 @@
+"""Warming: what has not run before is run in processes of its own, once; failures leave no mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetplan.formulations import FAMILIES, family
+from hetplan.solvers import warm
+from hetplan.solvers.registry import load
+
+QUICK = ("os:getcwd", "os:getpid")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    return tmp_path / "hetplan"
+
+
+def test_each_warmer_runs_once(cache: Path) -> None:
+    told: list[str] = []
+    warm.prepare(QUICK, told.append)
+    assert len(list(cache.iterdir())) == 2
+    assert len(told) == 1
+    warm.prepare(QUICK, told.append)
+    assert len(told) == 1
+
+
+def test_a_failing_warmer_leaves_no_mark_and_stops_nothing(cache: Path) -> None:
+    warm.prepare(("os:abort", "os:getcwd"))
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_one_warmer_or_one_core_is_left_to_first_use(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm.prepare(QUICK[:1])
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    warm.prepare(QUICK)
+    assert not cache.exists()
+
+
+def test_a_hung_warmer_is_killed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "PATIENCE_SECONDS", 0.5)
+    warm.prepare(("signal:pause", "os:getcwd"))
+    assert len(list(cache.glob("*"))) <= 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_warmer_named_by_a_family_runs(name: str) -> None:
+    for warmer in family(name).warmers:
+        load(warmer)()
