@@ -165,6 +165,33 @@ def test_native_options_reach_cpsat() -> None:
     assert answer.stop is Stop.LIMIT and answer.objective is not None
 
 
+def enforced_rows(draw: random.Random) -> tuple[cp_model.CpModel, int]:
+    """min t over choices of one member each: t >= the costs of the chosen members of the chosen row; its optimum."""
+    members, rows, big = draw.randint(2, 4), draw.randint(2, 3), 2**31
+    costs = [[[draw.randint(0, big) for _ in range(members)] for _ in range(2)] for _ in range(rows)]
+    model = cp_model.CpModel()
+    choices = [[model.new_bool_var("") for _ in range(members)] for _ in range(2)]
+    chosen_row = [model.new_bool_var("") for _ in range(rows)]
+    for one_of in (*choices, chosen_row):
+        model.add_exactly_one(one_of)
+    t = model.new_int_var(0, 4 * big, "t")
+    for enforced, row in zip(chosen_row, costs, strict=True):
+        total = sum(
+            cost * var for pair in zip(row, choices, strict=True) for cost, var in zip(*pair, strict=True)
+        )
+        model.add(total <= t).only_enforce_if(enforced)
+    model.minimize(t)
+    return model, min(sum(min(member) for member in row) for row in costs)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_large_coefficients_under_enforcement_are_solved_right(seed: int) -> None:
+    model, optimum = enforced_rows(random.Random(seed))
+    answer = cpsat.solve(model, run())
+    assert answer.stop is Stop.OPTIMAL
+    assert answer.objective == pytest.approx(optimum, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [

@@ -25,6 +25,9 @@ from hetplan.solvers.run import Run
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
+# CP-SAT 9.15 can drop a linear constraint's enforcement literal when its Boolean terms exceed 2^31, and then calls
+# a wrong value optimal (github.com/google/or-tools/issues/5293). Without this presolve step it does not.
+UNSOUND_PRESOLVE = version("ortools").startswith("9.15.")
 # Totals stay below this: products with small counts remain far from int64, and sums are exact as floats.
 LARGEST_TOTAL = 2.0**40
 
@@ -168,6 +171,8 @@ def _configured(options: Options) -> Any:
     parameters.random_seed = options.seed
     parameters.relative_gap_limit = options.gap * GAP_SHARE
     parameters.catch_sigint_signal = False  # Ctrl-C belongs to the caller, who sets run.cancel
+    if UNSOUND_PRESOLVE:
+        parameters.presolve_inclusion_work_limit = 0
     for name, value in options.native.get(BACKEND, {}).items():
         _set_native(parameters, name, value)
     return solver
