@@ -1,0 +1,313 @@
+"""The shape of the source tree: links, import directions, what loads when, and what may not appear at all.
+
+Each rule is a function from source text to its faults, tested on a source that breaks it and then applied to
+the whole tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "hetplan"
+TESTS = ROOT / "tests"
+LINKS = ("formulations", "instances", "profiling", "runtime", "solvers")
+
+# A module may import what stands on a lower level, and from its own part; parts on one level are strangers.
+LEVELS = (
+    ("errors", "files", "schema", "text"),
+    ("profiling",),
+    ("solvers",),
+    ("formulations",),
+    ("instances", "runtime"),
+    ("planner",),
+    ("cli",),
+)
+LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+ENTRIES = ("__init__", "__main__")  # hetplan itself: the version, and `python -m hetplan`
+
+HEAVY = (
+    "highspy",
+    "matplotlib",
+    "networkx",
+    "numba",
+    "numpy",
+    "ortools",
+    "pandas",
+    "pydantic",
+    "pyomo",
+    "scipy",
+    "torch",
+)
+EXECUTES = ("__import__", "compile", "eval", "exec")
+UNPICKLES = ("cPickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve")
+
+
+def modules() -> list[Path]:
+    """Every module of hetplan, relative to src/hetplan."""
+    return sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """`cli/main.py` -> `hetplan.cli.main`."""
+    parts = ["hetplan", *path.with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part_of(path: Path) -> str:
+    """The part of hetplan that a module belongs to: `cli`, `errors` …"""
+    return path.parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything imported, inside functions too; `from a import b` gives `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def upward_imports(tree: ast.AST, path: Path) -> list[str]:
+    """Imports of hetplan's parts on the same or a higher level, and relative ones."""
+    here, faults = part_of(path), []
+    for line, name in imports(tree):
+        first, *rest = name.split(".")
+        if first == "":
+            faults.append(f"{path}:{line}: relative import {name}")
+        if first != "hetplan" or here in ENTRIES:
+            continue
+        there = rest[0] if rest else "__version__"  # `import hetplan` gives no more than its version
+        if there in ("__version__", here):
+            continue
+        if there not in LEVEL:
+            faults.append(f"{path}:{line}: {name} is of no part with a level")
+        elif LEVEL[there] >= LEVEL[here] and not (LEVEL[there] == LEVEL[here] == 0):
+            faults.append(f"{path}:{line}: {here} imports {name}")
+    return faults
+
+
+def linked_imports(tree: ast.AST, path: Path) -> list[str]:
+    """Imports through the links at the root."""
+    return [
+        f"{path}:{line}: {name}, expected hetplan.{name}"
+        for line, name in imports(tree)
+        if name.split(".")[0] in LINKS
+    ]
+
+
+def torch_at_import(tree: ast.Module, path: Path) -> list[str]:
+    """Imports of torch that run when the module is imported (not those in functions or for type checkers)."""
+    faults: list[str] = []
+
+    def visit(statements: list[ast.stmt]) -> None:
+        for statement in statements:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                names = [name for _, name in imports(statement) if name.split(".")[0] == "torch"]
+                faults.extend(f"{path}:{statement.lineno}: imports {name}" for name in names)
+            elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            elif isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+                visit(statement.orelse)
+            else:
+                visit(blocks(statement))
+
+    visit(tree.body)
+    return faults
+
+
+def blocks(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements directly inside a compound statement (class, if, with, try, loop, match)."""
+    found: list[ast.stmt] = []
+    for _, value in ast.iter_fields(statement):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.stmt):
+                found.append(item)
+            elif isinstance(item, ast.ExceptHandler | ast.match_case):
+                found.extend(item.body)
+    return found
+
+
+def code_from_data(tree: ast.AST, path: Path) -> list[str]:
+    """Calls that run text as code, and modules that unpickle."""
+    faults = [
+        f"{path}:{line}: imports {name}" for line, name in imports(tree) if name.split(".")[0] in UNPICKLES
+    ]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in EXECUTES:
+            faults.append(f"{path}:{node.lineno}: calls {node.func.id}")
+        for keyword in node.keywords:
+            if keyword.arg in ("allow_pickle", "shell"):
+                faults.append(f"{path}:{node.lineno}: {keyword.arg}=")
+        if ast.unparse(node.func) in ("os.system", "os.popen"):
+            faults.append(f"{path}:{node.lineno}: calls {ast.unparse(node.func)}")
+    return faults
+
+
+Rule = Callable[[ast.Module, Path], list[str]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "place", "source"),
+    [
+        (upward_imports, "solvers/x.py", "from hetplan.formulations.amp.data import AmpData"),
+        (upward_imports, "solvers/x.py", "def f():\n    import hetplan.cli.main"),
+        (upward_imports, "instances/x.py", "from hetplan.runtime.plan import Plan"),
+        (upward_imports, "errors.py", "from hetplan import profiling"),
+        (upward_imports, "cli/x.py", "from . import main"),
+        (upward_imports, "cli/x.py", "from hetplan.elsewhere import main"),
+        (linked_imports, "cli/x.py", "from solvers.run import Run"),
+        (linked_imports, "cli/x.py", "def f():\n    import profiling"),
+        (torch_at_import, "runtime/x.py", "import torch.distributed as dist"),
+        (torch_at_import, "runtime/x.py", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
+        (torch_at_import, "runtime/x.py", "try:\n    pass\nexcept ImportError:\n    import torch"),
+        (torch_at_import, "runtime/x.py", "class A:\n    if True:\n        from torch import nn"),
+        (torch_at_import, "runtime/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+        (code_from_data, "cli/x.py", "eval('1')"),
+        (code_from_data, "cli/x.py", "import pickle"),
+        (code_from_data, "cli/x.py", "import numpy as np\nnp.load('x', allow_pickle=True)"),
+        (code_from_data, "cli/x.py", "import subprocess\nsubprocess.run('ls', shell=True)"),
+        (code_from_data, "cli/x.py", "import os\nos.system('ls')"),
+    ],
+)
+def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
+    assert rule(ast.parse(source), Path(place)) != []
+
+
+@pytest.mark.parametrize(
+    ("rule", "place", "source"),
+    [
+        (upward_imports, "cli/x.py", "from hetplan.errors import InputError\nimport numpy\nimport hetplan"),
+        (upward_imports, "schema.py", "from hetplan.errors import InputError"),
+        (upward_imports, "profiling/x.py", "from hetplan import __version__"),
+        (linked_imports, "cli/x.py", "from hetplan.solvers import run"),
+        (torch_at_import, "runtime/x.py", "def f():\n    import torch"),
+        (torch_at_import, "runtime/x.py", "if TYPE_CHECKING:\n    import torch"),
+        (code_from_data, "cli/x.py", "import re\nre.compile('x')"),
+    ],
+)
+def test_no_rule_is_too_strict(rule: Rule, place: str, source: str) -> None:
+    assert rule(ast.parse(source), Path(place)) == []
+
+
+@pytest.mark.parametrize("rule", [upward_imports, linked_imports, torch_at_import, code_from_data])
+def test_source_keeps_the_rule(rule: Rule) -> None:
+    faults = [
+        fault
+        for path in modules()
+        for fault in rule(ast.parse((SOURCE / path).read_text(encoding="utf-8")), path)
+    ]
+    assert faults == []
+
+
+def test_tests_do_not_import_through_the_links() -> None:
+    faults = [
+        fault
+        for path in sorted(TESTS.rglob("*.py"))
+        for fault in linked_imports(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT))
+    ]
+    assert faults == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the links belong to a checkout")
+@pytest.mark.parametrize("name", LINKS)
+def test_root_links(name: str) -> None:
+    link = ROOT / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"src/hetplan/{name}"
+    assert link.is_dir()
+
+
+def test_every_part_has_a_level() -> None:
+    parts = {part_of(path) for path in modules()} - set(ENTRIES)
+    assert parts == set(LEVEL)
+
+
+def test_profiling_is_no_regular_package() -> None:
+    """From Python 3.15 on `profiling` is the standard library's; a link with an __init__.py would hide it."""
+    assert not (SOURCE / "profiling" / "__init__.py").exists()
+
+
+def run_python(code: str, **environment: str) -> str:
+    """What `code` prints when it runs at the root of the repository, where the links can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_links_hide_no_module_of_the_standard_library(tmp_path: Path) -> None:
+    """A regular `profiling` later on the path wins over the link, as Python 3.15's own must."""
+    package = tmp_path / "profiling"
+    package.mkdir()
+    (package / "__init__.py").write_text("OWNER = 'the standard library'\n")
+    code = "import cProfile, profile, profiling; print(profiling.OWNER, cProfile.__file__, profile.__file__)"
+    owner = run_python(code, PYTHONPATH=str(tmp_path))
+    assert owner.startswith("the standard library ")
+    assert str(ROOT) not in owner.replace(sys.prefix, "")
+
+
+def test_every_module_loads_once_under_one_name() -> None:
+    names = [module_name(path) for path in modules() if path.name != "__main__.py"]
+    code = (
+        f"import importlib, os, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        "for name, module in list(sys.modules.items()):\n"
+        "    file = getattr(module, '__file__', None)\n"
+        "    if file and '/hetplan/' in os.path.realpath(file): print(os.path.realpath(file), name)"
+    )
+    loaded = [line.rsplit(" ", 1) for line in run_python(code).splitlines() if str(SOURCE) in line]
+    twice = [file for file, times in Counter(file for file, _ in loaded).items() if times > 1]
+    assert twice == []
+    assert {name for _, name in loaded} == set(names)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import hetplan",
+        "from hetplan.cli.main import main; main(['--help'])",
+        "from hetplan.cli.main import main; main(['--version'])",
+        "import hetplan.formulations as f; [f.family(name) for name in f.FAMILIES]",
+    ],
+)
+def test_nothing_heavy_loads_before_it_is_used(code: str) -> None:
+    last = run_python(f"{code}\nimport sys; print(*sorted(sys.modules.keys() & {set(HEAVY)!r}))")
+    assert last.splitlines()[-1] == ""
+
+
+def test_every_target_of_a_family_can_be_loaded() -> None:
+    code = (
+        "import hetplan.formulations as f\nfrom hetplan.solvers.registry import load\n"
+        "for family in map(f.family, f.FAMILIES):\n"
+        "    for target in (family.data, family.decision, family.evaluate, family.describe,"
+        " *(m.target for m in family.methods)):\n"
+        "        if target is not None: assert callable(load(target)), target\n"
+        "        print(target)"
+    )
+    assert "hetplan.formulations.amp.data:AmpData" in run_python(code).splitlines()
+
+
+def test_names_in_the_test_folder_are_unique() -> None:
+    """pytest puts folders of tests on the path: two files of one name would be one module."""
+    files = [path for path in TESTS.rglob("*.py") if "__pycache__" not in path.parts]
+    tests = Counter(path.name for path in files if path.name.startswith("test_"))
+    folders = Counter(path.name for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__")
+    assert [name for name, times in (tests + folders).items() if times > 1] == []
+    assert [path for path in files if path.name == "__init__.py"] == []
