@@ -33,7 +33,7 @@ def open_instance(argument: str) -> Instance:
         entry = find(argument)
         if entry is not None:
             return entry.load()
-        if Path(argument).suffix in ("", ".best"):
+        if Path(argument).suffix not in (".json", ".gz"):
             raise InputError(
                 f"neither a file nor an instance of the library{suggestion(argument)}", got=argument
             )
