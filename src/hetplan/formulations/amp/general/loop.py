@@ -1,0 +1,231 @@
+"""The loop around the general models: one model per configuration, cheap bounds first, one incumbent for all.
+
+A configuration fixes the degrees and the micro-batch. Its cheap bound (bound.py) orders and prunes; each survivor
+becomes a model that looks only for decisions cheaper than the incumbent. The whole problem's bound is the least of the
+configurations' bounds: proven by a model, the cut-off where a model found nothing below it, or still the cheap one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.exact.cells import find_cells
+from hetplan.formulations.amp.general.bound import least_seconds
+from hetplan.formulations.amp.general.first import device_orders, first_strategy
+from hetplan.formulations.amp.general.tables import Tables
+from hetplan.formulations.amp.problem import AmpProblem, compile_problem
+from hetplan.formulations.amp.strategy import Strategy, place
+from hetplan.solvers.native import Sink, stopped
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+# Share of the gap by which a decision must beat the incumbent to be worth a model's while.
+WORTH = 0.5
+# Share of the time limit for the first decisions.
+FIRST_SHARE = 0.1
+# Models beyond this many products of choices are not built: no general solver would get anywhere with them.
+MOST_TERMS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a model said of one configuration, looking for decisions that cost at most the cut-off.
+
+    stop INFEASIBLE: there is none. bound: every such decision costs at least this. strategy: the best one found.
+    """
+
+    stop: Stop
+    bound: float | None = None
+    strategy: Strategy | None = None
+    build_seconds: float = 0.0
+    solve_seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked: the cheapest decision of one configuration that costs at most `cutoff` (None: any).
+
+    lower, upper: seconds that every such decision costs at least and at most.
+    """
+
+    tables: Tables
+    lower: float
+    cutoff: float | None
+
+    @property
+    def upper(self) -> float:
+        """The cut-off, or what no decision of the configuration exceeds."""
+        worst = self.tables.slowest_seconds
+        return worst if self.cutoff is None else min(worst, self.cutoff)
+
+
+# (question, run for this model, where incumbents and bounds go) -> reply
+Model = Callable[[Question, Run, Sink], Reply]
+
+
+@dataclass
+class Case:
+    """One configuration. bound: proven so far, +inf when it has no decision at all. closed: nothing left to do."""
+
+    tables: Tables
+    bound: float
+    closed: bool = False
+
+
+@dataclass
+class State:
+    """The search so far."""
+
+    run: Run
+    cases: list[Case]
+    best: float = math.inf
+    strategy: Strategy | None = None
+    build_seconds: float = 0.0
+    solve_seconds: float = 0.0
+    models: int = 0
+    message: str = ""
+    failed: bool = False
+    pruned: int = 0
+
+    @property
+    def bound(self) -> float:
+        """Every decision of the problem costs at least this."""
+        return min([self.best, *(case.bound for case in self.cases)])
+
+    @property
+    def cutoff(self) -> float | None:
+        """Only decisions that cost at most this are worth having."""
+        return None if self.strategy is None else self.best * (1 - WORTH * self.run.options.gap)
+
+    def offer(self, problem: AmpProblem, strategy: Strategy) -> None:
+        """Keep `strategy` if it is the best; priced exactly, whatever its model thought of it."""
+        seconds = place(problem, strategy.configuration, strategy.placement).seconds(strategy.cut)
+        if seconds < self.best:
+            self.best, self.strategy = seconds, strategy
+            self.run.report(incumbent=seconds)
+
+    def prune(self) -> None:
+        """Close what cannot hold a decision worth having."""
+        for case in self.cases:
+            if not case.closed and self.cutoff is not None and case.bound >= self.cutoff:
+                case.closed = True
+                self.pruned += 1
+
+
+def solve_each(data: AmpData, run: Run, model: Model, solver: str) -> Outcome[AmpDecision]:
+    """The best decision over all configurations by `model`, with the bound that it proves."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    cells = find_cells(problem)
+    tables = [Tables(problem, configuration, cells) for configuration in problem.configurations()]
+    state = State(run, cases=[Case(one, 0.0) for one in tables])
+    find_first(state, problem, [device.node for device in data.devices])
+    for case in state.cases:
+        case.bound = math.inf if (least := least_seconds(case.tables, run)) is None else least
+        case.closed = math.isinf(case.bound)
+    state.build_seconds = time.perf_counter() - begun
+    if tables:
+        run.report(bound=state.bound if math.isfinite(state.bound) else None)
+    sweep(state, problem, model)
+    return outcome(state, solver)
+
+
+def find_first(state: State, problem: AmpProblem, nodes: list[int]) -> None:
+    """Incumbents by rule, within a share of the time."""
+    run = state.run
+    part = run.part(time_limit=FIRST_SHARE * run.remaining) if math.isfinite(run.remaining) else run
+    orders = device_orders(problem, nodes)
+    for case in state.cases:
+        found = first_strategy(problem, orders, case.tables.configuration, part)
+        if found is not None:
+            state.offer(problem, found[1])
+
+
+def sweep(state: State, problem: AmpProblem, model: Model) -> None:
+    """Solve the open configurations, cheapest bound first, each with an equal share of the time that is left.
+
+    What was left open is tried once more if the others left time over.
+    """
+    for again in (False, True):
+        state.prune()
+        waiting = sorted((case for case in state.cases if not case.closed), key=lambda case: case.bound)
+        if again and math.isinf(state.run.remaining):
+            return
+        for place_in_line, case in enumerate(waiting):
+            state.prune()
+            if state.run.should_stop:
+                return
+            if not case.closed:
+                share = state.run.remaining / (len(waiting) - place_in_line)
+                solve_case(state, case, problem, model, share)
+
+
+def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seconds: float) -> None:
+    """One model, and what follows from its reply."""
+    run, chosen, cutoff = state.run, case.tables.configuration, state.cutoff
+    if case.tables.terms > MOST_TERMS:
+        state.message = f"the model of {chosen} would have {case.tables.terms} terms, more than {MOST_TERMS}"
+        return
+    part = run.part(time_limit=None if math.isinf(seconds) else seconds)
+    run.report(note=str(chosen))
+
+    def report(incumbent: float | None, bound: float | None) -> None:
+        others = min([state.best, *(other.bound for other in state.cases if other is not case)])
+        run.report(incumbent=incumbent, bound=None if bound is None else min(others, max(case.bound, bound)))
+
+    reply = model(Question(case.tables, case.bound, cutoff), part, report)
+    state.models += 1
+    state.build_seconds += reply.build_seconds
+    state.solve_seconds += reply.solve_seconds
+    if reply.strategy is not None:
+        state.offer(problem, reply.strategy)
+    limit = math.inf if cutoff is None else cutoff
+    if reply.stop is Stop.INFEASIBLE:
+        case.bound, case.closed = max(case.bound, limit), True
+    elif reply.bound is not None:
+        case.bound = max(case.bound, min(reply.bound, limit))
+        case.closed = reply.stop is Stop.OPTIMAL
+    if reply.stop is Stop.ERROR:
+        state.failed, state.message = True, f"{chosen}: {reply.message}"
+    if math.isfinite(state.bound):
+        run.report(bound=state.bound)
+
+
+def outcome(state: State, solver: str) -> Outcome[AmpDecision]:
+    """What the sweep proved, in the registry's terms."""
+    done = all(case.closed for case in state.cases)
+    if done:
+        stop = Stop.OPTIMAL if state.strategy is not None else Stop.INFEASIBLE
+    else:
+        stop = Stop.ERROR if state.failed and not state.run.should_stop else stopped(state.run)
+    message = state.message if stop is not Stop.OPTIMAL else ""
+    if stop is Stop.INFEASIBLE:
+        message = why_infeasible(state)
+    return Outcome(
+        stop=stop,
+        decision=None if state.strategy is None else state.strategy.decision(),
+        bound=state.bound if 0 < state.bound < math.inf else None,
+        build_seconds=state.build_seconds,
+        solve_seconds=state.solve_seconds,
+        solver=solver,
+        message=message,
+        details={
+            "configurations": len(state.cases),
+            "pruned": state.pruned,
+            "models": state.models,
+            "open": sum(not case.closed for case in state.cases),
+        },
+    )
+
+
+def why_infeasible(state: State) -> str:
+    """The reason of a proven infeasibility."""
+    if not state.cases:
+        return "no degrees and micro-batch divide the devices and the batch with tables for every type"
+    count = len(state.cases)
+    return f"no cut and placement fits the memory under any of the {count} combinations of degrees and micro-batch"
