@@ -1,0 +1,221 @@
+"""Seconds and bytes of strategies against a plain reading of the formulas."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from astra.settings import GPT, LLAMA, SMALL, table_of
+from hetplan.errors import InputError
+from hetplan.formulations.astra.search.efficiency import Traffic, Work
+from hetplan.formulations.astra.search.facts import ModelFacts
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pool import (
+    Offer,
+    offer_of,
+)
+from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
+from hetplan.formulations.astra.search.space import NONE, Space
+from hetplan.profiling.times import all_reduce_seconds, layer_time
+
+
+def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: float) -> float:
+    """One strategy priced by hand, for GPT-like models without experts: the formulas, not the code."""
+    pp, tp, dp = (row[f"{k}_parallel_size"] for k in ("pipeline_model", "tensor_model", "data"))
+    mbs, K, sp = row["micro_batch_size"], row["num_micro_batches"], row["sequence_parallel"]
+    v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
+    node = offer.node_devices
+
+    def ring(stride: int, ranks: int) -> tuple[float, float]:
+        if stride * ranks <= node:
+            return offer.intra, offer.intra_latency
+        return min(offer.intra, offer.network / min(stride, node)), offer.network_latency
+
+    block = layer_time(facts.blocks[0], offer.spec, facts.precision, micro_batch=mbs, tensor=tp)
+    ends = [
+        sum(vars(layer_time(x, offer.spec, facts.precision, micro_batch=mbs, tensor=tp)).values())
+        for x in (facts.first, facts.last)
+    ]
+    assert not sp  # the plain reading is for rows without sequence parallelism
+    reduce = 2 * all_reduce_seconds(facts.boundary_bytes * mbs, tp, *ring(1, tp)) if tp > 1 else 0.0
+    forward, backward = block.forward + reduce, block.backward + reduce
+    again = {"full": {"uniform": n, "block": min((row["recompute_num_layers"] or 0) * v, n)}}.get(
+        row["recompute_granularity"], {}
+    ).get(row["recompute_method"], 0)
+    work = n * (forward + backward) + again * forward
+    crossing = 0.0
+    if pp > 1:
+        inside = tp * dp * pp <= node
+        bandwidth = offer.intra if inside else min(offer.intra, offer.network / node)
+        latency = offer.intra_latency if inside else offer.network_latency
+        crossing = 2 * (facts.boundary_bytes * mbs / bandwidth + latency)
+        if row["overlap_p2p_communication"]:
+            crossing = max(0.0, crossing - work / v)
+    stages = [work + v * crossing] * pp
+    stages[0] += ends[0]
+    stages[-1] += ends[1]
+    pipeline = (sum(stages) - max(stages)) / v + K * max(stages)
+    params = [n * facts.blocks[0].params / tp] * pp
+    params[0] += facts.first.params / tp
+    params[-1] += (facts.last.params + (facts.last.tied_params if pp > 1 else 0)) / tp
+    most = max(params)
+    gradients = all_reduce_seconds(most * 4, dp, *ring(tp, dp)) if dp > 1 else 0.0
+    if row["use_distributed_optimizer"]:
+        gather = all_reduce_seconds(most * 2, dp, *ring(tp, dp)) / 2 if dp > 1 else 0.0
+        sync = max(0.0, gradients / 2 - n * backward) + max(0.0, gather - n * forward)
+        most /= dp
+    else:
+        sync = max(0.0, gradients - n * backward)
+    moved = share * most * 6 / 25e9
+    if not row["no_overlap_offload_optimizer"]:
+        moved = max(0.0, moved - n * backward)
+    adam = most * 30 * ((1 - share) / (offer.spec.memory_bytes_per_s * 0.8) + share / 51e9)
+    return float(pipeline + sync + adam + moved)
+
+
+@pytest.mark.parametrize(("facts", "gpus"), [(LLAMA, 64), (LLAMA, 8), (GPT, 24)])
+def test_prices_equal_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
+    offer = offer_of("A800", gpus)
+    table = table_of(facts, gpus, SMALL if facts is GPT else None)
+    priced = Priced(facts, table, offer, Assumptions())
+    share = np.clip(offload_share(priced), 0, 1)
+    seconds = iteration_seconds(priced, share)
+    simple = (table.columns["sequence_parallel"] == 0) & (
+        np.isin(table.columns["recompute_granularity"], (NONE, 1))
+    )
+    rows = random.Random(0).sample(np.flatnonzero(simple).tolist(), 150)
+    for r in rows:
+        assert seconds[r] == pytest.approx(plain_seconds(facts, table.row(r), offer, float(share[r]))), r
+
+
+def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[float, float]:
+    """(bytes, optimizer states) of a device of one stage, by hand, without experts and hybrid recomputation."""
+    pp, tp, dp = (row[f"{k}_parallel_size"] for k in ("pipeline_model", "tensor_model", "data"))
+    mbs, K, sp, r = (
+        row["micro_batch_size"],
+        row["num_micro_batches"],
+        row["sequence_parallel"],
+        row["recompute_num_layers"],
+    )
+    v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
+    params = n * facts.blocks[0].params
+    params += facts.first.params if stage == 0 else 0
+    params += facts.last.params + (facts.last.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
+    states = 12 * params / tp / (dp if row["use_distributed_optimizer"] else 1)
+
+    def kept(saved: Any) -> float:
+        parts = (x.size(facts.precision) / (tp if x.split or sp else 1) for x in saved)
+        return float(mbs * sum(parts))
+
+    whole = kept(facts.blocks[0].saved)
+    boundary = facts.boundary_bytes * mbs / (tp if sp else 1)
+    layers, working = n * whole, 0.0
+    if row["recompute_granularity"] == "selective":
+        core = kept([x for x in facts.blocks[0].saved if x.name.startswith(("softmax", "scores"))])
+        layers, working = n * (whole - core), core
+    elif row["recompute_method"] == "uniform":
+        layers, working = -(-n // r) * boundary, min(r, n) * whole
+    elif row["recompute_method"] == "block":
+        again = min(r * v, n)
+        layers, working = again * boundary + (n - again) * whole, whole
+    flight = min(K, pp - stage)
+    if row["num_layers_per_virtual_pipeline_stage"] is not None:
+        flight = min(K * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v
+    ends = flight * kept(facts.first.saved) if stage == 0 else 0.0
+    ends += kept(facts.last.saved) if stage == pp - 1 else 0.0
+    return 6 * params / tp + states + flight * layers + working + ends + 1.5 * 2**30, states
+
+
+@pytest.mark.parametrize(("facts", "gpus"), [(LLAMA, 64), (GPT, 24)])
+def test_memory_equals_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
+    offer = offer_of("A800", gpus)
+    table = table_of(facts, gpus, SMALL if facts is GPT else None)
+    share = offload_share(Priced(facts, table, offer, Assumptions()))
+    plain = np.flatnonzero(table.columns["recompute_granularity"] != 2)
+    for r in random.Random(1).sample(plain.tolist(), 120):
+        row = table.row(r)
+        pp = int(row["pipeline_model_parallel_size"] or 0)
+        by_hand = [plain_bytes(facts, row, j) for j in range(pp)]
+        stages = [(offer, facts.layers // pp)] * pp
+        assert stage_peaks(facts, table, r, stages, 0.0, Assumptions()) == pytest.approx(
+            [b for b, _ in by_hand]
+        )
+        needed = max((b - offer.spec.memory_bytes) / s for b, s in by_hand)
+        assert share[r] > 1 if needed > 1 else share[r] == pytest.approx(max(0.0, needed), abs=1e-12)
+
+
+def test_one_stage_is_eq_22_without_bubbles() -> None:
+    """K micro-batches on one stage take K times one."""
+    table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(8,), recompute=(None,)))
+    priced = Priced(LLAMA, table, offer_of("H100", 8), Assumptions())
+    figures = priced.blocks.table
+    stage = 32 * (priced.forward + priced.backward) + priced.blocks.row(5) + priced.blocks.row(6)
+    rest = iteration_seconds(priced, np.zeros(table.rows)) - priced.K * stage
+    assert figures.shape[0] == 7 and (rest > 0).all() and (rest < 0.2).all()
+
+
+def test_sequence_parallelism_saves_memory_and_recomputation_costs_time() -> None:
+    table = table_of(LLAMA, 64, Space(pipeline=(2,), tensor=(4,), micro_batch=(1,), interleaving=False))
+    priced = Priced(LLAMA, table, offer_of("A800", 64), Assumptions())
+    share = offload_share(priced)
+    offer = offer_of("A800", 64)
+    peak = np.array(
+        [stage_peaks(LLAMA, table, r, [(offer, 16)] * 2, 0.0, Assumptions())[0] for r in range(table.rows)]
+    )
+    seconds = iteration_seconds(priced, share)
+    c = table.columns
+    base = (c["use_distributed_optimizer"] == 1) & (c["no_overlap_offload_optimizer"] == 1)
+    plain = base & (c["recompute_granularity"] == NONE)
+    full = base & (c["recompute_method"] == 1) & (c["recompute_num_layers"] == 1)
+    for sp in (0, 1):
+        here, there = plain & (c["sequence_parallel"] == sp), full & (c["sequence_parallel"] == sp)
+        assert peak[here][0] > 1.3 * peak[there][0] and seconds[here][0] < seconds[there][0]
+    assert peak[plain & (c["sequence_parallel"] == 1)] < peak[plain & (c["sequence_parallel"] == 0)]
+    tight = replace(offer_of("A800", 64), spec=offer_of("RTX-3060", 1).spec)
+    assert (offload_share(Priced(LLAMA, table, tight, Assumptions())) > share).any()
+
+
+class Half:
+    """An efficiency model that reaches half of everything, without launch floors."""
+
+    launch_seconds = 0.0
+
+    def computation(self, work: Work) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Half."""
+        return np.full(work.flops.shape, 0.5)
+
+    def communication(self, traffic: Traffic) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Half."""
+        return np.full(traffic.size.shape, 0.5)
+
+
+class Full(Half):
+    """All of it for computation."""
+
+    def computation(self, work: Work) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """One."""
+        return np.ones(work.flops.shape)
+
+
+class Broken(Half):
+    """A share that is none."""
+
+    def computation(self, work: Work) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Too much."""
+        return np.full(work.flops.shape, 1.5)
+
+
+def test_efficiencies_can_be_passed_in() -> None:
+    table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(1, 2)))
+    offer = offer_of("A800", 8)
+    half, full = (Priced(LLAMA, table, offer, Assumptions(efficiency=model)) for model in (Half(), Full()))
+    assert half.blocks.table == pytest.approx(2 * full.blocks.table)
+    exact = sum(block.forward_flops() for block in LLAMA.blocks[:1]) / 312e12
+    products = full.blocks.row(3)[(table.columns["tensor_model_parallel_size"] == 1)]
+    assert products == pytest.approx(exact * table.columns["micro_batch_size"][: len(products)])
+    with pytest.raises(InputError, match="efficiency of computation"):
+        Priced(LLAMA, table, offer, Assumptions(efficiency=Broken())).blocks  # noqa: B018

@@ -1,0 +1,153 @@
+"""The strategy table against a plain product; order and Pareto set."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astra.settings import GPT, LLAMA, SCHEMA, SMALL, table_of
+from hetplan.formulations.astra.search.facts import model_facts
+from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking
+from hetplan.formulations.astra.search.rules import default_rules, rules_from_text
+from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.table import Strategies, strategies
+from hetplan.profiling.models import load_model
+
+
+def rows_of(table: Strategies) -> set[tuple[int, ...]]:
+    names = sorted(table.columns)
+    return set(zip(*(table.columns[name].tolist() for name in names), strict=True))
+
+
+def plain_product(space: Space, gpus: int, global_batch: int, layers: int) -> list[dict[str, Any]]:
+    """Table 3's product for GPT-2 by nested loops, rules as Python conditions."""
+    found = []
+    for pp, tp, mbs in product(space.pipeline or (), space.tensor or (), space.micro_batch):
+        if gpus % (pp * tp) or layers % pp or 12 % tp:
+            continue
+        dp = gpus // pp // tp
+        if global_batch % (mbs * dp) or dp == 0:
+            continue
+        gas, stage = global_batch // mbs // dp, layers // pp
+        kept: list[tuple[str | None, str | None, int | None]] = [
+            (None, None, None)
+        ]  # GPT-2 here has standard attention: selective stays
+        kept += [("selective", None, None)]
+        kept += [("full", m, r) for m in ("block", "uniform") for r in range(1, stage + 1)]
+        kept += [("hybrid", "block", r) for r in range(1, stage + 1)]
+        for v, (g, m, r), sp, do, off in product(
+            [None, *range(1, pp + 1)], kept, (False, True), (False, True), (False, True)
+        ):
+            if r is not None and r > pp:
+                continue
+            if v is not None and (pp == 1 or v > stage or stage % v or stage // v < 2 or gas % pp):
+                continue
+            if v is not None and r is not None and r > v:
+                continue
+            if sp and tp == 1:
+                continue
+            found.append(
+                {
+                    "pp": pp,
+                    "tp": tp,
+                    "mbs": mbs,
+                    "v": v,
+                    "g": g,
+                    "m": m,
+                    "r": r,
+                    "sp": sp,
+                    "do": do,
+                    "off": off,
+                }
+            )
+    return found
+
+
+def test_table_is_the_product_less_the_rules() -> None:
+    table = table_of(GPT, 24, SMALL)
+    expected = plain_product(SMALL, 24, 256, 12)
+    keys = {
+        "pp": "pipeline_model_parallel_size",
+        "tp": "tensor_model_parallel_size",
+        "mbs": "micro_batch_size",
+        "v": "num_layers_per_virtual_pipeline_stage",
+        "g": "recompute_granularity",
+        "m": "recompute_method",
+        "r": "recompute_num_layers",
+        "sp": "sequence_parallel",
+        "do": "use_distributed_optimizer",
+        "off": "no_overlap_offload_optimizer",
+    }
+    rows = [table.row(i) for i in range(table.rows)]
+    got = {tuple(str(row[name]) for name in keys.values()) for row in rows}
+    assert got == {tuple(str(e[short]) for short in keys) for e in expected}
+    assert len(got) == table.rows == len(expected) > 100
+
+
+def test_pushing_rules_down_drops_the_same_rows() -> None:
+    """Without rules first, all rules on the whole table afterwards."""
+    rules = default_rules(SCHEMA.columns)
+    pushed = strategies(GPT, SMALL, rules, gpus=24, global_batch=256)
+    raw = strategies(GPT, SMALL, [], gpus=24, global_batch=256)
+    assert raw.rows > pushed.rows
+    late = rules_from_text("$gpu_type == None", SCHEMA.columns, where="test")  # a rule that is never met
+    assert rows_of(strategies(GPT, SMALL, [*rules, *late], gpus=24, global_batch=256)) == rows_of(pushed)
+    from hetplan.formulations.astra.search.space import CONSTANTS, constants_of
+    from hetplan.formulations.astra.search.table import _values
+
+    constants = constants_of(GPT, 256)
+    table = {name: _values(name, column) for name, column in raw.columns.items()}
+    table |= {name: _values(name, constants[name]) for name in CONSTANTS}
+    keep = np.ones(raw.rows, dtype=bool)
+    for rule in rules:
+        keep &= ~rule.met(table, raw.rows)
+    assert rows_of(raw.take(keep)) == rows_of(pushed)
+
+
+def test_user_rules_only_drop() -> None:
+    columns = SCHEMA.columns
+    mine = rules_from_text("$tensor_model_parallel_size > 2 || $micro_batch_size == 1", columns, where="t")
+    whole = table_of(LLAMA, 64)
+    less = strategies(LLAMA, Space(), [*default_rules(columns), *mine], gpus=64, global_batch=256)
+    assert rows_of(less) < rows_of(whole)
+    assert less.columns["tensor_model_parallel_size"].max() == 2
+    assert less.columns["micro_batch_size"].min() == 2
+    assert less.generated == whole.generated
+
+
+def test_flash_attention_rule_of_the_paper_bites() -> None:
+    assert (table_of(LLAMA).columns["recompute_granularity"] != 0).all()  # fused attention: no selective
+    assert (table_of(GPT, 24, SMALL).columns["recompute_granularity"] == 0).any()
+
+
+def test_experts_bring_expert_parallelism() -> None:
+    facts = model_facts(load_model("bert-moe"))
+    assert (facts.experts, facts.experts_per_token) == (8, 2)
+    table = strategies(facts, Space(), default_rules(SCHEMA.columns), gpus=16, global_batch=256)
+    degrees = set(table.columns["expert_model_parallel_size"].tolist())
+    assert degrees == {1, 2, 4, 8}
+    dense = table_of(LLAMA)
+    assert set(dense.columns["expert_model_parallel_size"].tolist()) == {1}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25), st.integers(0, 7))
+def test_pareto_set_and_choice(points: list[tuple[int, int]], limit: int) -> None:
+    speed, money = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    front = [points[i] for i in pareto(speed, money)]
+    better = {p for p in points if not any((q[0] >= p[0] and q[1] <= p[1] and q != p) for q in points)}
+    assert set(front) == better and len(front) == len(better)
+    assert front == sorted(front, key=lambda p: (-p[0], p[1]))
+    order = [points[i] for i in ranking(speed, money)]
+    assert order == sorted(points, key=lambda p: (-p[0], p[1]))
+    chosen = best_under(float(limit), speed, money)
+    affordable = [p for p in points if p[1] <= limit]
+    if not affordable:
+        assert chosen is None
+    else:
+        assert chosen is not None
+        assert points[chosen] == min(affordable, key=lambda p: (-p[0], p[1]))
