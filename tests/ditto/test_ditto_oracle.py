@@ -31,7 +31,7 @@ def exact_cases() -> list[object]:
 @pytest.mark.parametrize(("name", "seed"), exact_cases())
 def test_exact_methods_equal_enumeration(name: str, seed: int) -> None:
     best = optimum_of(seed)
-    result = solve(FAMILY, data_of(seed), name, Run(Options(threads=1, time_limit=60)))
+    result = solve(FAMILY, data_of(seed), name, Run(Options(threads=1, time_limit=20)))
     if best is None:
         assert result.status == "infeasible"
         assert result.stop is Stop.INFEASIBLE

@@ -16,6 +16,11 @@ FAMILY = Family(
     methods=(
         Method("auto", f"{_HERE}.exact.search:solve", True, "the fastest way to a proven optimum: `exact`"),
         Method("exact", f"{_HERE}.exact.search:solve", True, "bounded search over θ, shortest paths inside"),
+        Method("cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model over stages as arcs of a path"),
+        Method("milp", f"{_HERE}.milp:solve", True, "one mixed-integer programme, HiGHS"),
+        Method(
+            "pyomo", f"{_HERE}.pyomo_model:solve", True, "the same programme through Pyomo, for any solver"
+        ),
         Method(
             "paper", f"{_HERE}.paper:solve", False, "folding and recovery programme", "Ditto, Algorithm 2"
         ),

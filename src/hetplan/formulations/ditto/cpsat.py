@@ -1,0 +1,172 @@
+"""Problem `ditto` as one CP-SAT model; sets, variables and numbers of constraints as in `arcs`.
+
+Seconds become integers by rounding down; theta's own coefficient N_b - (stages behind k*) is positive, so the
+model prices no template too high and its bound holds as it is. The scale is as fine as CP-SAT's integers allow:
+two stages that the evaluator tells apart must stay apart, since T jumps with the place of the slowest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from hetplan.formulations.ditto.arcs import Arcs, least_objective, list_arcs
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.milp import NONE_FITS
+from hetplan.formulations.ditto.problem import Ints, compile_problem, infeasible_because
+from hetplan.solvers import cpsat
+from hetplan.solvers.native import Scale
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+# Relative to the least objective: far below the evaluator's tie in all but enormous instances.
+FINEST = 1e-11
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model with its variables; seconds [Q] and slack (the tie) in integer time units; peak [Q][S_max]."""
+
+    cp: cp_model.CpModel
+    arcs: Arcs
+    seconds: Ints
+    slack: int
+    before: list[cp_model.IntVar]
+    after: list[cp_model.IntVar]
+    peak: list[list[cp_model.IntVar]]
+
+    def every(self, arcs: Ints) -> list[cp_model.IntVar]:
+        """The variables of some arcs in all roles, arc by arc (S_max + 2 each)."""
+        return [v for q in arcs.tolist() for v in (self.before[q], self.after[q], *self.peak[q])]
+
+    @cached_property
+    def peaks(self) -> list[cp_model.IntVar]:
+        """All of `peak`, arc by arc."""
+        return [v for row in self.peak for v in row]
+
+
+def follow_a_path(m: Model) -> None:  # (1)
+    """Stages in front of k* lead from layer 0 up to it, stages behind it from there to layer L."""
+    arcs, layers = m.arcs, m.arcs.problem.layers
+    for at in range(layers + 1):
+        ends, begins = np.flatnonzero(arcs.last == at).tolist(), np.flatnonzero(arcs.first == at).tolist()
+        arriving = sum(m.before[q] for q in ends) + (1 if at == 0 else 0)
+        m.cp.add(arriving == sum(v for q in begins for v in (m.before[q], *m.peak[q])))
+        arriving = sum(v for q in ends for v in (m.after[q], *m.peak[q]))
+        m.cp.add(arriving == sum(m.after[q] for q in begins) + (1 if at == layers else 0))
+
+
+def keep_below_the_slowest(m: Model) -> None:  # (2)
+    """No stage in front of k* is slower than it, none behind it by more than the tie."""
+    slowest = cp_model.LinearExpr.weighted_sum(m.peaks, np.repeat(m.seconds, m.arcs.counts).tolist())
+    for layer in range(m.arcs.problem.layers):
+        q = m.arcs.covering(layer)
+        variables = [block[i] for block in (m.before, m.after) for i in q.tolist()]
+        times = np.concatenate([m.seconds[q], np.maximum(m.seconds[q] - m.slack, 0)])
+        m.cp.add(cp_model.LinearExpr.weighted_sum(variables, times.tolist()) <= slowest)
+
+
+def count_stages_behind(m: Model) -> None:  # (3)
+    """k* knows how many stages lie behind it."""
+    counts = list(range(m.arcs.counts)) * len(m.arcs)
+    m.cp.add(cp_model.LinearExpr.weighted_sum(m.peaks, counts) == sum(m.after))
+
+
+def keep_to_devices(m: Model) -> None:  # (4)
+    """Each kind gives what it has."""
+    for i, available in enumerate(m.arcs.problem.devices.tolist()):
+        q = np.flatnonzero(m.arcs.kind == i)
+        sizes = np.repeat(m.arcs.devices[q], m.arcs.counts + 2).tolist()
+        m.cp.add(cp_model.LinearExpr.weighted_sum(m.every(q), sizes) <= available)
+
+
+def keep_to_micro_batches(m: Model) -> None:  # (5)
+    """No more stages than micro-batches."""
+    m.cp.add(sum(m.every(np.arange(len(m.arcs)))) <= m.arcs.problem.micro_batches)
+
+
+def fit_memory(m: Model) -> None:  # (6)
+    """A stage holds as many micro-batches as there are stages from it on."""
+    arcs = m.arcs
+    if not arcs.problem.has_memory:
+        return
+    most = arcs.problem.most_stages
+    for a in range(arcs.problem.layers):
+        later = m.every(np.flatnonzero(arcs.first >= a))
+        here = np.flatnonzero((arcs.first == a) & (arcs.alive < most))
+        tighter = np.repeat(most - arcs.alive[here], arcs.counts + 2).tolist()
+        m.cp.add(sum(later) + cp_model.LinearExpr.weighted_sum(m.every(here), tighter) <= most)
+
+
+def minimise_time(m: Model) -> None:
+    """T, written with theta."""
+    weights = m.arcs.problem.micro_batches - np.arange(m.arcs.counts)
+    m.cp.minimize(
+        cp_model.LinearExpr.weighted_sum(m.before, m.seconds.tolist())
+        + cp_model.LinearExpr.weighted_sum(m.after, (2 * m.seconds).tolist())
+        + cp_model.LinearExpr.weighted_sum(m.peaks, np.outer(m.seconds, weights).ravel().tolist())
+    )
+
+
+CONSTRAINTS = (
+    follow_a_path,
+    keep_below_the_slowest,
+    count_stages_behind,
+    keep_to_devices,
+    keep_to_micro_batches,
+    fit_memory,
+)
+
+
+def build(arcs: Arcs, scale: float) -> Model:
+    """The whole model; `scale`: integer time units per second."""
+    cp, every = cp_model.CpModel(), range(len(arcs))
+    model = Model(
+        cp=cp,
+        arcs=arcs,
+        seconds=cpsat.rounded_down(arcs.seconds, scale),
+        slack=math.ceil(arcs.tie * scale),
+        before=[cp.new_bool_var(f"before{q}") for q in every],
+        after=[cp.new_bool_var(f"after{q}") for q in every],
+        peak=[[cp.new_bool_var(f"peak{q}_{j}") for j in range(arcs.counts)] for q in every],
+    )
+    for constrain in CONSTRAINTS:
+        constrain(model)
+    minimise_time(model)
+    return model
+
+
+def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """Proven optimum up to the rounding stated in the bound, or what there is when time runs out."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        return Outcome(stop=Stop.INFEASIBLE, message=reason, solver=cpsat.SOLVER)
+    arcs = list_arcs(problem)
+    roundings = problem.micro_batches + 2 * problem.most_stages
+    largest = roundings * float(arcs.seconds.max())
+    least = max(least_objective(problem), largest * 1e-6)
+    scale = cpsat.integer_scale(least, largest, roundings, error=FINEST) if largest > 0 else 1.0
+    model = build(arcs, scale)
+    built = time.perf_counter()
+    answer = cpsat.solve(model.cp, run, Scale(per_unit=scale, under=roundings / scale))
+    decision = None
+    if answer.has_solution:
+        chosen = answer.chosen(model.every(np.arange(len(arcs))))
+        decision = problem.decision(arcs.stages(np.array(chosen, dtype=np.int64) // (arcs.counts + 2)))
+    return Outcome(
+        stop=answer.stop,
+        decision=decision,
+        bound=answer.bound,
+        build_seconds=built - begun,
+        solve_seconds=time.perf_counter() - built,
+        solver=answer.solver,
+        message=answer.message or (NONE_FITS if answer.stop is Stop.INFEASIBLE else ""),
+        details={**answer.statistics, "arcs": len(arcs)},
+    )

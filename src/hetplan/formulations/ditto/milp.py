@@ -1,0 +1,57 @@
+"""Problem `ditto` through HiGHS: the programme of `programme`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from hetplan.formulations.ditto.arcs import list_arcs
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.problem import Ints, compile_problem, infeasible_because
+from hetplan.formulations.ditto.programme import Programme, build
+from hetplan.solvers.linear_model import LinearModel, MilpAnswer
+from hetplan.solvers.native import Scale
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+Backend = Callable[[LinearModel, Run, Scale], MilpAnswer]
+NONE_FITS = "proven by the solver: no template fits in memory"
+
+
+def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """Proven optimum up to HiGHS's tolerances, or what there is when time runs out."""
+    from hetplan.solvers import highs
+
+    return solve_through(highs.solve, data, run)
+
+
+def solve_through(backend: Backend, data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """Build the programme, have `backend` minimise it, read the template out."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        return Outcome(stop=Stop.INFEASIBLE, message=reason)
+    programme = build(list_arcs(problem))
+    built = time.perf_counter()
+    answer = backend(programme.model, run, Scale(per_unit=programme.unit))
+    return Outcome(
+        stop=answer.stop,
+        decision=problem.decision(programme.arcs.stages(chosen(programme, answer)))
+        if answer.has_solution
+        else None,
+        bound=answer.bound,
+        build_seconds=built - begun,
+        solve_seconds=time.perf_counter() - built,
+        solver=answer.solver,
+        message=answer.message or (NONE_FITS if answer.stop is Stop.INFEASIBLE else ""),
+        details={**answer.statistics, "arcs": len(programme.arcs)},
+    )
+
+
+def chosen(programme: Programme, answer: MilpAnswer) -> Ints:
+    """The arcs that the incumbent uses."""
+    used = answer.values(programme.every(np.arange(len(programme.arcs)))).sum(axis=1)
+    return np.flatnonzero(used > 0.5)

@@ -1,0 +1,14 @@
+"""Problem `ditto` through Pyomo: the programme of `programme`, for any solver that Pyomo knows."""
+
+from __future__ import annotations
+
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.milp import solve_through
+from hetplan.solvers import pyomo_driver
+from hetplan.solvers.result import Outcome
+from hetplan.solvers.run import Run
+
+
+def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """Proven optimum up to the solver's tolerances, or what there is when time runs out."""
+    return solve_through(pyomo_driver.solve, data, run)
