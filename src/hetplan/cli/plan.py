@@ -70,12 +70,14 @@ def plan(
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
     from hetplan.planner.ranking import make_plans
+    from hetplan.planner.strategies import chosen
     from hetplan.profiling.workload import make_workload
     from hetplan.runtime.plan import save_plan
     from hetplan.solvers.run import Run
+    from hetplan.solvers.warm import prepare
 
     check_target(output)
-    run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
+    options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
     workload = make_workload(
         model,
         open_cluster(cluster),
@@ -85,6 +87,8 @@ def plan(
         profile=profile,
     )
     names = split_list(strategies) if strategies is not None else None
+    prepare([w for strategy in chosen(names) for w in strategy.warmers], None if quiet else note)
+    run = Run(options)
     planning = watched(
         run,
         lambda: make_plans(workload, names, run, money_limit=money_limit),

@@ -20,12 +20,13 @@ class Strategy:
 
     target: "module:function" of (workload, run) -> candidates, best method first; imported when used. It
     returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
-    workload unusable. The run's time limit is for each method.
+    workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     """
 
     name: str
     target: str
     summary: str
+    warmers: tuple[str, ...] = ()
 
     def propose(self, workload: Workload, run: Run) -> list[Candidate]:
         """The candidates of this strategy."""
@@ -38,11 +39,24 @@ PAPERS = ("amp", "astra", "hap", "poplar", "ditto")
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy("amp", "hetplan.planner.amp:propose", "degrees, placement, micro-batch and stages (AMP)"),
         Strategy(
-            "poplar", "hetplan.planner.poplar:propose", "unequal batches under each ZeRO stage (Poplar)"
+            "amp",
+            "hetplan.planner.amp:propose",
+            "degrees, placement, micro-batch and stages (AMP)",
+            ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
         ),
-        Strategy("astra", "hetplan.planner.astra:propose", "the whole strategy search, segments by type (Astra)"),
+        Strategy(
+            "poplar",
+            "hetplan.planner.poplar:propose",
+            "unequal batches under each ZeRO stage (Poplar)",
+            ("hetplan.planner.warm:poplar",),
+        ),
+        Strategy(
+            "astra",
+            "hetplan.planner.astra:propose",
+            "the whole strategy search, segments by type (Astra)",
+            ("hetplan.planner.warm:astra",),
+        ),
         Strategy("dp", "hetplan.planner.data_parallel:propose", "plain data parallelism, the floor"),
     )
 }

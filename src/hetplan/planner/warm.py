@@ -1,0 +1,29 @@
+"""Warmers of strategies (see `solvers.warm`): each proposes for a small model on two small nodes."""
+
+from __future__ import annotations
+
+from hetplan.planner.strategies import STRATEGIES
+from hetplan.profiling.cluster import ClusterFile, build_cluster
+from hetplan.profiling.workload import make_workload
+from hetplan.solvers.run import Run
+
+
+def poplar() -> None:
+    """Compile what Poplar's methods use."""
+    propose("poplar")
+
+
+def astra() -> None:
+    """Compile what Astra's search uses."""
+    propose("astra")
+
+
+def propose(strategy: str) -> None:
+    """One proposal of the strategy."""
+    nodes = [
+        {"devices": 2, "device": device, "intra_node_gbit_per_s": 100.0, "network_gbit_per_s": 10.0}
+        for device in ("V100-SXM2-16GB", "T4")
+    ]
+    header = {"format": "hetplan-cluster", "version": 1, "name": "two small nodes"}
+    cluster = build_cluster(ClusterFile.model_validate({**header, "nodes": nodes}))
+    STRATEGIES[strategy].propose(make_workload("gpt2", cluster, 8), Run())
