@@ -1,7 +1,8 @@
 """Exact joint optimisation of `amp`: bound every configuration, search those that can win, widen until proven.
 
-1. Every configuration gets the row bound (`rows`), first without synchronisation, cheapest first.
-2. A narrow label search (`columns`) on each gives the incumbent.
+1. A few orders of the devices (`orders`) give a first incumbent; no layer slower than it can be in a better decision.
+2. Every configuration gets the row bound (`rows`), first without synchronisation; those that can still win get more
+   orders and a narrow label search (`columns`), cheapest bound first, which give a good incumbent.
 3. What the incumbent leaves is divided into boxes of synchronisation time; each is a job with its own bound.
 4. The job of least bound is searched with a width that grows until nothing is dropped: then it is closed.
 The least bound of the open jobs is the bound of the whole; it is valid whenever the search ends.
@@ -14,14 +15,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.exact.cells import find_cells
+from hetplan.formulations.amp.exact.cells import Cells, find_cells
 from hetplan.formulations.amp.exact.columns import NOTHING, Found, decision, make_grid, search
-from hetplan.formulations.amp.exact.layout import MOST_SHAPES, lay_out
+from hetplan.formulations.amp.exact.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
 from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import (
     RowModel,
@@ -30,7 +31,7 @@ from hetplan.formulations.amp.exact.rows import (
     bound_stages,
     row_model,
 )
-from hetplan.formulations.amp.problem import AmpProblem, compile_problem
+from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_problem
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -40,6 +41,10 @@ WIDEN = 6
 LEAVES = 2000
 # Memory of the widest search: labels of some 10 (D + K) bytes and their children.
 MAX_WIDTH = 50_000
+# Orders tried on every configuration before anything is bounded.
+FIRST_ORDERS = 3
+# An incumbent below this share of the ceiling leaves stage times too few digits: prove again from it.
+LEAST_SHARE = 1e-4
 # Labels within this of the incumbent (relative) are pruned when the user asks for a plain proof.
 ROUNDING = 1e-9
 
@@ -65,6 +70,7 @@ class Search:
     """State shared by the steps: the incumbent, the open jobs and the wish to stop."""
 
     problem: AmpProblem
+    cells: Cells
     run: Run
     incumbent: np.ndarray[tuple[int], np.dtype[np.float64]] = field(
         default_factory=lambda: np.full(1, np.inf)
@@ -73,6 +79,7 @@ class Search:
         default_factory=lambda: np.zeros(1, dtype=np.int64)
     )
     decision: AmpDecision | None = None
+    ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     bound: float | None = None
     finished: bool = False
     totals: dict[str, int] = field(
@@ -122,37 +129,32 @@ class Search:
         self.take(job.model, found)
         return found
 
-    def lay_out_orders(self, roots: list[Job]) -> None:
-        """First incumbents from `orders`, for the configurations that can still win."""
-        for job in roots:
-            lay = job.model.layout
-            if job.bound >= self.worth:
-                continue
-            for array in placements(lay.cells, lay.config):
-                if self.stopped():
-                    return
-                found = try_placement(self.problem, lay.config, array)
-                if found is not None and found[0] < self.incumbent[0]:
-                    self.incumbent[0] = found[0]
-                    self.decision = found[1].decision()
+    def lay_out(self, config: Configuration, most_shapes: int = MAX_SHAPES) -> Layout:
+        """The configuration's layout."""
+        return lay_out(self.problem, self.cells, config, ceiling=self.ceiling, most_shapes=most_shapes)
+
+    def try_orders(self, config: Configuration, most: int | None = None) -> None:
+        """First incumbents from `orders` (the first `most` of them) for one configuration."""
+        for array in islice(placements(self.cells, config), most):
+            if self.stopped():
+                return
+            found = try_placement(self.problem, config, array)
+            if found is not None and found[0] < self.incumbent[0]:
+                self.incumbent[0] = found[0]
+                self.decision = found[1].decision()
 
     def root_jobs(self) -> list[Job]:
         """A job per configuration that has a decision at all, cheapest bound first."""
         jobs = []
-        cells = find_cells(self.problem)
         for config in self.problem.configurations():
             self.totals["configurations"] += 1
-            if self.stopped():
-                # not looked at: nothing is known of it but that times are not negative
-                model = row_model(lay_out(self.problem, cells, config))
-                jobs.append(Job(model, SyncBox(0.0, np.inf, 0.0), 0.0))
-                continue
-            model = row_model(lay_out(self.problem, cells, config))
-            most = float(model.sync_values[-1])
-            bound = bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound
+            model = row_model(self.lay_out(config))
+            low, most = float(model.sync_values[0]), float(model.sync_values[-1])
+            bound = 0.0  # when stopped nothing is known of it but that times are not negative
+            if not self.stopped():
+                bound = low + bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound
             if np.isfinite(bound):
-                low = float(model.sync_values[0])
-                jobs.append(Job(model, SyncBox(low, most, bound + low), bound + low))
+                jobs.append(Job(model, SyncBox(low, most, bound), bound))
         return sorted(jobs, key=lambda job: job.bound)
 
     def boxes(self, jobs: list[Job]) -> Iterator[Job]:
@@ -170,12 +172,26 @@ class Search:
 
     def execute(self) -> None:
         """All steps; leaves `decision`, `bound` and `finished` behind."""
+        for config in self.problem.configurations():
+            self.try_orders(config, FIRST_ORDERS)
+        self.ceiling = float(self.incumbent[0])
+        self.prove()
+        while self.finished and self.decision is not None and self.incumbent[0] < LEAST_SHARE * self.ceiling:
+            self.ceiling = float(self.incumbent[0])
+            self.bound = None
+            self.prove()
+
+    def prove(self) -> None:
+        """Bound and search every configuration, layer times cut off at the ceiling."""
+        self.totals["configurations"] = 0
         roots = self.root_jobs()
         if not roots:
             self.finished = not self.stopped()
             return
-        self.bound = roots[0].bound
-        self.lay_out_orders(roots)
+        self.note(roots[0].bound)
+        for job in roots:
+            if job.bound < self.worth:
+                self.try_orders(job.model.layout.config)
         for job in roots:
             if self.stopped():
                 break
@@ -212,21 +228,21 @@ class Search:
         open_bounds = [entry[0] for entry in heap] + [job.bound for job in stuck]
         least = min([*open_bounds, self.worth if np.isfinite(self.incumbent[0]) else np.inf])
         self.finished = not self.stopped() and all(b >= self.worth for b in open_bounds)
-        if self.finished and self.run.options.gap <= 1e-6:
-            least = float(self.incumbent[0])  # pruned labels lie within rounding of it
         self.note(least)
+        if self.finished and self.decision is not None and self.run.options.gap <= 1e-6:
+            self.bound = float(self.incumbent[0])  # pruned labels lie within rounding of it
 
     def unrestricted(self, job: Job) -> Job | None:
         """The same decisions with every shape listed; None where they are too many even for a last resort."""
         lay = job.model.layout
-        every = lay_out(self.problem, lay.cells, lay.config, MOST_SHAPES)
+        every = self.lay_out(lay.config, MOST_SHAPES)
         if not every.complete:
             return None
         return Job(row_model(every), job.box, job.bound)
 
     def note(self, bound: float) -> None:
         """Record a proven bound (bounds of open jobs only rise)."""
-        if np.isfinite(bound):
+        if np.isfinite(bound) and bound > 0:
             self.bound = max(self.bound or 0.0, min(bound, float(self.incumbent[0])))
 
 
@@ -237,7 +253,7 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """
     begun = time.perf_counter()
     problem = compile_problem(data)
-    state = Search(problem, run)
+    state = Search(problem, find_cells(problem), run)
     built = time.perf_counter()
     failure: list[BaseException] = []
 
@@ -250,12 +266,15 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     # The kernels cannot look at the clock or at Ctrl-C: this thread does it for them.
     worker = threading.Thread(target=work, name="amp-exact", daemon=True)
     worker.start()
-    while worker.is_alive():
-        worker.join(0.05)
-        known = float(state.incumbent[0])
-        run.report(incumbent=known if np.isfinite(known) else None, bound=state.bound)
-        if run.should_stop:
-            state.stop[0] = 1
+    try:
+        while worker.is_alive():
+            worker.join(0.05)
+            known = float(state.incumbent[0])
+            run.report(incumbent=known if np.isfinite(known) else None, bound=state.bound)
+            if run.should_stop:
+                state.stop[0] = 1
+    finally:
+        state.stop[0] = 1  # an interrupted caller must not leave a search behind
     if failure:
         raise failure[0]
     return _outcome(state, run, built - begun, time.perf_counter() - built)

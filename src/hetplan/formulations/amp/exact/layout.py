@@ -10,7 +10,7 @@ Threshold a set of slow types: the groups holding one of them are at least ceil(
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, product
 from math import inf
@@ -86,24 +86,36 @@ class Layout:
 
 
 def lay_out(
-    problem: AmpProblem, cells: Cells, config: Configuration, most_shapes: int = MAX_SHAPES
+    problem: AmpProblem,
+    cells: Cells,
+    config: Configuration,
+    *,
+    ceiling: float = inf,
+    most_shapes: int = MAX_SHAPES,
 ) -> Layout:
-    """The configuration's shapes (all of them up to `most_shapes`), kinds and zones."""
+    """The configuration's shapes (all of them up to `most_shapes`), kinds and zones.
+
+    ceiling: layer times are cut off here, seconds. No decision faster than the ceiling has a layer that slow, and
+    stage times, taken as differences of prefix sums, keep their digits beside layers that are slower by far.
+    """
     tp = config.tensor
     seconds = problem.seconds[tp, config.micro_batch]
-    table = np.concatenate([np.zeros((len(problem.types), 1)), np.cumsum(seconds, axis=1)], axis=1)
-    ring = np.r_[0.0, np.cumsum(problem.tensor)] * (2 * (tp - 1) / tp * config.micro_batch)
+    ring = problem.tensor * (2 * (tp - 1) / tp * config.micro_batch)
+
+    def prefix_of(layers: Floats, bandwidth: float) -> Floats:
+        whole = layers + ring / bandwidth if tp > 1 else layers
+        return np.asarray(np.r_[0.0, np.cumsum(np.minimum(whole, ceiling))])
+
     shapes, complete = _shapes(cells, config, most_shapes)
     kinds: dict[tuple[frozenset[int], float], int] = {}
     shape_kind = [kinds.setdefault(_kind(cells, shape), len(kinds)) for shape in shapes]
     prefix, capacity = [], []
     for members, slowest in kinds:
         rows = sorted(members)
-        worst = table[rows[0]] if len(rows) == 1 else np.r_[0.0, np.cumsum(seconds[rows].max(axis=0))]
-        prefix.append(worst + (ring / slowest if tp > 1 else 0.0))
+        prefix.append(prefix_of(seconds[rows].max(axis=0), slowest))
         capacity.append(problem.capacity[rows].min())
     thresholds = _thresholds(problem, seconds)
-    keys, zones = _zones(problem, cells, config, table, ring, thresholds)
+    keys, zones = _zones(problem, cells, config, prefix_of, thresholds)
     number = {key: n for n, key in enumerate(keys)}
     rank = np.argsort(np.argsort(seconds.sum(axis=1), kind="stable"), kind="stable")
     shape_zone = [
@@ -191,9 +203,14 @@ def _zone_of(cells: Cells, cell: int) -> int:
 
 
 def _zones(
-    problem: AmpProblem, cells: Cells, config: Configuration, table: Floats, ring: Floats, thresholds: Ints
+    problem: AmpProblem,
+    cells: Cells,
+    config: Configuration,
+    prefix_of: Callable[[Floats, float], Floats],
+    thresholds: Ints,
 ) -> tuple[list[tuple[str, int]], Zones]:
     """The zones and what each stands for: ("pure", cell class) or ("straddling", slowest type)."""
+    seconds = problem.seconds[config.tensor, config.micro_batch]
     tp, count = config.tensor, cells.count
     outer = cells.bandwidth.copy()
     np.fill_diagonal(outer, 0.0)  # no second cell, no link: 0 bytes/s
@@ -218,7 +235,7 @@ def _zones(
     for z, members in enumerate(pure):
         kind = int(cells.type[members[0]])
         within = float(np.where(np.isfinite(inner[members]), inner[members], 0.0).max())
-        prefix[z] = table[kind] + (ring / within if tp > 1 else 0.0)
+        prefix[z] = prefix_of(seconds[kind], within)
         capacity[z], level[z] = problem.capacity[kind], thresholds[:, kind]
         fits = int(cells.size[members].max()) // tp
         room[z] = fits if fits <= MAX_ROOM else 0
@@ -228,7 +245,7 @@ def _zones(
             leave[z, y] = outer[np.ix_(members, others)].max()
     for z in range(len(pure), total):
         kind = keys[z][1]
-        prefix[z] = table[kind] + ring / best_outer
+        prefix[z] = prefix_of(seconds[kind], best_outer)
         capacity[z], level[z] = problem.capacity[kind], thresholds[:, kind]
         local = int(cells.size.max()) >= config.data
         stay[z], sync_in[z], sync_out[z] = anywhere, best_inner if local else 0.0, best_outer
