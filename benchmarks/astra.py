@@ -17,7 +17,8 @@ from harness import best_of, markdown, measured, save
 
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
-from hetplan.formulations.astra.search.engine import Job, search
+from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous, offer_of
 from hetplan.profiling.models import load_model
 from hetplan.solvers.options import Options
@@ -76,6 +77,8 @@ def segments(types: int, stages: int, layers: int, *, equal: bool, transfers: bo
 def run_segments(data: AstraData, method: str, limit: float) -> dict[str, Any]:
     """One solve as a row: seconds are the median after a warm-up for the fast methods."""
     run = Options(threads=1, time_limit=limit)
+    small = segments(2, 2, 4, equal=data.equal_layers_per_type, transfers=True)
+    solve(family("astra"), small, method, Run(run))  # compiles
     first = solve(family("astra"), data, method, Run(run))
     seconds = first.seconds
     if seconds < 1.0:
@@ -210,8 +213,8 @@ def table_1_text(rows: list[dict[str, Any]]) -> str:
         "micro-batch (here 8), nor which degrees it tries (here all that divide), nor all of its rules; it keeps the "
         "flash-attention rule, which drops selective recomputation, and lists recompute-num-layers 1..N, which its own "
         "second rule cuts to the number of stages. Its counts fall with the number of GPUs as ours do, because fewer "
-        "micro-batches divide a fixed batch over more replicas; equal counts for Llama-2-7B and Llama-3-8B show that it "
-        "does not reject degrees that do not divide the key-value heads (Megatron-LM does, and so do we).\n"
+        "micro-batches divide a fixed batch over more replicas; equal counts for Llama-2-7B and Llama-3-8B show that "
+        "it does not reject degrees that do not divide the key-value heads (Megatron-LM does, and so do we).\n"
     )
     return markdown("Mode 1: the 28 settings of Table 1", header, cells) + note
 

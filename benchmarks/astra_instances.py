@@ -13,7 +13,8 @@ from pathlib import Path
 
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
-from hetplan.formulations.astra.search.engine import Job, search
+from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import heterogeneous, offer_of
 from hetplan.formulations.astra.search.space import Space
 from hetplan.instances.envelope import Instance

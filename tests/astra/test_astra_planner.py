@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetplan.formulations.astra.search.engine import Job, search
+from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.planner.astra import plannable, propose, to_plan
 from hetplan.profiling.cluster import example_cluster

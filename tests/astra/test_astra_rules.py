@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search.rule_syntax import Source
-from hetplan.formulations.astra.search.rules import Column, Values, compile_rule, rules_from_text
+from hetplan.formulations.astra.search.rule_types import Column
+from hetplan.formulations.astra.search.rules import Values, compile_rule, rules_from_text
 
 WORDS = ("selective", "full", "hybrid")
 COLUMNS = {

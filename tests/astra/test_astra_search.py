@@ -10,8 +10,9 @@ import pytest
 from astra.settings import SCHEMA
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
-from hetplan.formulations.astra.search.engine import Job, schema_of, search
+from hetplan.formulations.astra.search.engine import schema_of, search
 from hetplan.formulations.astra.search.facts import model_facts
+from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import (
     cost,
     find_device,
@@ -21,12 +22,8 @@ from hetplan.formulations.astra.search.pool import (
 )
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.segments import (
-    SegmentFigures,
-    segment_figures,
-    segment_front,
-    segment_space,
-)
+from hetplan.formulations.astra.search.segment_figures import SegmentFigures, segment_figures, segment_space
+from hetplan.formulations.astra.search.segments import segment_front
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.astra.search.table import Strategies, strategies
 from hetplan.profiling.models import load_model

@@ -8,12 +8,10 @@ only None; arithmetic with it gives None, ordering against it is false; so is di
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal as Kinds
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +28,9 @@ from hetplan.formulations.astra.search.rule_syntax import (
     Source,
     parse_rule,
 )
+from hetplan.formulations.astra.search.rule_types import Checker, Column, column_of
 
-Kind = Kinds["number", "string", "bool", "none"]
 Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Column:
-    """What a rule may know of a parameter. words: the vocabulary of a string column (rows hold indices into
-    it)."""
-
-    kind: Kind
-    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,10 +63,10 @@ def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
     """Parse and type-check one rule; raises InputError with the place of the first fault."""
     tree = parse_rule(source)
     names: set[str] = set()
-    kind = _Checker(source, columns, names).kind(tree)
+    kind = Checker(source, columns, names).kind(tree)
     if kind != "bool":
         raise source.error(
-            "a rule must be true or false", _column(tree), got=f"a {kind}", expected="a comparison"
+            "a rule must be true or false", column_of(tree), got=f"a {kind}", expected="a comparison"
         )
     return Rule(source, tree, frozenset(names), columns)
 
@@ -126,90 +115,6 @@ def _without_comment(line: str) -> str:
         elif character == "#":
             return line[:at]
     return line
-
-
-def _column(node: Node) -> int:
-    return _column(node.left) if isinstance(node, Comparison) else node.column
-
-
-@dataclass(frozen=True)
-class _Checker:
-    """Types of expressions; collects the names that are read."""
-
-    source: Source
-    columns: Mapping[str, Column]
-    names: set[str]
-
-    def kind(self, node: Node) -> Kind:
-        match node:
-            case Literal(value=None):
-                return "none"
-            case Literal(value=bool()):
-                return "bool"
-            case Literal(value=str(word)):
-                if word in self.columns:
-                    raise self.source.error(f"{word} is a parameter", node.column, expected=f"${word}")
-                return "string"
-            case Literal():
-                return "number"
-            case Name(name=name):
-                return self._name(node, name)
-            case Negative(operand=operand):
-                self._need(operand, "number", "minus")
-                return "number"
-            case Chain(first=first, rest=rest):
-                wanted: Kind = "bool" if rest[0][0] in ("&&", "||") else "number"
-                for sign, operand in [(rest[0][0], first), *rest]:
-                    self._need(operand, wanted, sign)
-                    if (
-                        sign in "/%"
-                        and operand is not first
-                        and isinstance(operand, Literal)
-                        and operand.value == 0
-                    ):
-                        raise self.source.error("division by zero", operand.column)
-                return wanted
-            case Comparison():
-                return self._comparison(node)
-
-    def _name(self, node: Name, name: str) -> Kind:
-        if name not in self.columns:
-            near = difflib.get_close_matches(name, self.columns, n=2, cutoff=0.5)
-            expected = (
-                " or ".join(f"${n}" for n in near) if near else "one of " + ", ".join(sorted(self.columns))
-            )
-            raise self.source.error("unknown parameter", node.column, got=f"${name}", expected=expected)
-        self.names.add(name)
-        return self.columns[name].kind
-
-    def _need(self, node: Node, wanted: Kind, sign: str) -> None:
-        kind = self.kind(node)
-        if kind != wanted:
-            expected = "a comparison" if wanted == "bool" else "a number"
-            raise self.source.error(
-                f"{sign} cannot take this", _column(node), got=f"a {kind}", expected=expected
-            )
-
-    def _comparison(self, node: Comparison) -> Kind:
-        left, right = self.kind(node.left), self.kind(node.right)
-        if node.operator in ("==", "!="):
-            if "none" not in (left, right) and left != right:
-                raise self.source.error("cannot be compared", node.column, got=f"a {left} and a {right}")
-            for one, other in ((node.left, node.right), (node.right, node.left)):
-                if isinstance(one, Name) and isinstance(other, Literal) and isinstance(other.value, str):
-                    words = self.columns[one.name].words
-                    if other.value not in words:
-                        raise self.source.error(
-                            f"${one.name} never has this value",
-                            other.column,
-                            got=other.value,
-                            expected=f"one of {', '.join(words)} or None",
-                        )
-        elif (left, right) != ("number", "number"):
-            raise self.source.error(
-                f"{node.operator} orders numbers only", node.column, got=f"a {left} and a {right}"
-            )
-        return "bool"
 
 
 Operand = tuple[NDArray[np.generic] | float | str | bool | None, Mask | bool]

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search.facts import ModelFacts
-from hetplan.formulations.astra.search.rules import Column
+from hetplan.formulations.astra.search.rule_types import Column
 
 GRANULARITIES = ("selective", "full", "hybrid")
 METHODS = ("block", "uniform")

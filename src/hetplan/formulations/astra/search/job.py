@@ -1,0 +1,54 @@
+"""What is to be trained, and for how much; the clock of a search."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from hetplan.errors import InputError
+from hetplan.profiling.models import Model
+
+JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained. tokens: of the whole training, for money. money_limit: dollars for them, None:
+    none."""
+
+    model: Model
+    global_batch: int
+    tokens: float = JOB_TOKENS
+    money_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InputError("global batch", got=self.global_batch, expected="at least 1")
+        if not self.tokens > 0:
+            raise InputError("tokens of the job", got=self.tokens, expected="more than 0")
+        if self.money_limit is not None and not self.money_limit >= 0:
+            raise InputError("money limit", got=self.money_limit, expected="dollars, at least 0")
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.global_batch * self.model.tokens_per_sample
+
+    @property
+    def iterations(self) -> float:
+        """Optimizer steps of the whole job (not rounded: money is proportional)."""
+        return self.tokens / self.tokens_per_iteration
+
+
+@dataclass
+class Clock:
+    """Seconds per phase of a search."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
+
+    def lap(self, phase: str) -> None:
+        """Credit the time since the last lap to `phase`."""
+        now = time.perf_counter()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self.begun
+        self.begun = now
