@@ -14,7 +14,8 @@ from typing import Any
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration
-from hetplan.formulations.astra.search.engine import Job, search
+from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.plot import summary
 from hetplan.formulations.astra.search.pool import Pool, heterogeneous, homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.pricing import Assumptions
