@@ -25,11 +25,12 @@ from hetplan.solvers.run import Run
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
-# CP-SAT 9.15 can drop a linear constraint's enforcement literal when its Boolean terms exceed 2^31, and then calls
-# a wrong value optimal (github.com/google/or-tools/issues/5293). Without this presolve step it does not.
-UNSOUND_PRESOLVE = version("ortools").startswith("9.15.")
+# CP-SAT 9.15 calls wrong values optimal, and feasible models infeasible, where coefficients are large: its presolve
+# adds them up in 32 bits and drops enforcement literals (github.com/google/or-tools/issues/5293), and its detection
+# of "greater than at least one of" errs too. Both are switched off and totals kept small there; 9.12 to 9.14 are right.
+UNSOUND = version("ortools").startswith("9.15.")
 # Totals stay below this: products with small counts remain far from int64, and sums are exact as floats.
-LARGEST_TOTAL = 2.0**40
+LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +172,9 @@ def _configured(options: Options) -> Any:
     parameters.random_seed = options.seed
     parameters.relative_gap_limit = options.gap * GAP_SHARE
     parameters.catch_sigint_signal = False  # Ctrl-C belongs to the caller, who sets run.cancel
-    if UNSOUND_PRESOLVE:
+    if UNSOUND:
         parameters.presolve_inclusion_work_limit = 0
+        parameters.auto_detect_greater_than_at_least_one_of = False
     for name, value in options.native.get(BACKEND, {}).items():
         _set_native(parameters, name, value)
     return solver
