@@ -178,6 +178,11 @@ def solver_label(options: Options) -> str:
     return f"{options.pyomo_solver} (Pyomo {PYOMO_VERSION})"
 
 
+def require(options: Options) -> None:
+    """Raise what `solve` would raise over the solver's name, its absence or its native options."""
+    _configured(options, None)
+
+
 def _configured(options: Options, limit: float | None) -> Any:
     """The solver's Pyomo interface with its options set."""
     name = options.pyomo_solver

@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -93,13 +93,13 @@ class Model:
             for j, ends in enumerate(t.boundaries)
         ]
         self.compute = {g: self.seconds(f"compute{g}") for g in self.groups}
-        self.reduce = {g: self.seconds(f"reduce{g}") if len(t.tensor_levels) else 0 for g in self.groups}
+        self.reduce = {g: [self.seconds(f"reduce{g}")] for g in self.groups if len(t.tensor_levels)}
         self.link = {
             (j, i): self.seconds(f"link{j, i}")
             for j, i in self.groups
             if t.has_links and j + 1 in self.stages
         }
-        self.sigma = self.seconds("sigma") if len(t.sync_levels) else 0
+        self.sigma = [self.seconds("sigma")] if len(t.sync_levels) else []
         self.total = self.seconds("T")
 
     def literals(self, name: str, members: Sequence[Any] | Ints | Floats) -> list[Any]:
@@ -168,11 +168,11 @@ def bound_compute(m: Model) -> None:  # (3)
 
 def bound_reduce(m: Model) -> None:  # (4)
     """A tensor group all-reduces at the lowest bandwidth between two of its devices."""
-    for j, i in m.groups if len(m.tables.tensor_levels) else []:
+    for (j, i), (total,) in m.reduce.items():
         low = levels(m, f"tensor{j, i}", m.tables.tensor_levels)
         lowest_within(m, low, m.x[:, j, i, :], m.tables.tensor_levels)
         for literal, seconds in zip(low, m.tables.reduce(j), strict=True):
-            m.at_least(m.reduce[j, i], seconds, m.y[j], [literal])
+            m.at_least(total, seconds, m.y[j], [literal])
 
 
 def bound_links(m: Model) -> None:  # (5)
@@ -189,23 +189,23 @@ def bound_links(m: Model) -> None:  # (5)
 
 def bound_sync(m: Model) -> None:  # (6)
     """A stage's gradients are all-reduced at the lowest bandwidth within any of its data groups."""
-    for j in m.stages if len(m.tables.sync_levels) else []:
+    for j, (sigma,) in product(m.stages, [m.sigma] if m.sigma else []):
         low = levels(m, f"sync[{j}]", m.tables.sync_levels)
         for r in m.lanes:
             lowest_within(m, low, m.x[:, j, :, r], m.tables.sync_levels)
         for literal, seconds in zip(low, m.tables.sync(j), strict=True):
-            m.at_least(m.sigma, seconds, m.y[j], [literal])
+            m.at_least(sigma, seconds, m.y[j], [literal])
 
 
 def add_up(m: Model) -> None:  # (7)
     """T covers every pipeline: its slowest stage for all micro-batches but one, one pass, and the synchronisation."""
     for i in m.ranks:
-        times = [m.compute[j, i] + m.reduce[j, i] for j in m.stages]
+        stages = [[m.compute[j, i], *m.reduce.get((j, i), [])] for j in m.stages]
         slowest = m.seconds(f"m[{i}]")
-        for stage in times:
-            m.cp.add(slowest >= stage)
-        links = [seconds for (_, rank), seconds in m.link.items() if rank == i]
-        m.cp.add(m.total >= (m.gas - 1) * slowest + sum(times) + sum(links) + m.sigma)
+        for stage in stages:
+            m.cp.add(slowest >= cp_model.LinearExpr.sum(stage))
+        once = [*chain(*stages), *(seconds for (_, rank), seconds in m.link.items() if rank == i), *m.sigma]
+        m.cp.add(m.total >= cp_model.LinearExpr.weighted_sum([slowest, *once], [m.gas - 1] + [1] * len(once)))
     m.cp.add(m.total >= int(np.floor(m.question.lower * m.scale) - m.roundings))
 
 

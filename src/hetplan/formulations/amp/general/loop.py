@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.exact.cells import find_cells
-from hetplan.formulations.amp.general.bound import least_seconds
+from hetplan.formulations.amp.general.bound import least_seconds, quick_seconds
 from hetplan.formulations.amp.general.first import device_orders, first_strategy
 from hetplan.formulations.amp.general.tables import Tables
 from hetplan.formulations.amp.problem import AmpProblem, compile_problem
@@ -27,8 +27,8 @@ from hetplan.solvers.run import Run
 WORTH = 0.5
 # Share of the time limit for the first decisions.
 FIRST_SHARE = 0.1
-# Models beyond this many products of choices are not built: no general solver would get anywhere with them.
-MOST_TERMS = 1_000_000
+# Models of more terms are not built: building alone takes long, and general solvers get nowhere with them.
+MOST_TERMS = 500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass
 class State:
-    """The search so far."""
+    """The search so far: the best strategy with its seconds, the configurations, and what they took."""
 
     run: Run
     cases: list[Case]
@@ -125,9 +125,7 @@ def solve_each(data: AmpData, run: Run, model: Model, solver: str) -> Outcome[Am
     tables = [Tables(problem, configuration, cells) for configuration in problem.configurations()]
     state = State(run, cases=[Case(one, 0.0) for one in tables])
     find_first(state, problem, [device.node for device in data.devices])
-    for case in state.cases:
-        case.bound = math.inf if (least := least_seconds(case.tables, run)) is None else least
-        case.closed = math.isinf(case.bound)
+    find_bounds(state)
     state.build_seconds = time.perf_counter() - begun
     if tables:
         run.report(bound=state.bound if math.isfinite(state.bound) else None)
@@ -138,12 +136,21 @@ def solve_each(data: AmpData, run: Run, model: Model, solver: str) -> Outcome[Am
 def find_first(state: State, problem: AmpProblem, nodes: list[int]) -> None:
     """Incumbents by rule, within a share of the time."""
     run = state.run
-    part = run.part(time_limit=FIRST_SHARE * run.remaining) if math.isfinite(run.remaining) else run
+    part = run.part(time_limit=FIRST_SHARE * run.remaining if math.isfinite(run.remaining) else None)
     orders = device_orders(problem, nodes)
     for case in state.cases:
         found = first_strategy(problem, orders, case.tables.configuration, part)
         if found is not None:
             state.offer(problem, found[1])
+
+
+def find_bounds(state: State) -> None:
+    """The cheap bound of every configuration; a weaker one where no model could be built anyway."""
+    for case in state.cases:
+        case.bound = quick_seconds(case.tables)
+        if not state.run.should_stop and case.tables.terms <= MOST_TERMS:
+            least = least_seconds(case.tables, state.run)
+            case.bound, case.closed = (math.inf, True) if least is None else (max(least, case.bound), False)
 
 
 def sweep(state: State, problem: AmpProblem, model: Model) -> None:
@@ -169,7 +176,8 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
     """One model, and what follows from its reply."""
     run, chosen, cutoff = state.run, case.tables.configuration, state.cutoff
     if case.tables.terms > MOST_TERMS:
-        state.message = f"the model of {chosen} would have {case.tables.terms} terms, more than {MOST_TERMS}"
+        size = f"{case.tables.terms} terms, more than {MOST_TERMS}"
+        state.message = f"the model of {chosen} would have {size}; the method exact has no such limit"
         return
     part = run.part(time_limit=None if math.isinf(seconds) else seconds)
     run.report(note=str(chosen))
@@ -209,7 +217,7 @@ def outcome(state: State, solver: str) -> Outcome[AmpDecision]:
     return Outcome(
         stop=stop,
         decision=None if state.strategy is None else state.strategy.decision(),
-        bound=state.bound if 0 < state.bound < math.inf else None,
+        bound=None if stop is Stop.INFEASIBLE or (state.bound == 0 and not done) else state.bound,
         build_seconds=state.build_seconds,
         solve_seconds=state.solve_seconds,
         solver=solver,

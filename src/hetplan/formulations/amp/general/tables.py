@@ -54,13 +54,16 @@ class Tables:
 
     @property
     def terms(self) -> int:
-        """About how many products of choices a model of this configuration has: what its size grows with."""
+        """About how many terms a model of this configuration has; computed without listing the intervals."""
         pp, dp, tp = self.shape
         free = self.problem.layers - pp + 1
         intervals = 1 if pp == 1 else 2 * free + (pp - 2) * free * (free + 1) // 2
-        kinds = len(self.profiles) + len(self.tensor_levels) + len(self.sync_levels) / max(dp, 1)
-        pairs = self.cells.count**2 * (len(self.link_levels) > 0) * (pp - 1) * dp * tp
-        return int(intervals * dp * kinds + pairs + self.cells.count * pp * dp * tp)
+        tensor, link, sync = len(self.tensor_levels), len(self.link_levels), len(self.sync_levels)
+        products = intervals * (dp * (len(self.profiles) + tensor + link) + sync)
+        talking = (tensor > 0) * pp * dp * tp * (tp - 1) // 2  # pairs of positions that talk
+        talking += (link > 0) * (pp - 1) * dp * tp + (sync > 0) * pp * tp * dp * (dp - 1) // 2
+        cells = self.cells.count
+        return products + cells * (pp * dp * tp + talking * min(cells, len(self.bandwidths)))
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,0 +1,268 @@
+"""The general models, configuration by configuration, and the loop, bounds and tables around them."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from amp.cases import CASES, QUICK, data_of
+from amp.generate import instance
+from amp.mixed import mixed_cluster
+from amp.oracle import Enumeration
+from hetplan.formulations.amp import cpsat, milp, pyomo_model
+from hetplan.formulations.amp.data import AmpData
+from hetplan.formulations.amp.evaluate import evaluate
+from hetplan.formulations.amp.exact.cells import find_cells
+from hetplan.formulations.amp.family import FAMILY
+from hetplan.formulations.amp.general.bound import best_bandwidth, least_seconds, quick_seconds
+from hetplan.formulations.amp.general.first import device_orders, first_strategy
+from hetplan.formulations.amp.general.loop import Question, Reply, solve_each
+from hetplan.formulations.amp.general.tables import Tables
+from hetplan.formulations.amp.problem import compile_problem
+from hetplan.formulations.amp.strategy import place
+from hetplan.solvers.native import Sink
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Progress, Run
+
+Case = tuple[int, int | None]
+Answering = Callable[[Question, Run, Sink], Reply]
+MODELS: dict[str, Answering] = {
+    "cp-sat": cpsat.solve_configuration,
+    "milp": milp.solve_configuration,
+    "pyomo": pyomo_model.solve_configuration,
+}
+
+
+def tables_of(data: AmpData) -> list[Tables]:
+    """One per configuration."""
+    problem = compile_problem(data)
+    cells = find_cells(problem)
+    return [Tables(problem, configuration, cells) for configuration in problem.configurations()]
+
+
+def cheapest(data: AmpData, tables: Tables) -> float | None:
+    """The optimum of one configuration by enumeration."""
+    c = tables.configuration
+    found = Enumeration(data, (c.pipeline, c.data, c.tensor, c.micro_batch, c.gas)).best(math.inf)
+    return None if found is None else found[0]
+
+
+def run(**options: object) -> Run:
+    return Run(Options(**{"threads": 1, "time_limit": 120.0, **options}))  # type: ignore[arg-type]
+
+
+def ask(model: str, tables: Tables, lower: float = 0.0, cutoff: float | None = None) -> Reply:
+    """One configuration without any help from the loop."""
+    return MODELS[model](Question(tables, lower, cutoff), run(), lambda incumbent, bound: None)
+
+
+@pytest.mark.parametrize("case", QUICK[:24], ids=str)
+@pytest.mark.parametrize("model", ["cp-sat", "milp"])
+def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) -> None:
+    data = data_of(case)
+    for tables in tables_of(data):
+        best, reply = cheapest(data, tables), ask(model, tables)
+        if best is None:
+            assert reply.stop is Stop.INFEASIBLE
+            continue
+        assert reply.stop is Stop.OPTIMAL, reply.message
+        assert reply.strategy is not None and reply.bound is not None
+        assert evaluate(data, reply.strategy.decision()).objective == pytest.approx(best, rel=1e-6, abs=1e-9)
+        assert best * (1 - 1e-6) - 1e-9 <= reply.bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("case", QUICK[:12], ids=str)
+@pytest.mark.parametrize("model", ["cp-sat", "milp"])
+def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(model: str, case: Case) -> None:
+    data = data_of(case)
+    for tables in tables_of(data):
+        best = cheapest(data, tables)
+        if best is not None and best > 0:
+            assert ask(model, tables, cutoff=best * (1 - 1e-6)).stop is Stop.INFEASIBLE
+            assert ask(model, tables, lower=best * 0.9, cutoff=best * (1 + 1e-6)).strategy is not None
+
+
+@pytest.mark.parametrize("case", QUICK[:4], ids=str)
+def test_pyomo_solves_the_same_programmes(case: Case) -> None:
+    data = data_of(case)
+    for tables in tables_of(data):
+        direct, through = ask("milp", tables), ask("pyomo", tables)
+        assert direct.stop is through.stop
+        assert through.bound == (
+            None if direct.bound is None else pytest.approx(direct.bound, rel=1e-6, abs=1e-9)
+        )
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(case: Case) -> None:
+    data = data_of(case)
+    for tables in tables_of(data):
+        best, least = cheapest(data, tables), least_seconds(tables, run())
+        if best is None:
+            continue
+        assert least is not None
+        assert least <= best * (1 + 1e-9) and quick_seconds(tables) <= best * (1 + 1e-9)
+        assert tables.slowest_seconds >= best * (1 - 1e-9)
+
+
+def test_the_cheap_bound_is_exact_on_one_device_and_near_on_equal_ones() -> None:
+    alone = tables_of(instance(1, devices=1))
+    assert alone
+    for tables in alone:
+        assert least_seconds(tables, run()) == pytest.approx(cheapest(instance(1, devices=1), tables))
+    gaps = []
+    for seed in range(40):
+        data = instance(seed)
+        for tables in tables_of(data):
+            best, least = cheapest(data, tables), least_seconds(tables, run())
+            if best and least is not None:
+                gaps.append(1 - least / best)
+    assert sum(gaps) / len(gaps) < 0.1
+
+
+@pytest.mark.parametrize("case", QUICK[:20], ids=str)
+def test_profiles_cover_every_set_of_types_at_its_own_pace(case: Case) -> None:
+    for tables in tables_of(data_of(case)):
+        kinds, size = range(len(tables.problem.types)), tables.configuration.tensor
+        for group in (
+            {frozenset((a, b)) for a in kinds for b in kinds} if size > 1 else {frozenset({k}) for k in kinds}
+        ):
+            pace = tables.seconds[list(group)].max(axis=0)
+            covering = [profile for profile in tables.profiles if group <= profile.covers]
+            assert any((profile.seconds == pace).all() for profile in covering)
+            assert all((profile.seconds >= pace).all() for profile in covering)
+
+
+@pytest.mark.parametrize("case", QUICK[:30], ids=str)
+def test_first_decisions_are_feasible_and_priced_right(case: Case) -> None:
+    data = data_of(case)
+    problem = compile_problem(data)
+    orders = device_orders(problem, [device.node for device in data.devices])
+    for configuration in problem.configurations():
+        found = first_strategy(problem, orders, configuration, run())
+        if found is not None:
+            seconds, strategy = found
+            assert evaluate(data, strategy.decision()).objective == pytest.approx(seconds, rel=1e-9)
+
+
+def test_best_bandwidth_of_a_group() -> None:
+    problem = compile_problem(mixed_cluster(nodes=2, per_node=2, layers=2))
+    inside, across = problem.bandwidth[0, 1], problem.bandwidth[0, 2]
+    assert [best_bandwidth(problem, ranks) for ranks in (1, 2, 3, 4)] == [math.inf, inside, across, across]
+
+
+@pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
+@pytest.mark.parametrize("memory", [False, True])
+def test_eight_mixed_devices_are_proven(method: str, memory: bool) -> None:
+    data = mixed_cluster(nodes=2, per_node=4, layers=8, memory=memory)
+    exact, general = solve(FAMILY, data, "exact", run()), solve(FAMILY, data, method, run())
+    assert exact.status == general.status == "optimal"
+    assert general.objective == pytest.approx(exact.objective, rel=1e-6)
+
+
+def test_cpsat_agrees_with_exact_at_sixteen_devices() -> None:
+    """Large enough for coefficients beyond 2^31, where CP-SAT 9.15's presolve needs care."""
+    data = mixed_cluster(nodes=4, per_node=4, layers=12)
+    exact, general = solve(FAMILY, data, "exact", run()), solve(FAMILY, data, "cp-sat", run())
+    assert exact.status == general.status == "optimal"
+    assert general.objective == pytest.approx(exact.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
+def test_time_out_keeps_decision_and_bound(method: str) -> None:
+    result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=2.0))
+    assert (result.stop, result.status) == (Stop.LIMIT, "feasible")
+    assert result.bound is not None and result.objective is not None
+    assert 0 < result.bound < result.objective
+
+
+def test_cancel_keeps_decision_and_bound() -> None:
+    going = run(time_limit=None)
+    threading.Timer(2.0, going.cancel.set).start()
+    result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), "milp", going)
+    assert (result.stop, result.status) == (Stop.INTERRUPTED, "feasible")
+    assert result.bound is not None
+
+
+def test_progress_never_claims_more_than_the_result() -> None:
+    seen: list[Progress] = []
+    watched = Run(Options(threads=1, time_limit=60), watch=seen.append)
+    result = solve(FAMILY, mixed_cluster(nodes=2, per_node=2, layers=6), "cp-sat", watched)
+    assert result.status == "optimal" and result.objective is not None
+    bounds = [p.bound for p in seen if p.bound is not None]
+    assert bounds == sorted(bounds)
+    assert bounds[-1] <= result.objective * (1 + 1e-9)
+    assert any(p.note.startswith("pp") for p in seen)
+
+
+def test_infeasibility_says_why() -> None:
+    data = mixed_cluster(nodes=2, per_node=2, layers=4, memory=True)
+    tight = data.memory.model_copy(update={"device_bytes": {"fast": 1.0, "slow": 1.0}})  # type: ignore[union-attr]
+    result = solve(FAMILY, data.model_copy(update={"memory": tight}), "cp-sat", run())
+    assert result.status == "infeasible" and result.bound is None
+    assert "memory" in result.message
+    undivided = data.model_copy(update={"global_batch": 7, "layer_seconds": [
+        entry for entry in data.layer_seconds if entry.tensor == 1 and entry.micro_batch == 2
+    ]})  # fmt: skip
+    result = solve(FAMILY, undivided, "cp-sat", run())
+    assert result.status == "infeasible"
+    assert "degrees" in result.message
+
+
+def answering(reply: Reply) -> Answering:
+    """A model that always says the same."""
+    return lambda question, run, report: reply
+
+
+def test_a_failing_back_end_is_an_error_that_keeps_incumbent_and_bound() -> None:
+    data = mixed_cluster(nodes=2, per_node=2, layers=6)
+    outcome = solve_each(data, run(), answering(Reply(stop=Stop.ERROR, message="broken")), "fake")
+    assert outcome.stop is Stop.ERROR and "broken" in outcome.message
+    assert outcome.decision is not None and outcome.bound is not None
+    assert evaluate(data, outcome.decision).objective > outcome.bound > 0  # type: ignore[operator]
+
+
+def test_a_bound_above_the_cutoff_counts_up_to_the_cutoff_only() -> None:
+    data = mixed_cluster(nodes=2, per_node=2, layers=6)
+    reply = Reply(stop=Stop.OPTIMAL, bound=1e9)
+    outcome = solve_each(data, run(), answering(reply), "fake")
+    assert outcome.decision is not None and outcome.bound is not None
+    assert outcome.bound <= evaluate(data, outcome.decision).objective  # type: ignore[operator]
+
+
+def test_huge_models_are_not_built() -> None:
+    asked: list[Question] = []
+
+    def model(question: Question, run: Run, report: Sink) -> Reply:
+        asked.append(question)
+        return Reply(stop=Stop.LIMIT)
+
+    data = mixed_cluster(nodes=8, per_node=4, layers=160)
+    outcome = solve_each(data, run(time_limit=20.0), model, "fake")
+    assert all(question.tables.terms <= 500_000 for question in asked)
+    assert outcome.stop is Stop.LIMIT and "exact" in outcome.message
+    assert outcome.decision is not None and outcome.bound is not None
+
+
+def test_models_price_as_the_arrays_do() -> None:
+    """The exact price of a strategy that a model found is what `place` says, which the evaluator confirms."""
+    data = mixed_cluster(nodes=2, per_node=2, layers=5)
+    for tables in tables_of(data):
+        reply = ask("cp-sat", tables)
+        assert reply.strategy is not None and reply.bound is not None
+        seconds = place(tables.problem, tables.configuration, reply.strategy.placement).seconds(
+            reply.strategy.cut
+        )
+        assert reply.bound <= seconds * (1 + 1e-12) and seconds <= reply.bound * (1 + 1e-6)
+
+
+def test_methods_are_registered() -> None:
+    for name in ("cp-sat", "milp", "pyomo"):
+        module, function = FAMILY.method(name).target.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
