@@ -53,7 +53,9 @@ class Options:
             raise InputError("seed", got=self.seed, expected="0 to 2147483647")
         for backend, entries in self.native.items():
             if backend not in RESERVED:
-                raise InputError("native options of an unknown back end", got=backend, expected=", ".join(RESERVED))
+                raise InputError(
+                    "native options of an unknown back end", got=backend, expected=", ".join(RESERVED)
+                )
             for name in entries:
                 if name in RESERVED[backend]:
                     common = RESERVED[backend][name]

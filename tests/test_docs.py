@@ -1,0 +1,163 @@
+"""The other documents: links, generated tables, example files, metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hetplan import __version__
+from hetplan.instances.answers import judge, read_claims
+from hetplan.instances.envelope import Instance, parse_instance
+from hetplan.profiling.cluster import load_cluster
+from hetplan.profiling.profile import load_profile
+from hetplan.runtime.plan import load_plan
+from markdown_pages import PAGES, ROOT, blocks, links
+
+DOCS = ROOT / "docs"
+FILES = DOCS / "files.md"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [target for target in links(page) if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_paths_in_backticks_exist(page: Path) -> None:
+    """Paths from the root, from the package, or (method-amp.md) from AMP's folder; `<…>` stands for any name."""
+    bases = (ROOT, ROOT / "src" / "hetplan", ROOT / "src" / "hetplan" / "formulations" / "amp")
+    names = re.findall(r"`([\w./<>-]+/[\w.<>-]*)`", page.read_text(encoding="utf-8"))
+    patterns = [re.sub(r"<\w+>", "*", name) for name in names]
+    assert [p for p in patterns if not any(next(base.glob(p), None) for base in bases)] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("method_tables.py",),
+        (
+            "plan_picture.py",
+            "docs/gpt2-medium-amp-mixed.plan.json",
+            "examples/amp-mixed.yaml",
+            "docs/gpt2-medium-amp-mixed.svg",
+        ),
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_is_generated_is_up_to_date(command: tuple[str, ...]) -> None:
+    script, *arguments = command
+    done = subprocess.run(
+        [sys.executable, DOCS / script, *arguments, "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def example(format_name: str) -> Any:
+    """The example of a format in files.md, parsed."""
+    for block in blocks(FILES):
+        value = yaml.safe_load(block.body) if block.language == "yaml" else json.loads(block.body)
+        if value.get("format") == format_name or (format_name == "answer" and "results" in value):
+            return value
+    raise AssertionError(f"no example of {format_name}")
+
+
+def example_instance() -> Instance:
+    """The instance of files.md."""
+    return parse_instance(example("hetplan-instance"), where="files.md")
+
+
+@pytest.mark.parametrize(
+    ("format_name", "suffix", "load"),
+    [
+        ("hetplan-cluster", "yaml", load_cluster),
+        ("hetplan-profile", "json", load_profile),
+        ("hetplan-plan", "json", load_plan),
+    ],
+)
+def test_example_files_are_valid(format_name: str, suffix: str, load: Any, tmp_path: Path) -> None:
+    path = tmp_path / f"example.{suffix}"
+    path.write_text(json.dumps(example(format_name)), encoding="utf-8")  # JSON is YAML
+    assert load(path).name if format_name != "hetplan-profile" else load(path).model
+
+
+def test_example_answer_holds() -> None:
+    instance = example_instance()
+    (claim,) = read_claims(example("answer"), instance, where="files.md")
+    assert judge(claim, instance).complaints == ()
+    assert example("answer")["results"][0]["bound"] == claim.objective
+
+
+def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
+    text = FILES.read_text(encoding="utf-8")
+    from hetplan.profiling.catalogue import DeviceOverride
+    from hetplan.profiling.cluster import NodeEntry
+    from hetplan.profiling.profile import ProfileLayer, ProfileTable
+    from hetplan.runtime.plan import Plan, Replica, Stage
+
+    models = (DeviceOverride, NodeEntry, ProfileLayer, ProfileTable, Plan, Replica, Stage)
+    keys = {key for model in models for key in model.model_fields}
+    assert sorted(key for key in keys if not re.search(rf"\b{key}\b", text)) == []
+
+
+@pytest.mark.parametrize("problem", ["amp", "astra", "ditto", "poplar"])
+def test_every_key_of_an_instance_is_documented(problem: str) -> None:
+    from hetplan.formulations import family
+
+    row = re.search(rf"^\| `{problem}` \|.*$", FILES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert row is not None
+    for model in (family(problem).load_data(), family(problem).load_decision()):
+        schema = model.model_json_schema()
+        parts = [schema, *schema.get("$defs", {}).values()]
+        keys = {key for part in parts for key in part.get("properties", {})}
+        assert sorted(key for key in keys if f"`{key}`" not in row[0]) == []
+
+
+def pins() -> dict[str, str]:
+    """Name -> version that constraints.txt gives this Python; every line must be an exact pin."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    found: dict[str, str] = {}
+    for requirement in wanted:
+        (exact,) = requirement.specifier
+        assert exact.operator == "==" and "*" not in exact.version, requirement
+        if applies(requirement):
+            assert found.setdefault(canonicalize_name(requirement.name), exact.version) == exact.version
+    return found
+
+
+def applies(requirement: Requirement) -> bool:
+    """Whether the requirement is for this Python."""
+    return requirement.marker is None or requirement.marker.evaluate()
+
+
+def test_constraints_pin_every_dependency_within_its_range() -> None:
+    extras = PROJECT["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*PROJECT["dependencies"], *extras["test"], *extras["runtime"])]
+    pinned = pins()
+    for requirement in filter(applies, wanted):
+        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_citation_and_changes_are_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "type", "abstract", "license"} <= set(citation)
+    assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{__version__}]" in changes

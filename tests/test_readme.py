@@ -1,0 +1,117 @@
+"""What the README shows is what happens: its commands run, its output is compared, its tables are complete."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetplan.formulations import FAMILIES, family
+from hetplan.planner.strategies import STRATEGIES
+from markdown_pages import ROOT, Block, blocks
+
+README = ROOT / "README.md"
+CONSOLE = blocks(README, "console")
+MATCHES = doctest.OutputChecker().check_output
+LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the examples and with the files that the README has its reader write."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for block in blocks(README):
+        kind, _, name = block.mark.partition(":")
+        if kind == "file":
+            (folder / name).write_text(block.body, encoding="utf-8")
+    return folder
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as a reader would, `hetplan` being this environment's."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=os.environ | {"PATH": path, "COLUMNS": "160"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=[block.commands()[0][0] for block in CONSOLE])
+def test_console_blocks(block: Block, place: Path) -> None:
+    for command, shown in block.commands():
+        ran = shell(command, place)
+        assert ran.returncode == 0, f"{command}\n{ran.stderr}"
+        assert MATCHES(shown, ran.stdout, LOOSE), f"{command} prints\n{ran.stdout}\nbut the README\n{shown}"
+
+
+def test_output_that_differs_is_noticed() -> None:
+    assert MATCHES("a ...\nb\n", "a 1 s\nb\n", LOOSE)
+    assert not MATCHES("a ...\nb 182 ms\n", "a 1 s\nb 183 ms\n", LOOSE)
+
+
+def test_readme_shows_commands() -> None:
+    commands = [command for block in CONSOLE for command, _ in block.commands()]
+    for name in ("plan", "search", "solve", "check", "instances"):
+        assert any(command.startswith(f"hetplan {name} ") for command in commands), name
+
+
+def setup_commands() -> dict[str, str]:
+    """The README's two commands for a fresh machine, by mark."""
+    return {block.mark: block.body.strip() for block in blocks(README, "sh")}
+
+
+def test_setup_commands_are_complete() -> None:
+    """`.ci/run` runs both as they stand; here only that they do all their own set-up, in one line."""
+    found = setup_commands()
+    assert list(found) == ["command:plan", "command:test"]
+    for command in found.values():
+        assert "\n" not in command
+        assert command.startswith("python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt "), (
+            command
+        )
+    assert found["command:test"].endswith(" -e '.[test]' && .venv/bin/pytest")
+    shown = CONSOLE[0].commands()[0][0]
+    assert found["command:plan"].endswith(f" . && .venv/bin/{shown}")
+
+
+def test_picture_is_of_the_plan_that_the_first_command_writes(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    ran = shell(CONSOLE[0].commands()[0][0], tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    shown = json.loads((ROOT / "docs" / "gpt2-medium-amp-mixed.plan.json").read_text(encoding="utf-8"))
+    assert written == shown
+
+
+def family_rows() -> dict[str, tuple[str, list[str]]]:
+    """Name -> (the row, its methods) of the README's table of families."""
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {name: (row, re.findall(r"`([^`]+)`", methods)) for name, row, methods in rows}
+
+
+def test_table_of_families_is_complete() -> None:
+    rows = family_rows()
+    assert set(rows) == set(FAMILIES)
+    for name, (row, methods) in rows.items():
+        assert methods == [method.name for method in family(name).methods], name
+        assert family(name).paper.partition(" (")[0].partition(",")[0] in row
+
+
+def test_strategies_of_the_planner_are_named() -> None:
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    sentence = re.search(r"`hetplan plan` uses the strategies ([^;.]*)", text)
+    assert sentence is not None
+    assert set(re.findall(r"`([^`]+)`", sentence[1])) == set(STRATEGIES)
