@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -30,7 +29,7 @@ FINEST = 1e-11
 
 @dataclass(frozen=True)
 class Model:
-    """The model with its variables; seconds [Q] and slack (the tie) in integer time units; peak [Q][S_max]."""
+    """The model with its variables; seconds [Q] and slack (the tie) in integer time units."""
 
     cp: cp_model.CpModel
     arcs: Arcs
@@ -38,32 +37,33 @@ class Model:
     slack: int
     before: list[cp_model.IntVar]
     after: list[cp_model.IntVar]
-    peak: list[list[cp_model.IntVar]]
+    peak: list[cp_model.IntVar]
 
-    def every(self, arcs: Ints) -> list[cp_model.IntVar]:
-        """The variables of some arcs in all roles, arc by arc (S_max + 2 each)."""
-        return [v for q in arcs.tolist() for v in (self.before[q], self.after[q], *self.peak[q])]
-
-    @cached_property
-    def peaks(self) -> list[cp_model.IntVar]:
-        """All of `peak`, arc by arc."""
-        return [v for row in self.peak for v in row]
+    def total(self, arcs: Ints, values: Ints) -> cp_model.LinearExprT:
+        """Sum over the given arcs, in all roles, of their values (values [Q])."""
+        peaks = self.arcs.peaks_of(arcs)
+        variables = [block[q] for block in (self.before, self.after) for q in arcs.tolist()]
+        variables += [self.peak[p] for p in peaks.tolist()]
+        weights = np.concatenate([values[arcs], values[arcs], values[self.arcs.peak_arc[peaks]]])
+        return cp_model.LinearExpr.weighted_sum(variables, weights.tolist())
 
 
 def follow_a_path(m: Model) -> None:  # (1)
     """Stages in front of k* lead from layer 0 up to it, stages behind it from there to layer L."""
     arcs, layers = m.arcs, m.arcs.problem.layers
     for at in range(layers + 1):
-        ends, begins = np.flatnonzero(arcs.last == at).tolist(), np.flatnonzero(arcs.first == at).tolist()
-        arriving = sum(m.before[q] for q in ends) + (1 if at == 0 else 0)
-        m.cp.add(arriving == sum(v for q in begins for v in (m.before[q], *m.peak[q])))
-        arriving = sum(v for q in ends for v in (m.after[q], *m.peak[q]))
-        m.cp.add(arriving == sum(m.after[q] for q in begins) + (1 if at == layers else 0))
+        ends, begins = np.flatnonzero(arcs.last == at), np.flatnonzero(arcs.first == at)
+        peaks = [m.peak[p] for p in arcs.peaks_of(begins).tolist()]
+        arriving = sum(m.before[q] for q in ends.tolist()) + (1 if at == 0 else 0)
+        m.cp.add(arriving == sum([*(m.before[q] for q in begins.tolist()), *peaks]))
+        peaks = [m.peak[p] for p in arcs.peaks_of(ends).tolist()]
+        arriving = sum([*(m.after[q] for q in ends.tolist()), *peaks])
+        m.cp.add(arriving == sum(m.after[q] for q in begins.tolist()) + (1 if at == layers else 0))
 
 
 def keep_below_the_slowest(m: Model) -> None:  # (2)
     """No stage in front of k* is slower than it, none behind it by more than the tie."""
-    slowest = cp_model.LinearExpr.weighted_sum(m.peaks, np.repeat(m.seconds, m.arcs.counts).tolist())
+    slowest = cp_model.LinearExpr.weighted_sum(m.peak, m.seconds[m.arcs.peak_arc].tolist())
     for layer in range(m.arcs.problem.layers):
         q = m.arcs.covering(layer)
         variables = [block[i] for block in (m.before, m.after) for i in q.tolist()]
@@ -73,21 +73,18 @@ def keep_below_the_slowest(m: Model) -> None:  # (2)
 
 def count_stages_behind(m: Model) -> None:  # (3)
     """k* knows how many stages lie behind it."""
-    counts = list(range(m.arcs.counts)) * len(m.arcs)
-    m.cp.add(cp_model.LinearExpr.weighted_sum(m.peaks, counts) == sum(m.after))
+    m.cp.add(cp_model.LinearExpr.weighted_sum(m.peak, m.arcs.behind.tolist()) == sum(m.after))
 
 
 def keep_to_devices(m: Model) -> None:  # (4)
     """Each kind gives what it has."""
     for i, available in enumerate(m.arcs.problem.devices.tolist()):
-        q = np.flatnonzero(m.arcs.kind == i)
-        sizes = np.repeat(m.arcs.devices[q], m.arcs.counts + 2).tolist()
-        m.cp.add(cp_model.LinearExpr.weighted_sum(m.every(q), sizes) <= available)
+        m.cp.add(m.total(np.flatnonzero(m.arcs.kind == i), m.arcs.devices) <= available)
 
 
 def keep_to_micro_batches(m: Model) -> None:  # (5)
     """No more stages than micro-batches."""
-    m.cp.add(sum(m.every(np.arange(len(m.arcs)))) <= m.arcs.problem.micro_batches)
+    m.cp.add(sum([*m.before, *m.after, *m.peak]) <= m.arcs.problem.micro_batches)
 
 
 def fit_memory(m: Model) -> None:  # (6)
@@ -97,19 +94,17 @@ def fit_memory(m: Model) -> None:  # (6)
         return
     most = arcs.problem.most_stages
     for a in range(arcs.problem.layers):
-        later = m.every(np.flatnonzero(arcs.first >= a))
-        here = np.flatnonzero((arcs.first == a) & (arcs.alive < most))
-        tighter = np.repeat(most - arcs.alive[here], arcs.counts + 2).tolist()
-        m.cp.add(sum(later) + cp_model.LinearExpr.weighted_sum(m.every(here), tighter) <= most)
+        taken = np.where(arcs.first == a, most - arcs.alive, 0) + 1
+        m.cp.add(m.total(np.flatnonzero(arcs.first >= a), taken) <= most)
 
 
 def minimise_time(m: Model) -> None:
     """T, written with theta."""
-    weights = m.arcs.problem.micro_batches - np.arange(m.arcs.counts)
+    weights = (m.arcs.problem.micro_batches - m.arcs.behind) * m.seconds[m.arcs.peak_arc]
     m.cp.minimize(
         cp_model.LinearExpr.weighted_sum(m.before, m.seconds.tolist())
         + cp_model.LinearExpr.weighted_sum(m.after, (2 * m.seconds).tolist())
-        + cp_model.LinearExpr.weighted_sum(m.peaks, np.outer(m.seconds, weights).ravel().tolist())
+        + cp_model.LinearExpr.weighted_sum(m.peak, weights.tolist())
     )
 
 
@@ -133,11 +128,16 @@ def build(arcs: Arcs, scale: float) -> Model:
         slack=math.ceil(arcs.tie * scale),
         before=[cp.new_bool_var(f"before{q}") for q in every],
         after=[cp.new_bool_var(f"after{q}") for q in every],
-        peak=[[cp.new_bool_var(f"peak{q}_{j}") for j in range(arcs.counts)] for q in every],
+        peak=[cp.new_bool_var(f"peak{p}") for p in range(len(arcs.peak_arc))],
     )
     for constrain in CONSTRAINTS:
         constrain(model)
     minimise_time(model)
+    if arcs.start is not None:
+        for block, used in zip((model.before, model.peak, model.after), arcs.roles(), strict=True):
+            chosen = set(used.tolist())
+            for number, variable in enumerate(block):
+                cp.add_hint(variable, number in chosen)
     return model
 
 
@@ -148,9 +148,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     reason = infeasible_because(problem)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason, solver=cpsat.SOLVER)
-    arcs = list_arcs(problem)
+    arcs = list_arcs(problem, run)
     roundings = problem.micro_batches + 2 * problem.most_stages
-    largest = roundings * float(arcs.seconds.max())
+    largest = roundings * float(arcs.seconds.max(initial=0.0))
     least = max(least_objective(problem), largest * 1e-6)
     scale = cpsat.integer_scale(least, largest, roundings, error=FINEST) if largest > 0 else 1.0
     model = build(arcs, scale)
@@ -158,8 +158,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     answer = cpsat.solve(model.cp, run, Scale(per_unit=scale, under=roundings / scale))
     decision = None
     if answer.has_solution:
-        chosen = answer.chosen(model.every(np.arange(len(arcs))))
-        decision = problem.decision(arcs.stages(np.array(chosen, dtype=np.int64) // (arcs.counts + 2)))
+        peaks = arcs.peak_arc[answer.chosen(model.peak)].tolist()
+        used = [*answer.chosen(model.before), *answer.chosen(model.after), *peaks]
+        decision = problem.decision(arcs.stages(np.array(used, dtype=np.int64)))
     return Outcome(
         stop=answer.stop,
         decision=decision,
@@ -168,5 +169,5 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
         solve_seconds=time.perf_counter() - built,
         solver=answer.solver,
         message=answer.message or (NONE_FITS if answer.stop is Stop.INFEASIBLE else ""),
-        details={**answer.statistics, "arcs": len(arcs)},
+        details={**answer.statistics, "variables": 2 * len(arcs) + len(arcs.peak_arc)},
     )

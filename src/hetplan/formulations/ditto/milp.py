@@ -34,7 +34,7 @@ def solve_through(backend: Backend, data: DittoData, run: Run) -> Outcome[DittoD
     reason = infeasible_because(problem)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    programme = build(list_arcs(problem))
+    programme = build(list_arcs(problem, run))
     built = time.perf_counter()
     answer = backend(programme.model, run, Scale(per_unit=programme.unit))
     return Outcome(
@@ -47,11 +47,12 @@ def solve_through(backend: Backend, data: DittoData, run: Run) -> Outcome[DittoD
         solve_seconds=time.perf_counter() - built,
         solver=answer.solver,
         message=answer.message or (NONE_FITS if answer.stop is Stop.INFEASIBLE else ""),
-        details={**answer.statistics, "arcs": len(programme.arcs)},
+        details={**answer.statistics, "columns": programme.model.size},
     )
 
 
 def chosen(programme: Programme, answer: MilpAnswer) -> Ints:
     """The arcs that the incumbent uses."""
-    used = answer.values(programme.every(np.arange(len(programme.arcs)))).sum(axis=1)
-    return np.flatnonzero(used > 0.5)
+    used = answer.values(programme.before) + answer.values(programme.after)
+    peaks = np.flatnonzero(answer.values(programme.peak) > 0.5)
+    return np.concatenate([np.flatnonzero(used > 0.5), programme.arcs.peak_arc[peaks]])

@@ -16,7 +16,7 @@ from hetplan.solvers.linear_model import LinearModel
 
 @dataclass(frozen=True)
 class Programme:
-    """The model with its columns: before, after [Q], peak [Q, S_max]. unit: of the model per second."""
+    """The model with its columns: before, after [Q], peak [P]. unit: of the model per second."""
 
     model: LinearModel
     arcs: Arcs
@@ -30,9 +30,11 @@ class Programme:
         """t_q in the model's unit."""
         return self.arcs.seconds * self.unit
 
-    def every(self, arcs: Ints) -> Ints:
-        """The columns of some arcs in all roles, arc by arc: [len(arcs), S_max + 2]."""
-        return np.column_stack([self.before[arcs], self.after[arcs], self.peak[arcs]])
+    def every(self, arcs: Ints, values: Floats) -> tuple[Ints, Floats]:
+        """The columns of some arcs in all roles, each with its arc's value (values [Q])."""
+        peaks = self.arcs.peaks_of(arcs)
+        columns = np.concatenate([self.before[arcs], self.after[arcs], self.peak[peaks]])
+        return columns, np.concatenate([values[arcs], values[arcs], values[self.arcs.peak_arc[peaks]]])
 
 
 def follow_a_path(m: Programme) -> None:  # (1)
@@ -40,11 +42,11 @@ def follow_a_path(m: Programme) -> None:  # (1)
     arcs, layers = m.arcs, m.arcs.problem.layers
     for at in range(layers + 1):
         ends, begins = np.flatnonzero(arcs.last == at), np.flatnonzero(arcs.first == at)
-        peaks = m.peak[begins].ravel()
+        peaks = m.peak[arcs.peaks_of(begins)]
         columns = np.concatenate([m.before[ends], m.before[begins], peaks])
         signs = np.concatenate([np.ones(len(ends)), -np.ones(len(begins) + len(peaks))])
         m.model.equal("path_in_front", columns, signs, to=-1.0 if at == 0 else 0.0)
-        peaks = m.peak[ends].ravel()
+        peaks = m.peak[arcs.peaks_of(ends)]
         columns = np.concatenate([m.after[ends], peaks, m.after[begins]])
         signs = np.concatenate([np.ones(len(ends) + len(peaks)), -np.ones(len(begins))])
         m.model.equal("path_behind", columns, signs, to=1.0 if at == layers else 0.0)
@@ -52,32 +54,31 @@ def follow_a_path(m: Programme) -> None:  # (1)
 
 def keep_below_the_slowest(m: Programme) -> None:  # (2)
     """No stage in front of k* is slower than it, none behind it by more than the tie."""
-    slack, counts = m.arcs.tie * m.unit, m.arcs.counts
+    slack = m.arcs.tie * m.unit
     for layer in range(m.arcs.problem.layers):
         q = m.arcs.covering(layer)
-        columns = np.concatenate([m.before[q], m.after[q], m.peak.ravel()])
+        columns = np.concatenate([m.before[q], m.after[q], m.peak])
         behind = np.maximum(m.seconds[q] - slack, 0.0)
-        values = np.concatenate([m.seconds[q], behind, -np.repeat(m.seconds, counts)])
+        values = np.concatenate([m.seconds[q], behind, -m.seconds[m.arcs.peak_arc]])
         m.model.row("slowest", columns, values, upper=0.0)
 
 
 def count_stages_behind(m: Programme) -> None:  # (3)
     """k* knows how many stages lie behind it."""
-    columns = np.concatenate([m.peak.ravel(), m.after])
-    counts = np.tile(np.arange(m.arcs.counts, dtype=float), len(m.arcs))
-    m.model.equal("count", columns, np.concatenate([counts, -np.ones(len(m.arcs))]), to=0.0)
+    columns = np.concatenate([m.peak, m.after])
+    m.model.equal("count", columns, np.concatenate([m.arcs.behind, -np.ones(len(m.arcs))]), to=0.0)
 
 
 def keep_to_devices(m: Programme) -> None:  # (4)
     """Each kind gives what it has."""
     for i, available in enumerate(m.arcs.problem.devices):
-        q = np.flatnonzero(m.arcs.kind == i)
-        m.model.row("devices", m.every(q), m.arcs.devices[q][:, None], upper=float(available))
+        columns, sizes = m.every(np.flatnonzero(m.arcs.kind == i), m.arcs.devices.astype(float))
+        m.model.row("devices", columns, sizes, upper=float(available))
 
 
 def keep_to_micro_batches(m: Programme) -> None:  # (5)
     """No more stages than micro-batches."""
-    everything = m.every(np.arange(len(m.arcs)))
+    everything = np.concatenate([m.before, m.after, m.peak])
     m.model.row("stages", everything, upper=float(m.arcs.problem.micro_batches))
 
 
@@ -88,19 +89,16 @@ def fit_memory(m: Programme) -> None:  # (6)
         return
     most = arcs.problem.most_stages
     for a in range(arcs.problem.layers):
-        later = m.every(np.flatnonzero(arcs.first >= a))
-        here = np.flatnonzero((arcs.first == a) & (arcs.alive < most))
-        tighter = np.repeat((most - arcs.alive[here]).astype(float), arcs.counts + 2)
-        columns = np.concatenate([later.ravel(), m.every(here).ravel()])
-        m.model.row("memory", columns, np.concatenate([np.ones(later.size), tighter]), upper=float(most))
+        taken = np.where(arcs.first == a, most - arcs.alive, 0) + 1.0
+        columns, values = m.every(np.flatnonzero(arcs.first >= a), taken)
+        m.model.row("memory", columns, values, upper=float(most))
 
 
 def minimise_time(m: Programme) -> None:
     """T, written with theta."""
     m.model.minimize(m.before, m.seconds)
     m.model.minimize(m.after, 2 * m.seconds)
-    weights = m.arcs.problem.micro_batches - np.arange(m.arcs.counts, dtype=float)
-    m.model.minimize(m.peak, m.seconds[:, None] * weights)
+    m.model.minimize(m.peak, (m.arcs.problem.micro_batches - m.arcs.behind) * m.seconds[m.arcs.peak_arc])
 
 
 CONSTRAINTS = (
@@ -115,18 +113,24 @@ CONSTRAINTS = (
 
 def build(arcs: Arcs) -> Programme:
     """The whole programme."""
-    estimate = simple_objective(arcs.problem)
+    estimate = simple_objective(arcs.problem) if arcs.price is None else arcs.price
     model = LinearModel("ditto")
     count = len(arcs)
     programme = Programme(
         model=model,
         arcs=arcs,
         before=model.binary("before", count),
-        peak=model.binary("peak", (count, arcs.counts)),
+        peak=model.binary("peak", len(arcs.peak_arc)),
         after=model.binary("after", count),
         unit=float(2.0 ** (10 - np.ceil(np.log2(estimate)))) if estimate > 0 else 1.0,
     )
     for constrain in CONSTRAINTS:
         constrain(programme)
     minimise_time(programme)
+    if arcs.start is not None:
+        before, peaks, after = arcs.roles()
+        model.start = np.zeros(model.size)
+        model.start[
+            np.concatenate([programme.before[before], programme.peak[peaks], programme.after[after]])
+        ] = 1.0
     return programme

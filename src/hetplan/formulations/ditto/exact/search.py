@@ -16,11 +16,12 @@ import time
 
 import numpy as np
 
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.exact.paths import relax_all, trace_back
 from hetplan.formulations.ditto.exact.prices import Prices
 from hetplan.formulations.ditto.exact.space import Space, Windows
-from hetplan.formulations.ditto.problem import Stages, compile_problem, infeasible_because
+from hetplan.formulations.ditto.problem import DittoProblem, Stages, compile_problem, infeasible_because
 from hetplan.solvers.bottleneck import Found, Grid, Relaxation, search
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
@@ -81,6 +82,21 @@ def optimum(space: Space, run: Run) -> tuple[Found[Stages], dict[str, int]]:
     bound = found.bound if found.bound is None or above is None else min(found.bound, above)
     empty = found.finished and decision is None
     return Found(objective, decision, bound, found.finished, empty, found.evaluations), relax.counts
+
+
+def first_template(problem: DittoProblem, run: Run) -> Stages | None:
+    """A good template at once: the cheapest of those whose θ is about the least possible; None: none at hand.
+
+    A start for other methods. It may be None although templates exist, where there are too many device vectors.
+    """
+    try:
+        space = Space(problem)
+    except UnsupportedError:
+        return None
+    least = space.least_theta()
+    if least is None or run.should_stop:
+        return None
+    return Relaxer(space, 0.0)(least, least * (1 + FIRST_SHARE), math.inf).decision
 
 
 class Relaxer:
