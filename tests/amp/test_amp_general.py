@@ -31,6 +31,8 @@ from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Progress, Run
 
 Case = tuple[int, int | None]
+# The last four tell whether ranks are ordered once for all stages or, wrongly, in each stage by itself.
+HELD: list[Case] = [*QUICK[:20], (34, None), (111, None), (112, None), (148, None)]
 Answering = Callable[[Question, Run, Sink], Reply]
 MODELS: dict[str, Answering] = {
     "cp-sat": cpsat.solve_configuration,
@@ -62,7 +64,7 @@ def ask(model: str, tables: Tables, lower: float = 0.0, cutoff: float | None = N
     return MODELS[model](Question(tables, lower, cutoff), run(), lambda incumbent, bound: None)
 
 
-@pytest.mark.parametrize("case", QUICK[:24], ids=str)
+@pytest.mark.parametrize("case", HELD, ids=str)
 @pytest.mark.parametrize("model", ["cp-sat", "milp"])
 def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) -> None:
     data = data_of(case)
@@ -77,7 +79,7 @@ def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) 
         assert best * (1 - 1e-6) - 1e-9 <= reply.bound <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("case", QUICK[:12], ids=str)
+@pytest.mark.parametrize("case", QUICK[:7], ids=str)
 @pytest.mark.parametrize("model", ["cp-sat", "milp"])
 def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(model: str, case: Case) -> None:
     data = data_of(case)
@@ -99,7 +101,7 @@ def test_pyomo_solves_the_same_programmes(case: Case) -> None:
         )
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=str)
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
 def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(case: Case) -> None:
     data = data_of(case)
     for tables in tables_of(data):
@@ -176,7 +178,7 @@ def test_cpsat_agrees_with_exact_at_sixteen_devices() -> None:
 
 @pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
 def test_time_out_keeps_decision_and_bound(method: str) -> None:
-    result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=2.0))
+    result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=1.0))
     assert (result.stop, result.status) == (Stop.LIMIT, "feasible")
     assert result.bound is not None and result.objective is not None
     assert 0 < result.bound < result.objective
@@ -184,7 +186,7 @@ def test_time_out_keeps_decision_and_bound(method: str) -> None:
 
 def test_cancel_keeps_decision_and_bound() -> None:
     going = run(time_limit=None)
-    threading.Timer(2.0, going.cancel.set).start()
+    threading.Timer(1.0, going.cancel.set).start()
     result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), "milp", going)
     assert (result.stop, result.status) == (Stop.INTERRUPTED, "feasible")
     assert result.bound is not None
@@ -228,12 +230,16 @@ def test_a_failing_back_end_is_an_error_that_keeps_incumbent_and_bound() -> None
     assert evaluate(data, outcome.decision).objective > outcome.bound > 0  # type: ignore[operator]
 
 
-def test_a_bound_above_the_cutoff_counts_up_to_the_cutoff_only() -> None:
+@pytest.mark.parametrize("stop", [Stop.OPTIMAL, Stop.INFEASIBLE])
+def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
+    """A model looks below the cut-off; decisions between that and the incumbent may still be cheaper than it says."""
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    reply = Reply(stop=Stop.OPTIMAL, bound=1e9)
-    outcome = solve_each(data, run(), answering(reply), "fake")
-    assert outcome.decision is not None and outcome.bound is not None
-    assert outcome.bound <= evaluate(data, outcome.decision).objective  # type: ignore[operator]
+    bound = 1e9 if stop is Stop.OPTIMAL else None
+    outcome = solve_each(data, run(gap=0.01), answering(Reply(stop=stop, bound=bound)), "fake")
+    assert outcome.stop is Stop.OPTIMAL and outcome.decision is not None and outcome.bound is not None
+    objective = evaluate(data, outcome.decision).objective
+    assert objective is not None
+    assert outcome.bound == pytest.approx(objective * (1 - 0.005))
 
 
 def test_huge_models_are_not_built() -> None:
