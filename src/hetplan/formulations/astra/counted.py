@@ -13,6 +13,7 @@ Min    sum_q a_q w_q + (K-1) theta   s.t.
 (4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i reach_q       (5) theta >= a_q where reach_q
 (6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1               only with equal layers per type
 (7) P theta >= sum_q a_q w_q                            implied: the slowest is no faster than the average
+Kinds that cost more than a simple decision does, whatever goes with them, are left out.
 Source Astra, eq. 22-23; the counted form is hetplan's. n_s >= 1 and max_layers hold by the choice of the
 kinds.
 """
@@ -35,14 +36,29 @@ class Kinds:
     problem: AstraProblem
 
     @cached_property
+    def kept(self) -> Ints:
+        """[M] the most layers of a kind of each type: beyond that, the stage alone costs more than `upper`."""
+        p = self.problem
+        worth = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
+        within = worth[:, 1:] <= self.upper * (1 + 1e-9)
+        return np.asarray(np.minimum(p.most_layers, within.sum(axis=1)), dtype=np.int64)
+
+    @cached_property
+    def upper(self) -> float:
+        """What the optimum costs at most, seconds."""
+        p = self.problem
+        known = even_decision(p)
+        return (p.P + p.K - 1) * float(p.thresholds[-1]) if known is None else known
+
+    @cached_property
     def type(self) -> Ints:
         """i(q)."""
-        return np.repeat(np.arange(self.problem.M), self.problem.most_layers)
+        return np.repeat(np.arange(self.problem.M), self.kept)
 
     @cached_property
     def layers(self) -> Ints:
         """x(q)."""
-        return np.concatenate([np.arange(1, most + 1) for most in self.problem.most_layers])
+        return np.concatenate([np.arange(1, most + 1) for most in self.kept])
 
     @cached_property
     def seconds(self) -> Floats:
@@ -70,10 +86,29 @@ class Kinds:
             for _ in range(int(counts[q]))
         ]
 
+    @cached_property
+    def range(self) -> tuple[float, float]:
+        """(lower, upper) bounds on the optimum and on every total of a model, seconds; for scaling only."""
+        p = self.problem
+        work = least_work(p)
+        lower = work + (p.K - 1) * max(float(p.thresholds[0]), work / p.P)
+        return lower, max(lower, self.upper, p.P * float(self.seconds.max()))
 
-def objective_range(problem: AstraProblem) -> tuple[float, float]:
-    """(lower, upper) bounds on the objective of every decision, seconds; for scaling only."""
-    lowest, highest = float(problem.thresholds[0]), float(problem.thresholds[-1])
-    work = problem.N * float(problem.c.min()) + problem.P * float(problem.h.min())
-    lower = work + (problem.K - 1) * max(lowest, work / problem.P)
-    return lower, max(lower, (problem.P + problem.K - 1) * highest)
+
+def least_work(problem: AstraProblem) -> float:
+    """What the stages of any decision take together, at least."""
+    return problem.N * float(problem.c.min()) + problem.P * float(problem.h.min())
+
+
+def even_decision(problem: AstraProblem) -> float | None:
+    """Objective of the simplest decision: fastest types first, layers as even as they go; None where it breaks
+    a limit."""
+    kinds = np.repeat(np.arange(problem.M), problem.most_stages)[: problem.P]
+    base, more = divmod(problem.N, problem.P)
+    layers = np.full(problem.P, base)
+    layers[:more] += 1
+    uneven = problem.equal and any(len(set(layers[kinds == i])) > 1 for i in range(problem.M))
+    if uneven or (layers > problem.most_layers[kinds]).any():
+        return None
+    seconds = problem.stage_seconds[kinds, layers]
+    return float(seconds.sum() + (problem.K - 1) * seconds.max())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hetplan.formulations.astra.counted import Kinds, objective_range
+from hetplan.formulations.astra.counted import Kinds
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.problem import compile_problem, decision_of, infeasible_because
 from hetplan.solvers import cpsat
@@ -92,7 +92,7 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason, solver=cpsat.SOLVER)
     kinds = Kinds(problem)
-    lower, upper = objective_range(problem)
+    lower, upper = kinds.range
     roundings = problem.P + problem.K - 1
     per_unit = cpsat.integer_scale(max(lower, upper * 1e-6), upper, roundings) if upper > 0 else 1.0
     seconds = [int(a) for a in cpsat.rounded_down(kinds.seconds, per_unit)]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetplan.formulations.astra.counted import Kinds, objective_range
+from hetplan.formulations.astra.counted import Kinds
 from hetplan.formulations.astra.problem import AstraProblem, Floats
 from hetplan.solvers.linear_model import Columns, LinearModel
 
@@ -33,7 +33,7 @@ class Programme:
 def build(problem: AstraProblem, unit: float | None = None) -> Programme:
     """The programme of a problem that `infeasible_because` has no objection to, its objective about 1e3."""
     kinds = Kinds(problem)
-    lower, upper = objective_range(problem)
+    lower, upper = kinds.range
     estimate = lower if lower > 0 else upper
     per_second = unit or (2.0 ** (10 - np.ceil(np.log2(estimate))) if estimate > 0 else 1.0)
     model = LinearModel("astra")
@@ -81,7 +81,8 @@ def place_all_layers(model: LinearModel, kinds: Kinds, w: Columns) -> None:  # (
 def keep_to_devices(model: LinearModel, kinds: Kinds, w: Columns) -> None:  # (3)
     """No type carries more stages than it has device groups."""
     for i, most in enumerate(kinds.problem.most_stages):
-        model.row("devices", w[kinds.of(i)], upper=float(most))
+        if len(kinds.of(i)):
+            model.row("devices", w[kinds.of(i)], upper=float(most))
 
 
 def climb_in_order(model: LinearModel, step: Columns) -> None:  # (5)
@@ -118,4 +119,5 @@ def one_number_per_type(model: LinearModel, kinds: Kinds, w: Columns, pick: Colu
     for q in range(len(w)):
         model.row("use", [w[q], pick[q]], [1, -float(kinds.most[q])], upper=0)
     for i in range(kinds.problem.M):
-        model.row("pick", pick[kinds.of(i)], upper=1)
+        if len(kinds.of(i)):
+            model.row("pick", pick[kinds.of(i)], upper=1)
