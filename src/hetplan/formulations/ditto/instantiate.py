@@ -1,0 +1,242 @@
+"""Pipelines from templates: how many of each, with how many micro-batches (Oobleck, SOSP 2023, Section 4.2).
+
+Sets   i templates, with nodes_i (a vector by device type), S_i stages and T_i(k) seconds for k micro-batches.
+Data   n nodes by type; B micro-batches in all; f+1 pipelines at least, so that f failures leave a copy of the model.
+Vars   c_i in {0, 1, ...}: pipelines of template i;  k_p micro-batches of pipeline p.
+Min    Z, the slowest pipeline  s.t.
+(1) sum_i c_i nodes_i <= n      (2) sum_i c_i >= f + 1
+(3) sum_p k_p = B,  k_p >= S_i  (4) T_i(k_p) <= Z
+T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so (3) and (4) become
+sum_i c_i S_i <= B <= sum_i c_i K_i(Z): an integer programme in c alone, solved by CP-SAT for a bisection over the
+values that Z can take. Oobleck's own procedure enumerates the multisets that use all nodes, gives all pipelines
+of a template the same number of micro-batches, and takes T_i(k) to be proportional to k.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.ditto.templates import Nodes, Template
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One pipeline of an instantiation."""
+
+    template: Template
+    micro_batches: int
+
+    @property
+    def seconds(self) -> float:
+        """Its iteration time."""
+        return self.template.iteration_seconds(self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Instantiation:
+    """Pipelines that train side by side. stop: `optimal`, `infeasible`, a limit, or `done` for Oobleck's procedure.
+
+    pipelines is empty where there is none. bound: no instantiation of these templates is faster.
+    """
+
+    stop: Stop
+    pipelines: tuple[Pipeline, ...] = ()
+    bound: float | None = None
+    message: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None without one."""
+        return max((pipeline.seconds for pipeline in self.pipelines), default=None)
+
+
+def instantiate(
+    templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
+) -> Instantiation:
+    """The fastest instantiation, proven. failures: f, how many pipelines may be lost."""
+    useful = [t for t in templates if len(t.times) <= micro_batches and fits(t.nodes, nodes)]
+    values = iteration_values(useful, micro_batches)
+    if (
+        not values.size
+        or (best := count_pipelines(useful, nodes, micro_batches, math.inf, failures, run)) is None
+    ):
+        if run.should_stop:
+            return Instantiation(Stop.LIMIT)
+        reason = f"no templates add up to {failures + 1} pipelines on these nodes with {micro_batches} micro-batches"
+        return Instantiation(Stop.INFEASIBLE, message=reason)
+    first, last = 0, len(values) - 1
+    while first < last:
+        middle = (first + last) // 2
+        found = count_pipelines(useful, nodes, micro_batches, float(values[middle]), failures, run)
+        if found is not None:
+            best, last = found, middle
+        elif run.should_stop:
+            break
+        else:
+            first = middle + 1
+    pipelines = share_out(useful, best, micro_batches)
+    stop = Stop.OPTIMAL if first == last else (Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
+    return Instantiation(stop, pipelines, float(values[first]))
+
+
+def fits(part: Nodes, whole: Nodes) -> bool:
+    """Whether `part` takes no more nodes of any type than there are."""
+    return all(a <= b for a, b in zip(part, whole, strict=True))
+
+
+def iteration_values(templates: Sequence[Template], micro_batches: int) -> np.ndarray:
+    """All values that Z can take, ascending."""
+    values = [t.iteration_seconds(k) for t in templates for k in range(len(t.times), micro_batches + 1)]
+    return np.unique(np.array(values))
+
+
+def most_micro_batches(template: Template, seconds: float, limit: int) -> int:
+    """K_i: the most micro-batches within `seconds`, at most `limit`; fewer than S_i where even these take longer."""
+    first, last = len(template.times) - 1, limit
+    while first < last:
+        middle = (first + last + 1) // 2
+        if template.iteration_seconds(middle) <= seconds:
+            first = middle
+        else:
+            last = middle - 1
+    return first
+
+
+def count_pipelines(
+    templates: Sequence[Template],
+    nodes: Nodes,
+    micro_batches: int,
+    seconds: float,
+    failures: int,
+    run: Run,
+) -> list[int] | None:
+    """c with (1), (2) and sum c S <= B <= sum c K(Z) for Z = `seconds`; None: there is none (or time ran out)."""
+    from ortools.sat.python import cp_model
+
+    from hetplan.solvers import cpsat
+
+    most = [most_micro_batches(t, seconds, micro_batches) for t in templates]
+    cp = cp_model.CpModel()
+    count = [
+        cp.new_int_var(
+            0, min(n // m for n, m in zip(nodes, t.nodes, strict=True) if m) if k >= len(t.times) else 0, ""
+        )
+        for t, k in zip(templates, most, strict=True)
+    ]
+    for at, available in enumerate(nodes):  # (1)
+        cp.add(cp_model.LinearExpr.weighted_sum(count, [t.nodes[at] for t in templates]) <= available)
+    cp.add(sum(count) >= failures + 1)  # (2)
+    cp.add(cp_model.LinearExpr.weighted_sum(count, [len(t.times) for t in templates]) <= micro_batches)  # (3)
+    cp.add(cp_model.LinearExpr.weighted_sum(count, most) >= micro_batches)  # (3), (4)
+    answer = cpsat.solve(cp, run.part())
+    return [answer.value(c) for c in count] if answer.has_solution else None
+
+
+def share_out(
+    templates: Sequence[Template], count: Sequence[int], micro_batches: int
+) -> tuple[Pipeline, ...]:
+    """Micro-batches for the pipelines chosen: S_i each, then one by one where T stays least."""
+    chosen = [t for t, c in zip(templates, count, strict=True) for _ in range(c)]
+    share = [len(t.times) for t in chosen]
+    heap = [(t.iteration_seconds(k + 1), p) for p, (t, k) in enumerate(zip(chosen, share, strict=True))]
+    heapq.heapify(heap)
+    for _ in range(micro_batches - sum(share)):
+        _, p = heapq.heappop(heap)
+        share[p] += 1
+        heapq.heappush(heap, (chosen[p].iteration_seconds(share[p] + 1), p))
+    return tuple(Pipeline(t, k) for t, k in zip(chosen, share, strict=True))
+
+
+def oobleck_instantiate(
+    templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
+) -> Instantiation:
+    """Oobleck's procedure (Section 4.2.1 and 4.2.2): the multiset of least proportional time, priced truly.
+
+    Each template's seconds per micro-batch are those of its own T; pipelines with fewer micro-batches than stages
+    are passed over, which Oobleck does not check.
+    """
+    best: tuple[float, tuple[Pipeline, ...]] | None = None
+    for option in multisets(list(templates), nodes):
+        if run.should_stop:
+            stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+            return Instantiation(stop, best[1] if best else ())
+        if sum(option.values()) < failures + 1:
+            continue
+        kinds = [(templates[i], c) for i, c in sorted(option.items())]
+        shares = proportional_shares([(t.seconds, c) for t, c in kinds], micro_batches)
+        if shares is None or any(k < len(t.times) for (t, _), k in zip(kinds, shares[1], strict=True)):
+            continue
+        if best is None or shares[0] < best[0]:
+            pipelines = tuple(
+                Pipeline(t, k) for (t, c), k in zip(kinds, shares[1], strict=True) for _ in range(c)
+            )
+            best = shares[0], pipelines
+    if best is None:
+        return Instantiation(
+            Stop.DONE, message="no multiset of templates that uses all nodes takes the micro-batches"
+        )
+    return Instantiation(Stop.DONE, best[1])
+
+
+def multisets(templates: list[Template], nodes: Nodes, first: int = 0) -> Iterator[Counter[int]]:
+    """All multisets of templates (by number) whose nodes add up to `nodes` exactly."""
+    if not any(nodes):
+        yield Counter()
+        return
+    for i in range(first, len(templates)):
+        if fits(templates[i].nodes, nodes):
+            left = tuple(a - b for a, b in zip(nodes, templates[i].nodes, strict=True))
+            for rest in multisets(templates, left, i):
+                yield rest + Counter({i: 1})
+
+
+def proportional_shares(
+    kinds: Sequence[tuple[float, int]], micro_batches: int
+) -> tuple[float, list[int]] | None:
+    """Least max of rate_i k_i with sum c_i k_i = B, k_i whole; kinds: (rate, c). None: no such k."""
+    values = np.unique(np.array([rate * k for rate, c in kinds for k in range(micro_batches // c + 1)]))
+    first, last = 0, len(values)
+    best = None
+    while first < last:
+        middle = (first + last) // 2
+        shares = exact_shares(kinds, float(values[middle]), micro_batches)
+        if shares is None:
+            first = middle + 1
+        else:
+            best, last = (float(values[middle]), shares), middle
+    return best
+
+
+def exact_shares(kinds: Sequence[tuple[float, int]], most: float, micro_batches: int) -> list[int] | None:
+    """k with rate_i k_i <= most and sum c_i k_i = B, or None: reachable sums as bits of an integer."""
+    mask = (1 << (micro_batches + 1)) - 1
+    reach, limits = [1], []
+    for rate, c in kinds:
+        limit = (
+            micro_batches // c
+            if rate <= 0
+            else min(micro_batches // c, math.floor(most / rate * (1 + 1e-12)))
+        )
+        limits.append(limit)
+        bits = 0
+        for k in range(limit + 1):
+            bits |= reach[-1] << (k * c)
+        reach.append(bits & mask)
+    if not reach[-1] >> micro_batches & 1:
+        return None
+    left, shares = micro_batches, [0] * len(kinds)
+    for i in range(len(kinds) - 1, -1, -1):
+        c = kinds[i][1]
+        shares[i] = next(
+            k for k in range(limits[i], -1, -1) if k * c <= left and reach[i] >> (left - k * c) & 1
+        )
+        left -= shares[i] * c
+    return shares
