@@ -215,6 +215,9 @@ def test_infeasibility_says_why() -> None:
     result = solve(FAMILY, undivided, "cp-sat", run())
     assert result.status == "infeasible"
     assert "degrees" in result.message
+    lonely = [entry for entry in data.layer_seconds if (entry.type == "fast") == (entry.tensor == 1)]
+    result = solve(FAMILY, data.model_copy(update={"layer_seconds": lonely}), "cp-sat", run())
+    assert result.status == "infeasible"  # no table that both types have
 
 
 def answering(reply: Reply) -> Answering:

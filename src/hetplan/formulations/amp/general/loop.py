@@ -124,8 +124,9 @@ def solve_each(data: AmpData, run: Run, model: Model, solver: str) -> Outcome[Am
     cells = find_cells(problem)
     tables = [Tables(problem, configuration, cells) for configuration in problem.configurations()]
     state = State(run, cases=[Case(one, 0.0) for one in tables])
-    find_first(state, problem, [device.node for device in data.devices])
-    find_bounds(state)
+    if tables:
+        find_first(state, problem, [device.node for device in data.devices])
+        find_bounds(state)
     state.build_seconds = time.perf_counter() - begun
     if tables:
         run.report(bound=state.bound if math.isfinite(state.bound) else None)
