@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
+from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints, even_decision
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,3 @@ class Kinds:
 def least_work(problem: AstraProblem) -> float:
     """What the stages of any decision take together, at least."""
     return problem.N * float(problem.c.min()) + problem.P * float(problem.h.min())
-
-
-def even_decision(problem: AstraProblem) -> float | None:
-    """Objective of the simplest decision: fastest types first, layers as even as they go; None where it breaks
-    a limit."""
-    kinds = np.repeat(np.arange(problem.M), problem.most_stages)[: problem.P]
-    base, more = divmod(problem.N, problem.P)
-    layers = np.full(problem.P, base)
-    layers[:more] += 1
-    uneven = problem.equal and any(len(set(layers[kinds == i])) > 1 for i in range(problem.M))
-    if uneven or (layers > problem.most_layers[kinds]).any():
-        return None
-    seconds = problem.stage_seconds[kinds, layers]
-    return float(seconds.sum() + (problem.K - 1) * seconds.max())

@@ -25,6 +25,7 @@ from hetplan.formulations.astra.problem import (
     Ints,
     compile_problem,
     decision_of,
+    even_decision,
     infeasible_because,
 )
 from hetplan.formulations.astra.unequal import even_split, greedy, least_work, scratch, stages_behind
@@ -111,7 +112,10 @@ def _by_intervals(
         value = work(problem.caps(theta))
         return None if value == math.inf else Probe(value, theta, theta)
 
-    interval = (float(thetas[0]), float(thetas[-1]))
+    known = even_decision(problem)
+    # The optimum's slowest stage takes at most its share of a known objective: sum >= theta, so K theta <= T.
+    longest = float(thetas[-1]) if known is None else known * (1 + 1e-9) / problem.K
+    interval = (float(thetas[0]), min(float(thetas[-1]), longest))
     found = minimise(float(problem.K - 1), probe, Grid(thetas), interval, run, gap=gap)
     if found.decision is None:
         return Found(None, found.bound, found.evaluations, found.finished)

@@ -116,6 +116,20 @@ def infeasible_because(problem: AstraProblem) -> str | None:
     return None
 
 
+def even_decision(problem: AstraProblem) -> float | None:
+    """Objective of the simplest decision: fastest types first, layers as even as they go; None where it breaks
+    a limit."""
+    kinds = np.repeat(np.arange(problem.M), problem.most_stages)[: problem.P]
+    base, more = divmod(problem.N, problem.P)
+    layers = np.full(problem.P, base)
+    layers[:more] += 1
+    uneven = problem.equal and any(len(set(layers[kinds == i])) > 1 for i in range(problem.M))
+    if uneven or (layers > problem.most_layers[kinds]).any():
+        return None
+    seconds = problem.stage_seconds[kinds, layers]
+    return float(seconds.sum() + (problem.K - 1) * seconds.max())
+
+
 def decision_of(problem: AstraProblem, stages: list[tuple[int, int]]) -> AstraDecision:
     """The decision with stages (type index, layers), equal ones side by side as in Section 3.4."""
     return AstraDecision(
