@@ -44,4 +44,6 @@ FAMILY = Family(
             baseline=True,
         ),
     ),
+    describe=f"{_HERE}.describe:describe",
+    warmers=(f"{_HERE}.warm:exact", f"{_HERE}.warm:division"),
 )

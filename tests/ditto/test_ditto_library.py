@@ -1,0 +1,85 @@
+"""The packaged instances: records are reproduced, heuristics stay above, bounds below."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetplan.formulations.ditto.family import FAMILY
+from hetplan.instances.library import Entry, library
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+ENTRIES = [entry for entry in library() if entry.problem == "ditto"]
+# More than a second: proven again with pytest -m slow.
+LARGE = ("three-types", "a100", "memory")
+# Those small enough for Oobleck's exhaustive table.
+SMALL = ("ex1", "ex2", "tiny")
+GENERAL = ("cp-sat", "milp", "pyomo")
+
+
+def cases(entries: list[Entry]) -> list[object]:
+    """By name, the large ones marked slow."""
+    return [
+        pytest.param(e, id=e.name, marks=pytest.mark.slow if any(w in e.name for w in LARGE) else ())
+        for e in entries
+    ]
+
+
+def test_ex1_to_ex5_are_packaged_with_both_heads_and_batches() -> None:
+    names = {entry.name for entry in ENTRIES}
+    expected = {
+        f"ditto-ex{i}-nb{n}-{head}" for i in range(1, 6) for n in (32, 128) for head in ("head", "flat")
+    }
+    assert expected <= names
+
+
+@pytest.mark.parametrize("entry", cases(ENTRIES))
+def test_exact_reproduces_the_record(entry: Entry) -> None:
+    best = entry.best_known()
+    assert best is not None
+    result = solve(FAMILY, entry.load().data, "exact", Run(Options(threads=1)))
+    assert result.status == "optimal"
+    assert result.objective == pytest.approx(best.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("entry", cases(ENTRIES))
+def test_heuristics_stay_above_the_record(entry: Entry) -> None:
+    best = entry.best_known()
+    assert best is not None
+    data = entry.load().data
+    optimum = best.bound if best.bound is not None else 0.0
+    found = {}
+    for method in ("paper", "merge", *(("oobleck", "greedy") if any(w in entry.name for w in SMALL) else ())):
+        result = solve(FAMILY, data, method, Run(Options(threads=1)))
+        assert result.bound is None
+        if result.objective is not None:
+            found[method] = result.objective
+            assert result.objective >= optimum * (1 - 1e-9)
+    if "paper" in found:
+        assert found["merge"] <= found["paper"] * (1 + 1e-6)
+    if "-ex" in entry.name and "a100" not in entry.name and "memory" not in entry.name:
+        assert {"paper", "merge"} <= set(found), "the paper's own clusters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", GENERAL)
+@pytest.mark.parametrize("entry", cases(ENTRIES))
+def test_general_solvers_agree_or_keep_a_valid_bound(entry: Entry, method: str) -> None:
+    best = entry.best_known()
+    assert best is not None
+    result = solve(FAMILY, entry.load().data, method, Run(Options(time_limit=20)))
+    if result.status == "optimal":
+        assert result.objective == pytest.approx(best.objective, rel=1e-6)
+    if result.bound is not None:
+        assert result.bound <= best.objective * (1 + 1e-6)
+    if result.objective is not None:
+        assert result.objective >= best.objective * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("method", GENERAL)
+def test_general_solvers_prove_the_tiny_one(method: str) -> None:
+    (entry,) = [entry for entry in ENTRIES if entry.name == "tiny-fast-slow"]
+    result = solve(FAMILY, entry.load().data, method, Run(Options(threads=1, time_limit=60)))
+    assert result.status == "optimal"
+    assert result.objective == pytest.approx(15.0)

@@ -1,0 +1,77 @@
+"""A workload as Ditto's problem, and a template as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations.ditto.describe import describe
+from hetplan.formulations.ditto.family import FAMILY
+from hetplan.formulations.ditto.pose import micro_batch_sizes, pose
+from hetplan.profiling.cluster import ClusterFile, build_cluster
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.solvers.registry import load, solve
+
+
+def workload(*nodes: dict[str, Any], batch: int = 8) -> Workload:
+    """GPT-2 on nodes given as the cluster file has them."""
+    defaults = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0, "intra_node_latency_us": 0.0}
+    document = {
+        "format": "hetplan-cluster",
+        "version": 1,
+        "name": "test",
+        "nodes": [{**defaults, **node} for node in nodes],
+    }
+    return make_workload("gpt2", build_cluster(ClusterFile.model_validate(document)), batch)
+
+
+def test_posing_takes_times_bandwidths_and_memory_from_the_workload() -> None:
+    w = workload({"count": 2, "devices": 2, "device": "V100-SXM2-16GB"}, {"devices": 2, "device": "T4"})
+    assert micro_batch_sizes(w) == [1, 2, 4, 8]
+    data = pose(w, 2)
+    assert data.micro_batches == 4
+    assert [(kind.name, kind.nodes) for kind in data.device_types] == [("V100-SXM2-16GB", 2), ("T4", 1)]
+    table = w.profile.table("T4", 1, 2)
+    assert table is not None
+    assert data.device_types[1].forward_seconds == table.forward_seconds
+    block = w.profile.layers[1]
+    # A ring of two moves the bytes once: 2 (n - 1) / n = 1, at 80 Gbit/s, half in each direction.
+    seconds = block.tensor_bytes / 2 * 2 / 1e10
+    assert data.device_types[0].allreduce_seconds["2"][1] == pytest.approx(seconds, rel=1e-9)
+    assert data.memory is not None
+    assert data.memory.layer_activation_bytes[1] == block.saved_bytes * 2
+    assert data.memory.device_bytes == w.device_bytes()
+    assert pose(w, 2, memory=False).memory is None
+    assert solve(FAMILY, data, "auto").status == "optimal"
+
+
+def test_nodes_of_one_device_with_other_links_are_types_of_their_own() -> None:
+    fast, slow = {"devices": 2, "device": "T4"}, {"devices": 2, "device": "T4", "intra_node_gbit_per_s": 40.0}
+    data = pose(workload(fast, slow, fast), 1)
+    assert [(kind.name, kind.nodes) for kind in data.device_types] == [("T4 (1)", 2), ("T4 (2)", 1)]
+    assert data.memory is not None
+    assert set(data.memory.device_bytes) == {"T4 (1)", "T4 (2)"}
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (3, 3)])
+def test_uneven_nodes_are_refused(sizes: tuple[int, ...]) -> None:
+    w = workload(*({"devices": size, "device": "T4"} for size in sizes))
+    with pytest.raises(UnsupportedError, match="equal nodes"):
+        pose(w, 1)
+
+
+def test_a_template_reads_as_one_line_per_stage() -> None:
+    data = pose(workload({"count": 2, "devices": 2, "device": "T4"}), 1)
+    result = solve(FAMILY, data, "auto")
+    assert result.decision is not None
+    (table,) = describe(data, result.decision)
+    assert len(table.rows) == len(result.decision.stages)
+    assert sum(row[-1] == "slowest" for row in table.rows) == 1
+    assert any(note.startswith("T2 ") for note in table.notes)
+
+
+def test_the_warmers_run() -> None:
+    for warmer in FAMILY.warmers:
+        load(warmer)()
