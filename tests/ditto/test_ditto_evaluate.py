@@ -1,0 +1,199 @@
+"""The evaluator and the data: worked by hand, every violation by name, invariants."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ditto.ditto_cases import data_of, middle_instance, optimum_of
+from hetplan.errors import InputError
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.evaluate import evaluate, price
+from hetplan.formulations.ditto.family import FAMILY
+from hetplan.schema import parse
+from hetplan.solvers.registry import solve
+
+DOCUMENT: dict[str, Any] = {
+    "micro_batches": 4,
+    "device_types": [
+        {
+            "name": "a",
+            "nodes": 1,
+            "devices_per_node": 2,
+            "forward_seconds": [1.0, 2.0, 3.0],
+            "backward_seconds": [1.0, 2.0, 3.0],
+            "allreduce_seconds": {"2": [0.1, 0.1, 0.2]},
+        },
+        {
+            "name": "b",
+            "nodes": 1,
+            "devices_per_node": 2,
+            "forward_seconds": [0.5, 1.0, 1.5],
+            "backward_seconds": [0.5, 1.0, 1.5],
+            "allreduce_seconds": {"2": [0.0, 0.0, 0.0]},
+        },
+    ],
+    "memory": {
+        "device_bytes": {"a": 10.0, "b": 10.0},
+        "layer_state_bytes": [4.0, 4.0, 4.0],
+        "layer_activation_bytes": [1.0, 1.0, 1.0],
+    },
+}
+
+
+def data(**changes: Any) -> DittoData:
+    return parse(DittoData, {**copy.deepcopy(DOCUMENT), **changes}, where="test")
+
+
+def decision(*stages: tuple[int, int, str, int]) -> DittoDecision:
+    keys = ("first", "last", "type", "devices")
+    return DittoDecision.model_validate({"stages": [dict(zip(keys, stage, strict=True)) for stage in stages]})
+
+
+def test_a_template_worked_by_hand() -> None:
+    # Stage 0: layers 0 and 1 on two of a: (2 + 4) / 2 + 2 (0.1 + 0.1) = 3.4.  Stage 1: layer 2 on one of b: 3.
+    found = evaluate(data(), decision((0, 2, "a", 2), (2, 3, "b", 1)))
+    assert found.violations == ()
+    # k* = 0: T1 = 6.4, T2 = (4 - 2 + 0 - 1) 3.4, T3 = 6.4.
+    assert found.objective == pytest.approx(6.4 + 3.4 + 6.4)
+    assert found.parts["T2"] == pytest.approx(3.4)
+
+
+def test_a_uniform_pipeline_takes_n_plus_s_minus_one_stages() -> None:
+    assert price(10, [2.0] * 4).objective == pytest.approx((10 + 4 - 1) * 2.0)
+
+
+def test_the_first_of_equally_slow_stages_counts() -> None:
+    parts = price(8, [1.0, 3.0, 1.0, 3.0 + 1e-10]).parts
+    assert parts["slowest stage"] == 1.0
+    assert price(8, [1.0, 3.0, 1.0, 3.0 + 1e-6]).parts["slowest stage"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "no stages"),
+        ([(0, 1, "a", 1), (2, 3, "b", 1)], "begins with layer 2, expected 1"),
+        ([(0, 2, "a", 1)], "end at layer 2, expected 3"),
+        ([(0, 0, "a", 1), (0, 3, "b", 2)], "is empty"),
+        ([(0, 3, "c", 1)], "expected one of a, b"),
+        ([(0, 3, "a", 3)], "power of two up to 2"),
+        ([(0, 3, "a", 4)], "power of two up to 2"),
+        ([(0, 1, "a", 2), (1, 3, "a", 1)], "3 devices of type a are used, expected at most 2"),
+        ([(0, 3, "a", 1)], "needs 15 bytes per device"),
+        ([(0, 2, "a", 1), (2, 3, "b", 1)], "stages[0] needs 12 bytes"),
+    ],
+)
+def test_every_broken_constraint_is_named(stages: list[tuple[int, int, str, int]], message: str) -> None:
+    found = evaluate(data(), decision(*stages))
+    assert found.objective is None
+    assert any(message in violation for violation in found.violations), found.violations
+
+
+def test_more_stages_than_micro_batches_are_refused() -> None:
+    found = evaluate(data(micro_batches=1), decision((0, 2, "a", 2), (2, 3, "b", 1)))
+    assert found.violations == ("2 stages, expected at most micro_batches (1)",)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("device_types", 0, "devices_per_node"), 3, "expected a power of two"),
+        (("device_types", 1, "devices_per_node"), 4, "expected 2 everywhere"),
+        (("device_types", 1, "name"), "a", "repeats"),
+        (("device_types", 0, "forward_seconds"), [], "expected 1 to"),
+        (("device_types", 1, "forward_seconds"), [1.0], "expected one per layer"),
+        (("device_types", 0, "allreduce_seconds"), {}, "expected 2"),
+        (("device_types", 0, "allreduce_seconds"), {"2": [0.1] * 3, "4": [0.1] * 3}, "expected 2"),
+        (("memory", "device_bytes"), {"a": 1.0}, "lacks device type 'b'"),
+        (("memory", "layer_state_bytes"), [1.0], "expected one per layer"),
+        (("micro_batches",), 0, "greater than or equal to 1"),
+    ],
+)
+def test_unusable_data_is_refused_in_one_line(path: tuple[Any, ...], value: Any, message: str) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(InputError, match=message) as error:
+        parse(DittoData, document, where="test")
+    assert "\n" not in str(error.value)
+
+
+@given(
+    st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(8, 100), st.integers(0, 7), st.data()
+)
+def test_price_invariants(times: list[float], micro_batches: int, at: int, draw: st.DataObject) -> None:
+    total = price(micro_batches, times).objective
+    assert total is not None
+    # Each further micro-batch costs one slowest stage; doubled times double the price.
+    more = price(micro_batches + 1, times).objective
+    parts = price(micro_batches, times).parts
+    assert more == pytest.approx(total + parts["slowest stage seconds"])
+    assert price(micro_batches, [2 * t for t in times]).objective == pytest.approx(2 * total, rel=1e-6)
+    # Each stage behind k* takes one slowest stage off T2: T may fall below N_b of them (3, 1 with 8: 23 s).
+    behind = len(times) - 1 - int(parts["slowest stage"])
+    assert total >= (micro_batches - behind) * parts["slowest stage seconds"] * (1 - 1e-9)
+    assert total >= parts["T1"]
+    # A faster stage that is not the slowest never hurts.
+    k = at % len(times)
+    if times[k] < parts["slowest stage seconds"] * 0.999:
+        faster = [*times[:k], times[k] * draw.draw(st.floats(0, 1)), *times[k + 1 :]]
+        less = price(micro_batches, faster).objective
+        assert less is not None
+        assert less <= total * (1 + 1e-9)
+
+
+def test_the_price_can_rise_when_the_slowest_stage_gets_faster() -> None:
+    # k* jumps to the end: this is why T does not decompose.
+    before, after = price(8, [10.0, 1.0, 1.0, 10.0]).objective, price(8, [9.9, 1.0, 1.0, 10.0]).objective
+    assert before is not None
+    assert after is not None
+    assert after > before
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 60), st.sampled_from([0.25, 4.0, 1024.0]))
+def test_the_optimum_scales_with_time(seed: int, factor: float) -> None:
+    instance = data_of(seed)
+    if optimum_of(seed) is None:
+        return
+
+    def scaled(row: list[float]) -> list[float]:
+        return [factor * value for value in row]
+
+    kinds = [
+        kind.model_copy(
+            update={
+                "forward_seconds": scaled(kind.forward_seconds),
+                "backward_seconds": scaled(kind.backward_seconds),
+                "allreduce_seconds": {x: scaled(row) for x, row in kind.allreduce_seconds.items()},
+            }
+        )
+        for kind in instance.device_types
+    ]
+    before = solve(FAMILY, instance, "exact").objective
+    after = solve(FAMILY, instance.model_copy(update={"device_types": kinds}), "exact").objective
+    assert before is not None
+    assert after == pytest.approx(factor * before, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 5))
+def test_another_micro_batch_or_node_changes_the_optimum_the_right_way(seed: int, more: int) -> None:
+    instance = middle_instance(seed)
+    optimum = solve(FAMILY, instance, "exact").objective
+    longer = instance.model_copy(update={"micro_batches": instance.micro_batches + more})
+    kinds = [k.model_copy(update={"nodes": k.nodes + (i == 0)}) for i, k in enumerate(instance.device_types)]
+    wider = instance.model_copy(update={"device_types": kinds})
+    slower, faster = solve(FAMILY, longer, "exact").objective, solve(FAMILY, wider, "exact").objective
+    assert optimum is not None
+    assert slower is not None
+    assert faster is not None
+    assert slower >= optimum * (1 - 1e-6)
+    assert faster <= optimum * (1 + 1e-6)
