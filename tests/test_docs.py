@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hetplan import __version__
+from hetplan.formulations import FAMILIES, family
 from hetplan.instances.answers import judge, read_claims
 from hetplan.instances.envelope import Instance, parse_instance
 from hetplan.profiling.cluster import load_cluster
@@ -114,10 +115,8 @@ def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
     assert sorted(key for key in keys if not re.search(rf"\b{key}\b", text)) == []
 
 
-@pytest.mark.parametrize("problem", ["amp", "astra", "ditto", "poplar"])
+@pytest.mark.parametrize("problem", list(FAMILIES))
 def test_every_key_of_an_instance_is_documented(problem: str) -> None:
-    from hetplan.formulations import family
-
     row = re.search(rf"^\| `{problem}` \|.*$", FILES.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert row is not None
     for model in (family(problem).load_data(), family(problem).load_decision()):
