@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -257,6 +258,33 @@ def test_huge_models_are_not_built() -> None:
     assert all(question.tables.terms <= 500_000 for question in asked)
     assert outcome.stop is Stop.LIMIT and "exact" in outcome.message
     assert outcome.decision is not None and outcome.bound is not None
+
+
+def test_open_configurations_are_tried_again_with_more_time() -> None:
+    """No time limit: rounds of growing length until the models have an answer, and none for other limits."""
+    slices: dict[str, list[float]] = {}
+
+    def model(question: Question, run: Run, report: Sink) -> Reply:
+        spent = slices.setdefault(str(question.tables.configuration), [])
+        spent.append(run.remaining)
+        if len(slices) == 1 and len(spent) == 1:
+            time.sleep(run.remaining)
+            return Reply(stop=Stop.LIMIT)
+        return Reply(stop=Stop.INFEASIBLE)
+
+    data = mixed_cluster(nodes=2, per_node=2, layers=6)
+    outcome = solve_each(data, run(time_limit=None), model, "fake")
+    assert outcome.stop is Stop.OPTIMAL
+    first, *others = slices.values()
+    assert len(first) == 2 and first[1] > 1.9 * first[0] and all(len(other) == 1 for other in others)
+    again: list[str] = []
+
+    def limited(question: Question, run: Run, report: Sink) -> Reply:
+        again.append(str(question.tables.configuration))
+        return Reply(stop=Stop.LIMIT)
+
+    assert solve_each(data, run(time_limit=None), limited, "fake").stop is Stop.LIMIT
+    assert len(again) == len(set(again))
 
 
 def test_models_price_as_the_arrays_do() -> None:

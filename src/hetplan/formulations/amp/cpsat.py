@@ -227,11 +227,10 @@ def order_equals(m: Model) -> None:  # (9)
     ranks, and of the tensor ranks, ascend.
     """
     shape = m.tables.shape
-    for c, before in enumerate(m.tables.cells.before.tolist()):
-        if before >= 0:
-            mine, other = m.x[c].ravel(), m.x[before].ravel()
-            for at, x in enumerate(mine):
-                m.cp.add_bool_or([~x, *other[:at]])
+    for c, before in m.tables.equal_before:
+        mine, other = m.x[c].ravel(), m.x[before].ravel()
+        for at, x in enumerate(mine):
+            m.cp.add_bool_or([~x, *other[:at]])
     starts = [[(0, i, 0) for i in range(shape[1])], [(0, 0, r) for r in range(shape[2])]]
     for line in starts:
         for p, q in pairwise(line):

@@ -205,11 +205,10 @@ def fit_memory(m: Programme) -> None:  # (7)
 def order_equals(m: Programme) -> None:  # (8)
     """The least word of cells, position by position, among those that symmetry makes equivalent (see cpsat.py)."""
     cells, (_, dp, tp) = m.tables.cells, m.tables.shape
-    for c, before in enumerate(cells.before.tolist()):
-        if before >= 0:
-            mine, other = m.x[c].ravel(), m.x[before].ravel()
-            for at in range(len(mine)):
-                m.model.row("equal_cells", [mine[at], *other[:at]], [1.0] + [-1.0] * at, upper=0.0)
+    for c, before in m.tables.equal_before:
+        mine, other = m.x[c].ravel(), m.x[before].ravel()
+        for at in range(len(mine)):
+            m.model.row("equal_cells", [mine[at], *other[:at]], [1.0] + [-1.0] * at, upper=0.0)
     for line in ([(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]):
         for p, q in pairwise(line):
             for c in range(1, cells.count):

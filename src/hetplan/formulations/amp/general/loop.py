@@ -27,6 +27,8 @@ from hetplan.solvers.run import Run
 WORTH = 0.5
 # Share of the time limit for the first decisions.
 FIRST_SHARE = 0.1
+# Time for each configuration in the first round when there is no time limit.
+FIRST_ROUND_SECONDS = 2.0
 # Models of more terms are not built: building alone takes long, and general solvers get nowhere with them.
 MOST_TERMS = 500_000
 
@@ -70,11 +72,20 @@ Model = Callable[[Question, Run, Sink], Reply]
 
 @dataclass
 class Case:
-    """One configuration. bound: proven so far, +inf when it has no decision at all. closed: nothing left to do."""
+    """One configuration. bound: proven so far, +inf when it has no decision at all.
+
+    closed: nothing left to find. given_up: open, but another try would be in vain.
+    """
 
     tables: Tables
     bound: float
     closed: bool = False
+    given_up: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether a model should be asked."""
+        return not self.closed and not self.given_up
 
 
 @dataclass
@@ -155,22 +166,23 @@ def find_bounds(state: State) -> None:
 
 
 def sweep(state: State, problem: AmpProblem, model: Model) -> None:
-    """Solve the open configurations, cheapest bound first, each with an equal share of the time that is left.
+    """Solve the open configurations in rounds, cheapest bound first, each round with twice the time for each.
 
-    What was left open is tried once more if the others left time over.
+    Early rounds close the easy ones and find incumbents that prune the hard ones; what stays open is solved anew
+    with more time. The last one open gets all that is left.
     """
-    for again in (False, True):
+    share = 0.0
+    while not state.run.should_stop:
         state.prune()
-        waiting = sorted((case for case in state.cases if not case.closed), key=lambda case: case.bound)
-        if again and math.isinf(state.run.remaining):
+        waiting = sorted((case for case in state.cases if case.waits), key=lambda case: case.bound)
+        if not waiting:
             return
-        for place_in_line, case in enumerate(waiting):
+        left = state.run.remaining
+        share = max(2 * share, left / (2 * len(waiting)) if math.isfinite(left) else FIRST_ROUND_SECONDS)
+        for case in waiting:
             state.prune()
-            if state.run.should_stop:
-                return
-            if not case.closed:
-                share = state.run.remaining / (len(waiting) - place_in_line)
-                solve_case(state, case, problem, model, share)
+            if not case.closed and not state.run.should_stop:
+                solve_case(state, case, problem, model, math.inf if len(waiting) == 1 else share)
 
 
 def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seconds: float) -> None:
@@ -178,9 +190,11 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
     run, chosen, cutoff = state.run, case.tables.configuration, state.cutoff
     if case.tables.terms > MOST_TERMS:
         size = f"{case.tables.terms} terms, more than {MOST_TERMS}"
+        case.given_up = True
         state.message = f"the model of {chosen} would have {size}; the method exact has no such limit"
         return
     part = run.part(time_limit=None if math.isinf(seconds) else seconds)
+    begun = time.perf_counter()
     run.report(note=str(chosen))
 
     def report(incumbent: float | None, bound: float | None) -> None:
@@ -201,6 +215,9 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
         case.closed = reply.stop is Stop.OPTIMAL
     if reply.stop is Stop.ERROR:
         state.failed, state.message = True, f"{chosen}: {reply.message}"
+    # Another limit than time (of nodes, say) would end the next try just as early.
+    early = reply.stop is Stop.LIMIT and time.perf_counter() - begun < seconds / 2
+    case.given_up = reply.stop is Stop.ERROR or (early and not run.should_stop)
     if math.isfinite(state.bound):
         run.report(bound=state.bound)
 

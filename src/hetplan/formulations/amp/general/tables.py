@@ -181,6 +181,16 @@ class Tables:
         return np.where(np.isfinite(between), found, -1).astype(np.int64)
 
     @cached_property
+    def equal_before(self) -> list[tuple[int, int]]:
+        """(cell, the cell before it that is interchangeable with it), for all but the first of each class."""
+        kinds = self.cells.kind.tolist()
+        return [
+            (c, max(b for b in range(c) if kinds[b] == kinds[c]))
+            for c in range(len(kinds))
+            if kinds[c] in kinds[:c]
+        ]
+
+    @cached_property
     def capacity(self) -> Floats:
         """[types] bytes of a device, with the tolerance for rounding."""
         return self.problem.capacity * (1 + MEMORY_TOLERANCE)
