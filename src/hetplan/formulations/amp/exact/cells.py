@@ -36,12 +36,6 @@ class Cells:
         """K."""
         return len(self.members)
 
-    @property
-    def before(self) -> Ints:
-        """[K] the previous cell of the same class, -1 for the first: fresh cells are opened in this order."""
-        same = np.r_[False, self.kind[1:] == self.kind[:-1]]
-        return np.where(same, np.arange(self.count) - 1, -1)
-
 
 def interchangeable(labels: Sequence[Hashable], matrix: Floats) -> list[list[int]]:
     """Classes of items i, i' with equal labels and matrix[i, x] = matrix[i', x] for every other x.

@@ -33,7 +33,6 @@ class Grid(NamedTuple):
     gas: int
     size: Ints
     kind: Ints
-    before: Ints
     bandwidth: Floats
     marked: Ints
     prefix: Floats
@@ -55,20 +54,24 @@ class Grid(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of one expansion; allowed, sums, tops [dp, N] price shape n in row i.
+    """Memory of one expansion; allowed, sums, tops, least [dp, N] price shape n in row i.
 
     narrow [dp + 1]: slowest bandwidth inside the column's data groups up to row i. same [dp]: an earlier row with
-    the same past, -1 if none. counter [3]: leaves seen, children written, labels expanded.
+    the same past, -1 if none. used, present, earlier [K]: devices taken, whether the last stage lies there, and an
+    earlier cell that the future cannot tell apart. counter [3]: leaves seen, children written, labels expanded.
     answer: best cost, least bound dropped. winner [1 + dp]: label and shapes of the best cost.
     """
 
     allowed: NDArray[np.bool_]
     sums: Floats
     tops: Floats
+    least: Floats
     choice: Ints
     narrow: Floats
     same: Ints
     used: Ints
+    present: Ints
+    earlier: Ints
     costs: Floats
     counter: Ints
     answer: Floats
@@ -182,7 +185,7 @@ def expand(
     One long function on purpose: numba compiles it in a third of the time that its parts take one by one.
     """
     pp, dp, tp, gas, sync = grid.pp, grid.dp, grid.tp, grid.gas, grid.sync
-    size, before, bandwidth, marked = grid.size, grid.before, grid.bandwidth, grid.marked
+    size, bandwidth, marked = grid.size, grid.bandwidth, grid.marked
     prefix, params, saved, link, capacity = grid.prefix, grid.params, grid.saved, grid.link, grid.capacity
     shape_cells, shape_kind, shape_zone = grid.shape_cells, grid.shape_kind, grid.shape_zone
     room, base, low, high, forced = grid.room, grid.base, grid.low, grid.high, grid.forced
@@ -190,7 +193,9 @@ def expand(
     done, used, last, sums, tops = labels.done, labels.used, labels.last, labels.sums, labels.tops
     synced, bound = labels.synced, labels.bound
     allowed, row_sums, row_tops, choice = scratch.allowed, scratch.sums, scratch.tops, scratch.choice
+    row_least = scratch.least
     narrow, same, taken, costs = scratch.narrow, scratch.same, scratch.used, scratch.costs
+    present, earlier = scratch.present, scratch.earlier
     counter, answer, winner = scratch.counter, scratch.answer, scratch.winner
     layers, cells, shapes = prefix.shape[1] - 1, len(size), len(shape_cells)
     alive = min(gas, pp - j) * grid.micro_batch
@@ -203,12 +208,32 @@ def expand(
             continue
         counter[2] += 1
         leaves, tries = most_leaves, 20 * most_leaves
+        for c in range(
+            cells
+        ):  # cells that the future cannot tell apart: alike, used alike, no link into them
+            present[c] = 0
+        if j > 0:
+            for i in range(dp):
+                for r in range(tp):
+                    present[shape_cells[last[x, i], r]] = 1
+        for c in range(cells):
+            earlier[c] = -1
+            for k in range(c - 1, -1, -1):
+                if grid.kind[k] == grid.kind[c] and used[x, k] == used[x, c] and present[k] + present[c] == 0:
+                    earlier[c] = k
+                    break
         for i in range(dp):  # the nearest earlier row with the same past: their futures may be exchanged
             same[i] = -1
             for k in range(i - 1, -1, -1):
-                if j == 0 or (
-                    last[x, k] == last[x, i] and sums[x, k] == sums[x, i] and tops[x, k] == tops[x, i]
-                ):
+                alike = j == 0 or (sums[x, k] == sums[x, i] and tops[x, k] == tops[x, i])
+                if alike and j > 0:
+                    for r in range(tp):
+                        c, d = shape_cells[last[x, k], r], shape_cells[last[x, i], r]
+                        full = (
+                            used[x, c] == size[c] and used[x, d] == size[d] and grid.kind[c] == grid.kind[d]
+                        )
+                        alike = alike and (c == d or full)
+                if alike:
                     same[i] = k
                     break
         a = done[x]
@@ -226,6 +251,7 @@ def expand(
                     if twin >= 0:
                         allowed[i, n] = allowed[twin, n]
                         row_sums[i, n], row_tops[i, n] = row_sums[twin, n], row_tops[twin, n]
+                        row_least[i, n] = row_least[twin, n]
                         some = some or allowed[i, n]
                         continue
                     kind = shape_kind[n]
@@ -247,6 +273,7 @@ def expand(
                         state = base[z] + max(0, min(room[z], (size[c] - used[x, c]) // tp) - 1)
                         least_ahead(gas, low, high, ahead, state, b, total, top, one)
                         value = one[0, 0]
+                    row_least[i, n] = value
                     allowed[i, n] = floor + value < limit
                     some = some or allowed[i, n]
                 if not some:
@@ -279,9 +306,12 @@ def expand(
                     put = 0
                     while put < tp:
                         c = shape_cells[n, put]
-                        # equal cells are opened in order
+                        # cells that are alike are taken in order
                         early = (
-                            before[c] >= 0 and taken[before[c]] == 0 and taken[c] == 0 and forced[j, i] < 0
+                            earlier[c] >= 0
+                            and taken[earlier[c]] == used[x, earlier[c]]
+                            and taken[c] == used[x, c]
+                            and forced[j, i] < 0
                         )
                         if early or taken[c] >= size[c]:
                             break
@@ -323,6 +353,11 @@ def expand(
                     continue
                 limit = incumbent[0] * (1 - tolerance)
                 floor = max(reached, box[0])
+                value = 0.0
+                for k in range(dp):
+                    value = max(value, row_least[k, choice[k]])
+                if floor + value >= limit:
+                    continue
                 need_a, need_b = 0, 0
                 for c in range(cells):
                     for h in range(len(marked)):

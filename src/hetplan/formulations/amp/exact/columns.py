@@ -63,7 +63,6 @@ def make_grid(model: RowModel, stages: StageIntervals, sync_cap: float, forced: 
         gas=config.gas,
         size=cells.size,
         kind=cells.kind,
-        before=cells.before,
         bandwidth=cells.bandwidth,
         marked=np.ascontiguousarray(lay.thresholds[:, cells.type]),
         prefix=lay.prefix,
@@ -169,10 +168,13 @@ def _scratch(grid: Grid) -> Scratch:
         allowed=np.zeros((rows, shapes), dtype=np.bool_),
         sums=np.zeros((rows, shapes)),
         tops=np.zeros((rows, shapes)),
+        least=np.zeros((rows, shapes)),
         choice=np.full(rows, -1, dtype=np.int64),
         narrow=np.full(rows + 1, np.inf),
         same=np.full(rows, -1, dtype=np.int64),
         used=np.zeros(len(grid.size), dtype=np.int64),
+        present=np.zeros(len(grid.size), dtype=np.int64),
+        earlier=np.zeros(len(grid.size), dtype=np.int64),
         costs=np.empty((rows, *grid.ahead.shape[4:])),
         counter=np.zeros(3, dtype=np.int64),
         answer=np.full(2, np.inf),
@@ -183,7 +185,7 @@ def _scratch(grid: Grid) -> Scratch:
 def _keep(grid: Grid, children: Labels, scratch: Scratch, width: int, limit: float) -> Labels:
     """The best `width` children that nothing makes superfluous, best bound first; the rest leaves its bound."""
     count = int(scratch.counter[1])
-    canonical_all(count, grid.shape_cells, grid.kind, children)
+    canonical_all(count, grid.shape_cells, grid.size, grid.kind, children)
     written = _rows(children, np.arange(count))
     mixed = np.random.default_rng(0).integers(1, 2**62, written.key.shape[1], dtype=np.int64)
     code = (written.key * mixed).sum(axis=1)  # wraps around: only groups equal keys

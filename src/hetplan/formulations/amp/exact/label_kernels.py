@@ -34,19 +34,22 @@ def canonical(
     sums: Floats,
     tops: Floats,
     shape_cells: Ints,
+    size: Ints,
     kind: Ints,
     key: Ints,
     order: Ints,
 ) -> None:
     """Write a label's key [1 + K + dp tp] and the order of its rows: equal keys mean equal futures.
 
-    Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells, costs).
+    Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells, costs). Of a full
+    cell only its class matters: nothing more can be placed in it, and links out of it depend on the class alone.
     """
     cells, rows, tp = len(used), len(last), shape_cells.shape[1]
     signature = np.zeros(cells, dtype=np.int64)
     for i in range(rows):
         for r in range(tp):
-            signature[shape_cells[last[i], r]] += 1
+            c = shape_cells[last[i], r]
+            signature[c] += used[c] < size[c]
     for c in range(cells):
         signature[c] += (kind[c] * 8192 + used[c]) * 8192
     renamed = np.empty(cells, dtype=np.int64)
@@ -55,13 +58,13 @@ def canonical(
         for d in range(cells):
             if signature[d] < signature[c] or (signature[d] == signature[c] and d < c):
                 rank += 1
-        renamed[c] = rank
+        renamed[c] = rank if used[c] < size[c] else cells + kind[c]
         key[1 + rank] = signature[c]
     key[0] = done
     code = np.zeros(rows, dtype=np.int64)
     for i in range(rows):
         for r in range(tp):  # only an order: it may wrap around, the key below is complete
-            code[i] = code[i] * cells + renamed[shape_cells[last[i], r]]
+            code[i] = code[i] * 2 * cells + renamed[shape_cells[last[i], r]]
         m = i  # insertion sort: rows are few and nearly sorted
         while m > 0:
             k = order[m - 1]
@@ -78,7 +81,7 @@ def canonical(
 
 
 @kernel
-def canonical_all(count: int, shape_cells: Ints, kind: Ints, labels: Labels) -> None:
+def canonical_all(count: int, shape_cells: Ints, size: Ints, kind: Ints, labels: Labels) -> None:
     """`canonical` for the first `count` labels."""
     for y in range(count):
         canonical(
@@ -88,6 +91,7 @@ def canonical_all(count: int, shape_cells: Ints, kind: Ints, labels: Labels) -> 
             labels.sums[y],
             labels.tops[y],
             shape_cells,
+            size,
             kind,
             labels.key[y],
             labels.order[y],
