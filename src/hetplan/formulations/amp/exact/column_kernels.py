@@ -20,10 +20,10 @@ from hetplan.solvers.compiled import kernel
 class Grid(NamedTuple):
     """The configuration; arrays as in `layout.Layout`.
 
-    marked [H, K] 0/1: cells whose devices count for a threshold. ahead [Q, pp, S, L+1, A, B]: completions of a row
-    whose slowest stage takes at least low[q] and less than high[q], the least time of a stage on any zone beyond the
-    table's cap (a group's real time may lie between the times of zones). forced [pp, dp]: the shape of a group, -1
-    where free.
+    marked [H, K] 0/1: cells whose devices count for a threshold; level [Z, 2] 0/1: zones that do.
+    ahead [Q, pp, S, L+1, A, B]: completions of a row whose slowest stage takes at least low[q] and less than high[q],
+    the least time of a stage on any zone beyond the table's cap (a group's real time may lie between the times of
+    zones). forced [pp, dp]: the shape of a group, -1 where free.
     """
 
     pp: int
@@ -45,6 +45,7 @@ class Grid(NamedTuple):
     shape_cells: Ints
     shape_kind: Ints
     shape_zone: Ints
+    level: Ints
     room: Ints
     base: Ints
     ahead: Floats
@@ -54,7 +55,9 @@ class Grid(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of one expansion; allowed, sums, tops, least [dp, N] price shape n in row i.
+    """Memory of one expansion; allowed, sums, tops, least [dp, N] price shape n in row i; takes [dp, N, 2]: groups
+    of each threshold that the row can absorb from here on if it takes shape n; spare [dp + 1, 2]: what the rows up to
+    i - 1 take and the others could take at most, beyond the need.
 
     narrow [dp + 1]: slowest bandwidth inside the column's data groups up to row i. same [dp]: an earlier row with
     the same past, -1 if none. used, present, earlier [K]: devices taken, whether the last stage lies there, and an
@@ -66,7 +69,10 @@ class Scratch(NamedTuple):
     sums: Floats
     tops: Floats
     least: Floats
+    takes: Ints
     choice: Ints
+    spare: Ints
+    best_take: Ints
     narrow: Floats
     same: Ints
     used: Ints
@@ -104,6 +110,18 @@ def least_ahead(
             for ka in range(na):
                 for kb in range(nb):
                     out[ka, kb] = min(out[ka, kb], fixed + ahead[q, state, b, ka, kb])
+
+
+@kernel
+def most_taken(cost: Floats, axis: int, limit: float, most: int) -> int:
+    """How many groups of a threshold a row of cost below `limit` can absorb; the tables' end means `most`."""
+    top = cost.shape[axis] - 1
+    taken = 0
+    for k in range(1, top + 1):
+        value = cost[k, 0] if axis == 0 else cost[0, k]
+        if value < limit:
+            taken = k
+    return most if taken == top else taken
 
 
 @kernel
@@ -193,9 +211,9 @@ def expand(
     done, used, last, sums, tops = labels.done, labels.used, labels.last, labels.sums, labels.tops
     synced, bound = labels.synced, labels.bound
     allowed, row_sums, row_tops, choice = scratch.allowed, scratch.sums, scratch.tops, scratch.choice
-    row_least = scratch.least
+    row_least, takes, spare = scratch.least, scratch.takes, scratch.spare
     narrow, same, taken, costs = scratch.narrow, scratch.same, scratch.used, scratch.costs
-    present, earlier = scratch.present, scratch.earlier
+    present, earlier, best_take, slow = scratch.present, scratch.earlier, scratch.best_take, grid.level
     counter, answer, winner = scratch.counter, scratch.answer, scratch.winner
     layers, cells, shapes = prefix.shape[1] - 1, len(size), len(shape_cells)
     alive = min(gas, pp - j) * grid.micro_batch
@@ -252,6 +270,7 @@ def expand(
                         allowed[i, n] = allowed[twin, n]
                         row_sums[i, n], row_tops[i, n] = row_sums[twin, n], row_tops[twin, n]
                         row_least[i, n] = row_least[twin, n]
+                        takes[i, n, 0], takes[i, n, 1] = takes[twin, n, 0], takes[twin, n, 1]
                         some = some or allowed[i, n]
                         continue
                     kind = shape_kind[n]
@@ -274,12 +293,34 @@ def expand(
                         least_ahead(gas, low, high, ahead, state, b, total, top, one)
                         value = one[0, 0]
                     row_least[i, n] = value
+                    takes[i, n, 0], takes[i, n, 1] = pp, pp
+                    if j < pp - 1:
+                        z = shape_zone[n]
+                        takes[i, n, 0] = most_taken(one, 0, limit - floor, pp) + slow[z, 0]
+                        takes[i, n, 1] = most_taken(one, 1, limit - floor, pp) + slow[z, 1]
                     allowed[i, n] = floor + value < limit
                     some = some or allowed[i, n]
                 if not some:
                     possible = False
                     break
             if not possible:
+                continue
+            # what is left when every row absorbs as much as it can
+            for h in range(2):
+                devices = 0
+                if h < len(marked):
+                    for c in range(cells):
+                        if marked[h, c] > 0:
+                            devices += size[c] - used[x, c]
+                spare[0, h] = -((devices + tp - 1) // tp)
+                for i in range(dp):
+                    most = 0
+                    for n in range(shapes):
+                        if allowed[i, n]:
+                            most = max(most, takes[i, n, h])
+                    best_take[i, h] = most
+                    spare[0, h] += most
+            if spare[0, 0] < 0 or spare[0, 1] < 0:
                 continue
             # depth first over the rows: choice[i] is the shape tried in row i
             for c in range(cells):
@@ -303,6 +344,10 @@ def expand(
                     n += 1
                     if not allowed[i, n]:
                         continue
+                    spare[i + 1, 0] = spare[i, 0] - best_take[i, 0] + takes[i, n, 0]
+                    spare[i + 1, 1] = spare[i, 1] - best_take[i, 1] + takes[i, n, 1]
+                    if spare[i + 1, 0] < 0 or spare[i + 1, 1] < 0:
+                        continue  # the rows could not absorb the slow devices that are left
                     put = 0
                     while put < tp:
                         c = shape_cells[n, put]
@@ -319,12 +364,14 @@ def expand(
                         put += 1
                     placed = put == tp
                     if placed and dp > 1:
-                        slow = narrow[i]
+                        narrowest = narrow[i]
                         for k in range(i):
                             for r in range(tp):
-                                slow = min(slow, bandwidth[shape_cells[choice[k], r], shape_cells[n, r]])
-                        narrow[i + 1] = slow
-                        placed = volume == 0 or volume <= box[1] * (1 + 1e-12) * slow
+                                narrowest = min(
+                                    narrowest, bandwidth[shape_cells[choice[k], r], shape_cells[n, r]]
+                                )
+                        narrow[i + 1] = narrowest
+                        placed = volume == 0 or volume <= box[1] * (1 + 1e-12) * narrowest
                     if not placed:
                         for r in range(put):
                             taken[shape_cells[n, r]] -= 1
