@@ -34,7 +34,9 @@ def instance(seed: int, segments: int | None = None) -> HapData:
             post = [goal]
         triples.append(_triple(draw, n, pre, post, draw.randrange(g)))
     draw.shuffle(triples)
-    speeds = draw.choice([[1.0], [1.0, 1.0], [1.0, 2.0], [1.0, 1.0, 3.0], [1.0, 2.0, 5.0], [1.0, 1.5, 2.5, 4.0]])
+    speeds = draw.choice(
+        [[1.0], [1.0, 1.0], [1.0, 2.0], [1.0, 1.0, 3.0], [1.0, 2.0, 5.0], [1.0, 1.5, 2.5, 4.0]]
+    )
     devices = [Device(name=f"d{j}", flops_per_second=v) for j, v in enumerate(speeds)]
     return HapData(devices=devices, segments=g, triples=triples, goal=goal)
 

@@ -15,10 +15,12 @@ from hetplan.solvers.run import Run
 
 @dataclass
 class _Partial:
-    """A partial program: properties (without redundant ones) and tensors communicated as bits, time to the last
-    synchronisation, seconds [K] since then, and how it came about. `alive`: still in the queue S of Fig. 10."""
+    """A partial program: properties (known: without redundant ones; ever: all) and what was done once (told) as
+    bits, time to the last synchronisation, seconds [K] since then, and how it came about. `alive`: still in the
+    queue S of Fig. 10."""
 
     known: int
+    ever: int
     told: int
     cost: float
     busy: Floats
@@ -94,8 +96,8 @@ class _Search:
         moves = self.theory.moves
         return [
             n for n in sorted(found)
-            if not moves[n].pre & ~partial.known and moves[n].post & ~partial.known
-            and not moves[n].tensor & partial.told
+            if not moves[n].pre & ~partial.known and moves[n].post & ~partial.ever
+            and moves[n].allowed(partial.told)
         ]  # fmt: skip
 
     def extended(self, partial: _Partial, n: int) -> _Partial:
@@ -107,41 +109,54 @@ class _Search:
                 cost, busy = cost + float(busy.max()) + seconds, np.zeros(self.problem.K)
             else:
                 busy = busy + computing
-        known, told = partial.known | move.post, partial.told | move.tensor
-        return _Partial(self._useful(known, told), told, cost, busy, move, partial)
+        known, ever = partial.known | move.post, partial.ever | move.post
+        told = partial.told | move.tensor
+        return _Partial(self._useful(known, ever, told), ever, told, cost, busy, move, partial)
 
-    def _useful(self, known: int, told: int) -> int:
+    def _useful(self, known: int, ever: int, told: int) -> int:
         """Without the properties that only triples with nothing new to give, or no longer allowed, need."""
         kept = known & self.theory.goal
         for p in members(known):
             for n in self.by_pre.get(p, ()):
                 move = self.theory.moves[n]
-                if move.post & ~known and not move.tensor & told:
+                if move.post & ~ever and move.allowed(told):
                     kept |= 1 << p
                     break
         return kept
 
 
-def search(theory: FusedTheory, ratios: Floats, run: Run) -> list[int] | None:
-    """The program (triple numbers) that Fig. 10 finds at ratios [g, K]; None when there is none or time is up.
+@dataclass(frozen=True)
+class Found:
+    """program: triple numbers, None when there is none or the search was cut short (then not `finished`)."""
+
+    program: list[int] | None
+    finished: bool
+
+
+def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = None) -> Found:
+    """The program that Fig. 10 finds at ratios [g, K], extending at most `most` partial programs.
 
     Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a partial
     program; what differs since then is not seen.
     """
     look = _Search(theory, ratios)
-    empty = _Partial(0, 0, 0.0, np.zeros(theory.problem.K), None, None)
+    empty = _Partial(0, 0, 0, 0.0, np.zeros(theory.problem.K), None, None)
     order = itertools.count()
     queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
     same: dict[int, list[_Partial]] = {}
     best: _Partial | None = None
     least = np.inf
-    while queue and not run.should_stop:
+    extensions = 0
+    while queue:
+        if run.should_stop or extensions == most:
+            return Found(None, False)
         score, _, partial = heapq.heappop(queue)
         if score >= least:
             break
         if not partial.alive:
             continue
         partial.alive = False
+        extensions += 1
         for n in look.applicable(partial):
             after = look.extended(partial, n)
             total = after.cost + float(after.busy.max())
@@ -151,7 +166,7 @@ def search(theory: FusedTheory, ratios: Floats, run: Run) -> list[int] | None:
             elif not _beaten(after, same):
                 same.setdefault(after.known, []).append(after)
                 heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
-    return None if best is None else theory.theory.program(_steps(best))
+    return Found(None if best is None else theory.theory.program(_steps(best)), True)
 
 
 def _beaten(after: _Partial, same: dict[int, list[_Partial]]) -> bool:

@@ -15,7 +15,7 @@ for the other) sums over the whole program replace (3) and (4), as in `programme
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from hetplan.solvers.run import Run
 
 STATES = 8_000
 STEPS = 2**16
-LARGEST = 2.0**44  # of a total, in integer time units; twice that stays exact in a float
+LARGEST = 2.0**38  # of a total, in integer time units; finer units make the search crawl
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Variables:
 
 
 def costs_of(problem: HapProblem, graph: Graph, per_second: float, most: float) -> Costs:
-    """Rounded down, so that no program is priced too high; costs beyond twice `most` seconds are cut there."""
+    """Rounded down, so that no program is priced too high; costs beyond 4096 times `most` seconds are cut there."""
     steps = [graph.theory.steps[s] for s in graph.step]
     comm = np.array([s.comm for s in steps], dtype=bool)
     speed = np.where(comm[:, None], 1.0, problem.speeds[None, :])
     each = np.where(comm[:, None], 1.0, problem.counts[None, :].astype(float)) * STEPS
     fixed = np.array([s.fixed for s in steps])[:, None] / speed
-    shared = np.minimum(np.array([s.shared for s in steps])[:, None] / speed, 2 * most) / each
-    fixed = np.minimum(fixed, 2 * most)
+    shared = np.minimum(np.array([s.shared for s in steps])[:, None] / speed, 4096 * most) / each
+    fixed = np.minimum(fixed, 4096 * most)
     return Costs(
         fixed=cpsat.rounded_down(fixed, per_second),
         shared=cpsat.rounded_down(shared, per_second),
@@ -178,7 +178,10 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     price = run_the_clocks if chosen.exact else add_the_whole
     cp.minimize(price(cp, problem, graph, costs, v, horizon))
     built = time.perf_counter()
-    answer = cpsat.solve(cp, run, Scale(per_unit=per_second, under=least))
+    answer = cpsat.solve(
+        cp, linearised(run), Scale(per_unit=per_second, under=least),
+        lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound),
+    )  # fmt: skip
     program = first
     if answer.has_solution:
         z: Floats = np.array([answer.value(z) for z in v.z], dtype=float)
@@ -192,6 +195,14 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
         bound=floor if answer.bound is None else max(floor, answer.bound), built=built, solver=answer.solver,
         message=answer.message or note, details={**answer.statistics, "states": graph.n},
     )  # fmt: skip
+
+
+def linearised(run: Run) -> Run:
+    """The run with enforced rows in the linear relaxation too, unless the user says otherwise: bisecting the
+    ratios without it takes a thousand times as long."""
+    own = {"linearization_level": 2, **run.options.native.get(cpsat.BACKEND, {})}
+    options = replace(run.options, native={**run.options.native, cpsat.BACKEND: own})
+    return replace(run, options=options)
 
 
 def leave_out_the_hopeless(cp: cp_model.CpModel, costs: Costs, v: Variables, horizon: int) -> None:

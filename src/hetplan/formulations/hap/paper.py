@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
 
 import numpy as np
 
@@ -23,22 +25,23 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
+# Partial programs that the search as printed may extend before stricter rules are taken.
+EXTENSIONS = 1_000
+
 
 def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     """The best pair of the alternation; no bound."""
     posed = pose(data, run)
-    if isinstance(posed, Outcome):
-        return posed
+    if isinstance(posed, Outcome):  # one program at most: its ratios, without a claim
+        return posed if posed.decision is None else replace(posed, stop=Stop.DONE, bound=None)
     built = time.perf_counter()
     problem = posed.problem
     ratios: Floats = np.tile(problem.proportional, (problem.g, 1))
     best: tuple[float, Sequence[int]] | None = None
     seen: set[tuple[int, ...]] = set()
-    note = ""
+    rules = Rules.PRINTED
     while not run.should_stop:
-        program, unpruned = _program(posed, ratios, run)
-        if unpruned:
-            note = "no program communicates each tensor once at most; that pruning was left out"
+        program, rules = _program(posed, ratios, run, rules)
         if program is None or tuple(program) in seen:
             break
         seen.add(tuple(program))
@@ -47,17 +50,37 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
         if best is None or found.seconds < best[0]:
             best = found.seconds, program
             run.report(incumbent=found.seconds)
+    note = rules.value if best else "stopped before the first program was found"
     return ended(
         posed, None if best is None else best[1], run=run, bound=None, built=built,
-        stop=stopped(run) if run.should_stop else Stop.DONE,
-        message=note or ("" if best else "stopped before the first program was found"),
-        details={"rounds": len(seen)},
+        stop=stopped(run) if run.should_stop else Stop.DONE, message=note, details={"rounds": len(seen)},
     )  # fmt: skip
 
 
-def _program(posed: Posed, ratios: Floats, run: Run) -> tuple[Sequence[int] | None, bool]:
-    """A program for these ratios, and whether the second pruning had to be left out to find one."""
-    program = search(fuse(posed.theory, once=True), ratios, run)
-    if program is not None or run.should_stop:
-        return program, False
-    return search(fuse(posed.theory, once=False), ratios, run), True
+class Rules(Enum):
+    """Which prunings the search has; the value is what the result says about it."""
+
+    PRINTED = ""
+    COMPUTED_ONCE = (
+        "the search as printed grows too large; as in the released program, a tensor is computed one way"
+    )
+    REPEATED = "no program communicates each tensor at most once; that pruning was left out"
+
+
+def _quarter(run: Run) -> Run:
+    """The search as printed may take a quarter of the time left."""
+    return run.part(time_limit=None if run.options.time_limit is None else run.remaining / 4)
+
+
+def _program(posed: Posed, ratios: Floats, run: Run, rules: Rules) -> tuple[Sequence[int] | None, Rules]:
+    """A program for these ratios, under the first rules, from `rules` on, that give one."""
+    if rules is Rules.PRINTED:
+        found = search(fuse(posed.theory, once=True), ratios, _quarter(run), EXTENSIONS)
+        if found.program is not None or run.should_stop:
+            return found.program, rules
+        rules = Rules.REPEATED if found.finished else Rules.COMPUTED_ONCE
+    if rules is Rules.COMPUTED_ONCE:
+        found = search(fuse(posed.theory, once=True, computed_once=True), ratios, run)
+        if found.program is not None or run.should_stop:
+            return found.program, rules
+    return search(fuse(posed.theory, once=False), ratios, run).program, Rules.REPEATED

@@ -83,17 +83,21 @@ class _Writer:
         """An operator that works on any of `forms` alike."""
         flops = self.near(2e9)
         for form in forms:
-            work = {"fixed": flops} if form == WHOLE else {"shared": flops}
-            self.compute(f"Map {after} {form}", [f"{before}|{form}"], f"{after}|{form}", **work)
+            whole = form == WHOLE
+            self.compute(
+                f"Map {after} {form}", [f"{before}|{form}"], f"{after}|{form}",
+                fixed=flops if whole else 0.0, shared=0.0 if whole else flops,
+            )  # fmt: skip
 
     def join(self, left: str, right: str, after: str) -> None:
         """A sum of two tensors in equal form."""
         flops = self.near(5e8)
         for form in (WHOLE, BATCH, HIDDEN, PARTIAL):
-            work = {"fixed": flops} if form in (WHOLE, PARTIAL) else {"shared": flops}
+            whole = form in (WHOLE, PARTIAL)
             self.compute(
-                f"Add {after} {form}", [f"{left}|{form}", f"{right}|{form}"], f"{after}|{form}", **work
-            )
+                f"Add {after} {form}", [f"{left}|{form}", f"{right}|{form}"], f"{after}|{form}",
+                fixed=flops if whole else 0.0, shared=0.0 if whole else flops,
+            )  # fmt: skip
 
     def collectives(self, tensor: str, *, reduce: bool = True, gather: bool = True) -> None:
         """Ways from one form of `tensor` to another."""

@@ -16,14 +16,16 @@ from hetplan.formulations.hap.problem import Floats, HapProblem
 def whole_cell(problem: HapProblem) -> Floats:
     """[K, K]: the vertices (rows) of the simplex that holds an optimum."""
     v = problem.speeds
-    rows = [np.ones(problem.K), *(np.minimum(v, v[k]) - v[0] for k in range(1, problem.K))]
-    return np.array([row / (row @ problem.counts) for row in rows])
+    rows: list[Floats] = [
+        np.ones(problem.K),
+        *(np.asarray(np.minimum(v, v[k]) - v[0]) for k in range(1, problem.K)),
+    ]
+    return np.array([row / float(row @ problem.counts) for row in rows])
 
 
 def coordinates(cell: Floats, point: Floats) -> Floats:
     """Barycentric coordinates of a point (negative outside)."""
-    solved: Floats = np.linalg.solve(cell.T, point)
-    return solved
+    return np.asarray(np.linalg.solve(cell.T, point), dtype=np.float64)
 
 
 def halves(cell: Floats, weight: Floats, at: Floats | None = None) -> tuple[Floats, Floats]:
