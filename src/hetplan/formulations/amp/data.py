@@ -16,6 +16,9 @@ from pydantic import Field, model_validator
 
 from hetplan.schema import Count, Matrix, Name, NonNegative, PositiveCount, Range, Row, StrictModel
 
+# Bytes per second. Slower links, which no hardware has, would let times overflow.
+SLOWEST = 1e-30
+
 
 class Device(StrictModel):
     """One accelerator: the name of its type and the node that it sits in."""
@@ -82,8 +85,10 @@ class AmpData(StrictModel):
                         f"bandwidth[{i}][{j}] is {row[j]!r} but bandwidth[{j}][{i}] is "
                         f"{self.bandwidth[j][i]!r}, expected a symmetric matrix"
                     )
-                if row[j] <= 0:
-                    raise ValueError(f"bandwidth[{i}][{j}] is {row[j]!r}, expected more than 0")
+                if row[j] < SLOWEST:
+                    raise ValueError(
+                        f"bandwidth[{i}][{j}] is {row[j]!r}, expected more than 0 (at least {SLOWEST:g})"
+                    )
 
     def _check_tables(self) -> None:
         types = {device.type for device in self.devices}
