@@ -56,4 +56,5 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
+    warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:duals"),
 )
