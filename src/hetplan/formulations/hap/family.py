@@ -56,5 +56,4 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
-    warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:duals"),
 )
