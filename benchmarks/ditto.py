@@ -1,0 +1,257 @@
+"""Ditto: exact method, general solvers, the paper's algorithms and its exhaustive baseline, side by side in one run.
+
+    python benchmarks/ditto.py [--quick] [--general-seconds S] [-o FILE.md|FILE.json]
+
+Every solve runs in a fresh process after one warm-up that compiles, so that peak memory is its own; seconds are those
+of building and solving. The instances are those of `ditto_instances.py`: predicted layer times, not measured ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from ditto_instances import CLUSTERS, FIVE_TYPES, LARGE, posed, tiny
+from harness import Measured, markdown, measured, save
+
+from hetplan.formulations import family
+from hetplan.formulations.ditto.data import DittoData
+from hetplan.formulations.ditto.instantiate import instantiate, oobleck_instantiate
+from hetplan.formulations.ditto.templates import template_list
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+GENERAL = ("cp-sat", "milp", "pyomo")
+HEURISTICS = ("oobleck", "greedy", "paper", "paper-communication", "merge")
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def run(data: DittoData, method: str, limit: float | None, threads: int) -> Row:
+    """One solve as a row of plain values."""
+    result = solve(family("ditto"), data, method, Run(Options(threads=threads, time_limit=limit)))
+    return {
+        "method": method,
+        "status": result.status,
+        "objective": result.objective,
+        "bound": result.bound,
+        "seconds": result.seconds,
+        "message": result.message,
+    }
+
+
+def fresh(data: DittoData, method: str, limit: float | None = None, threads: int = 1) -> Row:
+    """`run` in a process of its own, with its peak memory."""
+    found: Measured = measured(run, data, method, limit, threads, warm_up=(tiny(), method, limit, threads))
+    return {**found.value, "peak_mib": found.peak_bytes / MIB}
+
+
+def papers_instances() -> Iterator[tuple[str, int, str, DittoData]]:
+    """(cluster, N_b, head, data) of Figure 8."""
+    for name, cluster in CLUSTERS.items():
+        for micro_batches in (32, 128):
+            for head in ("predicted", "flat"):
+                yield name, micro_batches, head, posed(cluster, micro_batches, flat=head == "flat")
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits, in ms below one second."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def target_rows() -> list[Row]:
+    """The targets: every instance of the paper, five types, and 96 devices."""
+    cases = [(f"{name}, N_b {n}, {head} head", 1.0, data) for name, n, head, data in papers_instances()]
+    for n in (32, 128):
+        for head in ("predicted", "flat"):
+            label = f"ex3 with A100s (5 types), N_b {n}, {head} head"
+            cases.append((label, 5.0, posed(FIVE_TYPES, n, flat=head == "flat")))
+    cases += [
+        (f"3 types x 4 nodes x 8, 96 layers, N_b {n}", 30.0, posed(LARGE, n, blocks=94))
+        for n in (64, 128, 512)
+    ]
+    cases += [(f"ex3 with memory, N_b {n}", 1.0, posed(CLUSTERS["ex3"], n, memory=True)) for n in (32, 128)]
+    return [{"instance": label, "target": target, **fresh(data, "exact")} for label, target, data in cases]
+
+
+def target_table(rows: list[Row]) -> str:
+    """Seconds and peak memory against the targets."""
+    cells = [
+        (
+            row["instance"],
+            f"{row['objective']:.6g} s",
+            row["status"],
+            seconds_text(row["seconds"]),
+            f"{row['target']:g} s",
+            f"{row['peak_mib']:.0f} MiB",
+            "met" if row["status"] == "optimal" and row["seconds"] < row["target"] else "MISSED",
+        )
+        for row in rows
+    ]
+    header = ("instance", "optimum", "status", "exact", "target", "peak memory", "")
+    return markdown(
+        "Exact method: seconds to a proven optimum, one thread (peak memory target: 2 GB)", header, cells
+    )
+
+
+def gap_rows() -> list[Row]:
+    """All heuristics and the optimum on the paper's instances."""
+    rows = []
+    for name, micro_batches, head, data in papers_instances():
+        for method in ("exact", *HEURISTICS):
+            rows.append({"cluster": name, "N_b": micro_batches, "head": head, **fresh(data, method, 900.0)})
+    return rows
+
+
+def gap_table(rows: list[Row]) -> tuple[str, str]:
+    """How far above the optimum each heuristic is, and its seconds."""
+    lines: dict[tuple[str, int, str], dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault((row["cluster"], row["N_b"], row["head"]), {})[row["method"]] = row
+    gaps, times = [], []
+    for key, found in lines.items():
+        optimum = found["exact"]["objective"]
+        gaps.append((*key, f"{optimum:.5g} s", *(excess(found[m], optimum) for m in HEURISTICS)))
+        times.append((*key, *(seconds_text(found[m]["seconds"]) for m in ("exact", *HEURISTICS))))
+    header = ("cluster", "N_b", "head")
+    return (
+        markdown("Above the proven optimum", (*header, "optimum", *HEURISTICS), gaps),
+        markdown("Seconds of the same runs", (*header, "exact", *HEURISTICS), times),
+    )
+
+
+def excess(row: Row, optimum: float) -> str:
+    """Percent above the optimum, a star where the method says more (`greedy`: stages without devices)."""
+    if row["objective"] is None:
+        return "none"
+    return f"{100 * (row['objective'] / optimum - 1):.2f} %" + ("*" if row["message"] else "")
+
+
+def general_rows(limit: float) -> list[Row]:
+    """General solvers beside the exact method, from small to the paper's sizes; two threads."""
+    cases: list[tuple[str, DittoData]] = [("ex1, 6 layers, N_b 32", posed(CLUSTERS["ex1"], 32, blocks=4))]
+    cases += [("ex1, 12 layers, N_b 32", posed(CLUSTERS["ex1"], 32, blocks=10))]
+    cases += [(f"{n}, 50 layers, N_b 128", posed(CLUSTERS[n], 128, flat=True)) for n in ("ex1", "ex2", "ex3")]
+    return [
+        {"instance": label, **fresh(data, method, limit, 2)}
+        for label, data in cases
+        for method in ("exact", *GENERAL)
+    ]
+
+
+def general_table(rows: list[Row], limit: float) -> str:
+    """Seconds where proven, the gap left where not."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        text = seconds_text(row["seconds"])
+        if row["status"] != "optimal":
+            known = row["objective"] is not None and row["bound"] is not None
+            left = f"gap {100 * (1 - row['bound'] / row['objective']):.1f} %" if known else row["status"]
+            text = f"{text}, {left}"
+        lines.setdefault(row["instance"], []).append(f"{text}, {row['peak_mib']:.0f} MiB")
+    cells = [(label, *texts) for label, texts in lines.items()]
+    return markdown(f"General solvers, limit {limit:g} s", ("instance", "exact", *GENERAL), cells)
+
+
+def growth_rows(quick: bool) -> list[Row]:
+    """Time of the exact method and of Ditto against layers, types and devices; N_b 64 and 256."""
+    types = FIVE_TYPES[1]
+    cases: list[tuple[str, DittoData]] = []
+    for blocks in (22, 46) if quick else (22, 46, 94, 190):
+        cases.append((f"layers {blocks + 2} (ex3)", posed(CLUSTERS["ex3"], 64, blocks=blocks)))
+    for count in (1, 2, 3, 4, 5):
+        some = dict(list(types.items())[:count])
+        cases.append((f"types {count} (2 devices per node)", posed((2, some), 64)))
+    for nodes in (1, 2) if quick else (1, 2, 4, 6):
+        cluster = (8, dict.fromkeys(LARGE[1], nodes))
+        cases.append((f"devices {nodes * 24} (3 types, 98 layers)", posed(cluster, 256, blocks=96)))
+    return [
+        {"instance": label, **fresh(data, m, 300.0)}
+        for label, data in cases
+        for m in ("exact", "paper", "merge")
+    ]
+
+
+def growth_table(rows: list[Row]) -> str:
+    """One line per size."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        text = seconds_text(row["seconds"]) if row["objective"] is not None else "none"
+        if row["method"] == "exact":
+            text += f" ({row['status']}, {row['peak_mib']:.0f} MiB)"
+        lines.setdefault(row["instance"], []).append(text)
+    cells = [(label, *texts) for label, texts in lines.items()]
+    return markdown("Growth: seconds", ("size", "exact", "paper", "merge"), cells)
+
+
+def templates(name: str, micro_batches: int) -> Row:
+    """The template list of a cluster, and its instantiation on all nodes, exact and by Oobleck's procedure."""
+    data = posed(CLUSTERS[name], micro_batches)
+    options = Options(threads=2, time_limit=300.0)
+    listing = Run(options)
+    found = template_list(data, listing)
+    nodes = tuple(kind.nodes for kind in data.device_types)
+    row: Row = {"cluster": name, "templates": len(found.templates), "list_seconds": listing.elapsed}
+    for label, function in (("exact", instantiate), ("oobleck", oobleck_instantiate)):
+        run = Run(options)
+        result = function(found.templates, nodes, micro_batches, run, failures=1)
+        row |= {
+            f"{label}_iteration": result.seconds,
+            f"{label}_seconds": run.elapsed,
+            f"{label}_stop": str(result.stop),
+        }
+        row[f"{label}_pipelines"] = [[list(p.template.nodes), p.micro_batches] for p in result.pipelines]
+    return row
+
+
+def template_rows(quick: bool) -> list[Row]:
+    """Ex1 to Ex5, 128 micro-batches in all, one failure tolerated."""
+    names = ("ex1", "ex2") if quick else tuple(CLUSTERS)
+    return [measured(templates, name, 128, warm_up=("ex1", 128)).value for name in names]
+
+
+def template_table(rows: list[Row]) -> str:
+    """Templates and instantiations."""
+    cells = []
+    for row in rows:
+        exact, theirs = row["exact_iteration"], row["oobleck_iteration"]
+        more = None if theirs is None else f"+{100 * (theirs / exact - 1):.2f} % ({row['oobleck_stop']})"
+        counts = (len(row["exact_pipelines"]), len(row["oobleck_pipelines"]))
+        cells.append(
+            (
+                row["cluster"],
+                row["templates"],
+                seconds_text(row["list_seconds"]),
+                f"{exact:.5g} s, {counts[0]} pipelines",
+                seconds_text(row["exact_seconds"]),
+                None if more is None else f"{more}, {counts[1]} pipelines",
+                seconds_text(row["oobleck_seconds"]),
+            )
+        )
+    header = ("cluster", "templates", "list in", "exact instantiation", "in", "Oobleck's", "in")
+    return markdown("Templates for every part of the cluster; 128 micro-batches, f = 1", header, cells)
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few minutes: targets, small curves")
+    parser.add_argument("--general-seconds", type=float, default=60.0, help="limit of the general solvers")
+    parser.add_argument("-o", "--output", help="also write the tables (.md) or every row (.json)")
+    chosen = parser.parse_args()
+    targets = target_rows()
+    tables, rows = [target_table(targets)], list(targets)
+    if not chosen.quick:
+        gaps = gap_rows()
+        general = general_rows(chosen.general_seconds)
+        tables += [*gap_table(gaps), general_table(general, chosen.general_seconds)]
+        rows += [*gaps, *general]
+    growth, parts = growth_rows(chosen.quick), template_rows(chosen.quick)
+    tables += [growth_table(growth), template_table(parts)]
+    save(chosen.output, tables, [*rows, *growth, *parts])
+
+
+if __name__ == "__main__":
+    main()
