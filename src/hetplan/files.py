@@ -155,9 +155,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over it."""
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
     if target.is_dir():
         raise InputError("is a folder, expected a file name", where=str(target))
+    if target.exists() and not target.is_file():
+        raise InputError("is a device or a pipe, expected a file name", where=str(target))
     try:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
