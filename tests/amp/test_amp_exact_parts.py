@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.oracle import Enumeration, degrees
+from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.chain import cut_chain
 from hetplan.formulations.amp.evaluate import evaluate
-from hetplan.formulations.amp.exact.cells import find_cells
 from hetplan.formulations.amp.exact.columns import decision, make_grid, search
 from hetplan.formulations.amp.exact.layout import lay_out
 from hetplan.formulations.amp.exact.orders import placements, try_placement

@@ -15,9 +15,9 @@ from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
 from hetplan.formulations.amp import cpsat, milp, pyomo_model
+from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
-from hetplan.formulations.amp.exact.cells import find_cells
 from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.general.bound import best_bandwidth, least_seconds, quick_seconds
 from hetplan.formulations.amp.general.first import device_orders, first_strategy

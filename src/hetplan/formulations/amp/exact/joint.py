@@ -19,8 +19,8 @@ from itertools import count, islice
 
 import numpy as np
 
+from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.exact.cells import Cells, find_cells
 from hetplan.formulations.amp.exact.columns import NOTHING, Found, decision, make_grid, search
 from hetplan.formulations.amp.exact.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
 from hetplan.formulations.amp.exact.orders import placements, try_placement

@@ -17,7 +17,7 @@ from math import inf
 
 import numpy as np
 
-from hetplan.formulations.amp.exact.cells import Cells
+from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
 
 # All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are restricted,

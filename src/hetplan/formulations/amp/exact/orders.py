@@ -11,8 +11,8 @@ from itertools import islice, permutations
 
 import numpy as np
 
+from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.cuts import envelope_cut
-from hetplan.formulations.amp.exact.cells import Cells
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Ints
 from hetplan.formulations.amp.strategy import Strategy, place
 

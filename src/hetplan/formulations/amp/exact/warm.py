@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData
-from hetplan.formulations.amp.exact.cells import find_cells
 from hetplan.formulations.amp.exact.columns import make_grid, search
 from hetplan.formulations.amp.exact.layout import lay_out
 from hetplan.formulations.amp.exact.orders import placements, try_placement

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.exact.cells import find_cells
 from hetplan.formulations.amp.general.bound import least_seconds, quick_seconds
 from hetplan.formulations.amp.general.first import device_orders, first_strategy
 from hetplan.formulations.amp.general.tables import Tables

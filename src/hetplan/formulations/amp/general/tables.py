@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hetplan.formulations.amp.exact.cells import Cells
+from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
 from hetplan.formulations.amp.strategy import Strategy, ring_factor
 
