@@ -51,3 +51,12 @@ def test_a_hung_warmer_is_killed(cache: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_every_warmer_named_by_a_family_runs(name: str) -> None:
     for warmer in family(name).warmers:
         load(warmer)()
+
+
+def test_marks_lie_beside_the_cached_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(warm, "__file__", str(tmp_path / "warm.py"))
+    assert warm._folder() == tmp_path / "__pycache__"
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert warm._folder() == tmp_path / "hetplan"

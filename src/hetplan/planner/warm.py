@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hetplan.formulations.astra.warm import unequal
 from hetplan.planner.strategies import STRATEGIES
 from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import make_workload
@@ -14,7 +15,8 @@ def poplar() -> None:
 
 
 def astra() -> None:
-    """Compile what Astra's search uses."""
+    """Compile what Astra's search uses, and its segments where no type is better in everything."""
+    unequal()
     propose("astra")
 
 

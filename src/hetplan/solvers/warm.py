@@ -64,9 +64,16 @@ def _start(warmer: str) -> subprocess.Popen[bytes]:
 
 
 def _folder() -> Path:
-    """Where the marks are kept: numba's own cache folder if one is set, else the user's."""
-    base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hetplan"
+    """Where the marks are kept: beside the cached kernels, so that both go together.
+
+    numba keeps kernels in NUMBA_CACHE_DIR, else in `__pycache__` beside the source, else in the user's cache folder.
+    """
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(chosen) / "hetplan"
+    beside = Path(__file__).parent / "__pycache__"
+    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
+        return beside
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetplan"
 
 
 def _mark(warmer: str) -> str:
