@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from hetplan.errors import InputError
+from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.experiments import paper_workload
+from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.poplar import propose
+from hetplan.planner.poplar_settings import PoplarSettings
+from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
+from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 
@@ -27,13 +37,31 @@ def candidates(workload: Workload) -> dict[str, Candidate]:
 
 def test_every_stage_is_tried(candidates: dict[str, Candidate]) -> None:
     """1.1B on 16 GB cards: no sample fits at stage 0, later stages get a proven plan and the paper's."""
-    assert set(candidates) == {f"{m}-zero{s}" for s in range(4) for m in ("auto", "paper")}
-    assert candidates["auto-zero0"].status == "infeasible" and candidates["auto-zero0"].message
+    tried = {f"{m}-zero{s}" for s in range(1, 4) for m in ("auto", "paper")}
+    assert set(candidates) == {"auto-zero0"} | tried
+    assert candidates["auto-zero0"].status == "infeasible"
+    assert "no device holds its model states and one sample at ZeRO 0" in candidates["auto-zero0"].message
     for stage in (1, 2, 3):
         best, paper = candidates[f"auto-zero{stage}"], candidates[f"paper-zero{stage}"]
         assert best.status == "optimal" and best.gap is not None and best.gap <= 1e-6
         assert best.predicted_seconds is not None and paper.predicted_seconds is not None
         assert best.predicted_seconds <= paper.predicted_seconds * (1 + 1e-9)
+
+
+def test_iteration_and_bound_stand_on_one_footing(
+    workload: Workload, candidates: dict[str, Candidate]
+) -> None:
+    """The all-gather that ZeRO 2 pays once per iteration is in objective, bound and iteration alike."""
+    posed = pose(workload, 2)
+    inner = solve(family("poplar"), posed.data, "auto")
+    assert posed.once_seconds > 0 and inner.objective is not None and inner.bound is not None
+    found = candidates["auto-zero2"]
+    assert found.predicted_seconds == found.objective == pytest.approx(inner.objective + posed.once_seconds)
+    assert found.bound == pytest.approx(inner.bound + posed.once_seconds)
+    assert "once per iteration" in found.message
+    for other in ("auto-zero1", "auto-zero3"):
+        assert candidates[other].predicted_seconds == candidates[other].objective
+        assert candidates[other].message == ""
 
 
 def test_plans_give_each_rank_its_batches(workload: Workload, candidates: dict[str, Candidate]) -> None:
@@ -67,5 +95,145 @@ def test_what_devices_process_is_told_in_order() -> None:
 def test_a_model_that_is_too_large_is_refused_with_reasons() -> None:
     workload = paper_workload(example_cluster("poplar-b"), "llama2-13b")
     found = propose(workload, Run())
+    assert [candidate.method for candidate in found] == [f"auto-zero{stage}" for stage in range(4)]
     assert all(candidate.plan is None and candidate.status == "infeasible" for candidate in found)
     assert any("cannot hold its part" in candidate.message for candidate in found)
+    (lowest,) = propose(workload, Run(), PoplarSettings(zero="lowest"))
+    assert lowest.status == "infeasible" and "at any ZeRO stage" in lowest.message
+
+
+def test_stages_can_be_chosen(workload: Workload) -> None:
+    """The lowest stage at which every device holds a sample, as Algorithm 1 finds it, or one by number."""
+    lowest = propose(workload, Run(), PoplarSettings(zero="lowest"))
+    assert {candidate.method for candidate in lowest} == {"auto-zero1", "paper-zero1"}
+    third = propose(workload, Run(), PoplarSettings(zero=3))
+    assert {candidate.method for candidate in third} == {"auto-zero3", "paper-zero3"}
+
+
+def test_overlap_shortens_the_iteration(workload: Workload) -> None:
+    for stage in (1, 2, 3):
+        plain, hidden = (
+            propose(workload, Run(), PoplarSettings(zero=stage, overlap=share))[0] for share in (0.0, 0.9)
+        )
+        assert plain.predicted_seconds is not None and hidden.predicted_seconds is not None
+        assert hidden.predicted_seconds < plain.predicted_seconds
+
+
+def test_shards_by_memory_tell_their_gain() -> None:
+    """Cluster A: 80 and 40 GB. The plan says who holds how much, and the message what it gains."""
+    workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
+    (best, _) = propose(workload, Run(), PoplarSettings(zero=2, shards="memory"))
+    (equal, _) = propose(workload, Run(), PoplarSettings(zero=2))
+    assert best.predicted_seconds is not None and equal.predicted_seconds is not None
+    ratio = equal.predicted_seconds / best.predicted_seconds
+    assert ratio > 1.2
+    assert f"shards by memory: {ratio:.3f} times the speed of equal ones" in best.message
+    assert best.plan is not None and best.plan.zero_shares is not None
+    usable = workload.device_bytes()
+    memory = [usable[device.type] for device in workload.cluster.devices]
+    assert best.plan.zero_shares == pytest.approx([m / sum(memory) for m in memory])
+    assert best.fits_memory and best.peak_bytes is not None
+    assert equal.plan is not None and equal.plan.zero_shares is None
+
+
+def test_devices_without_samples_keep_their_shards() -> None:
+    """Two samples for four devices: from ZeRO 1 on the idle ones stay in the plan, under ZeRO 0 they do not."""
+    workload = replace(paper_workload(example_cluster("poplar-b"), "llama-0.5b"), global_batch=2)
+    for stage in (0, 1, 2, 3):
+        best = propose(workload, Run(), PoplarSettings(zero=stage))[0]
+        assert best.plan is not None and best.peak_bytes is not None
+        notes = " ".join(best.tables[0].notes)
+        if stage == 0:
+            assert best.plan.world_size == 2 and best.peak_bytes.count(0.0) == 2
+            assert "left out, without samples: devices" in notes
+        else:
+            assert best.plan.world_size == 4 and min(best.peak_bytes) > 0
+            assert "with their shards and in every collective: devices" in notes
+        assert best.fits_memory
+
+
+def test_splines_that_dip_are_told(workload: Workload) -> None:
+    """Measured points with a flat stretch before a steep one: the spline swings below both."""
+    table = {1: 1.0, 2: 1.9, 3: 1.0, 4: 40.0, 12: 41.0, 20: 100.0}
+    layers = len(workload.profile.layers)
+    tables = [
+        ProfileTable(
+            device=name,
+            tensor=1,
+            micro_batch=b,
+            forward_seconds=[0.0] * layers,
+            backward_seconds=[t / layers] * layers,
+        )
+        for name in workload.cluster.types
+        for b, t in table.items()
+    ]
+    kinked = replace(workload, profile=workload.profile.model_copy(update={"tables": tables}))
+    assert pose(kinked, 3, Assumptions(interpolation="linear")).dips == ()
+    assert pose(kinked, 3, Assumptions(interpolation="spline")).dips != ()
+    best = propose(kinked, Run(), PoplarSettings(zero=3, interpolation="spline"))[0]
+    assert any("below both neighbouring measurements" in note for note in best.tables[0].notes)
+    plain = propose(kinked, Run(), PoplarSettings(zero=3))[0]
+    assert not any("below both neighbouring measurements" in note for note in plain.tables[0].notes)
+
+
+def curve_of(workload: Workload, **changes: object) -> BatchCurve:
+    """A measured curve of T4: 0.1 s per sample, up to 3 samples at stage 2 and 9 at stage 3."""
+    values: dict[str, object] = {
+        "model": workload.model.name,
+        "sequence": workload.model.sequence,
+        "precision": workload.model.precision,
+        "device": "T4",
+        "devices": len(workload.cluster.devices),
+        "memory_bytes": 1e10,
+        "provenance": {"kind": "measured", "source": "test", "date": "2026-01-01"},
+        "zero_stage": 2,
+        "largest": [0, 0, 3, 9],
+        "points": [{"micro_batch": b, "seconds": 0.1 * b} for b in (1, 2, 4, 8, 9)],
+    }
+    return BatchCurve.model_validate(values | changes)
+
+
+def test_measured_curves_replace_times_and_memory(workload: Workload, tmp_path: Path) -> None:
+    curve_of(workload).save(tmp_path / "t4.json")
+    settings = PoplarSettings(zero=3, curves=str(tmp_path / "t4.json"))
+    posed = pose(workload, 3, settings.assumptions())
+    slow = [device for device in posed.data.devices if device.name == "T4"]
+    assert slow[0].step_seconds == pytest.approx([0.1 * b for b in range(1, 10)])
+    fast = [device for device in posed.data.devices if device.name != "T4"]
+    assert fast[0].step_seconds == pose(workload, 3).data.devices[0].step_seconds
+    best = propose(workload, Run(), settings)[0]
+    assert best.plan is not None and best.status == "optimal"
+    at_two = pose(workload, 2, settings.assumptions())
+    assert {len(device.step_seconds) for device in at_two.data.devices if device.name == "T4"} == {3}
+
+
+def test_curves_of_other_workloads_are_refused(workload: Workload, tmp_path: Path) -> None:
+    for changes, says in (
+        ({"model": "gpt2"}, "model differs"),
+        ({"devices": 3}, "devices differs"),
+        ({"sequence": 7}, "sequence differs"),
+        ({"device": "H100"}, "not in the cluster"),
+    ):
+        curve = curve_of(workload, **changes)
+        with pytest.raises(InputError, match=says):
+            pose(workload, 3, Assumptions(curves={curve.device: curve}))
+    curve = curve_of(workload)
+    with pytest.raises(InputError, match="equal shards"):
+        pose(workload, 3, Assumptions(shards="memory", curves={"T4": curve}))
+    for name in ("a.json", "b.json"):
+        curve.save(tmp_path / name)
+    with pytest.raises(InputError, match="second batch curve"):
+        PoplarSettings(curves=f"{tmp_path / 'a.json'},{tmp_path / 'b.json'}").assumptions()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"largest": [0, 0, 0, 0]}, "zero_stage is 2, expected None"),
+        ({"points": []}, "points is empty"),
+        ({"points": [{"micro_batch": b, "seconds": 1.0} for b in (2, 1)]}, "ascending order"),
+    ],
+)
+def test_curve_files_are_checked(workload: Workload, changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        curve_of(workload, **changes)

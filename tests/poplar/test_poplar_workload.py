@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.experiments import experiments, in_proportion, paper_workload
-from hetplan.formulations.poplar.pose import pose, pose_lowest_stage
+from hetplan.formulations.poplar.pose import Assumptions, pose, pose_lowest_stage
 from hetplan.formulations.poplar.report import as_markdown, speeds_by_stage
 from hetplan.formulations.poplar.zero import States, collective_seconds, communication, parts
 from hetplan.instances.library import library, load_from_library
@@ -47,6 +49,35 @@ def test_volumes_are_those_of_the_zero_paper() -> None:
     assert volumes[0] == pytest.approx(2 * 7 / 8 * 1e9 / 12.5e9, rel=0.01)  # 100 Gbit/s between the nodes
 
 
+def test_the_ring_goes_through_those_who_take_part() -> None:
+    """Stage 0 leaves out what holds no sample; from stage 1 on every device holds shards and is in the ring."""
+    cluster = example_cluster("poplar-c")  # 4 + 4 devices, the nodes joined at 100 Gbit/s
+    states = States(1e9, 1e9, 6e9, layer=0.0, per_sample=1.0, layers=1)
+    held = parts([1.0] * 8, "equal")
+    first = cluster.nodes[0].intra_bandwidth
+    inside = communication(states, 0, cluster, held, [0, 1, 2, 3])
+    assert inside.per_iteration == pytest.approx(2 * 3 / 4 * 1e9 / first, rel=0.01)
+    everyone = communication(states, 0, cluster, held)
+    assert everyone.per_iteration > inside.per_iteration
+    assert communication(states, 0, cluster, held, [5]).per_iteration == 0.0
+    assert communication(states, 0, cluster, held, []).per_iteration == 0.0
+    for stage in (1, 2, 3):
+        assert communication(states, stage, cluster, held, [0, 1]) == communication(
+            states, stage, cluster, held
+        )
+
+
+def test_a_device_that_holds_no_sample_is_in_the_ring_from_stage_1_on() -> None:
+    """7B states of 16 bytes a parameter: the 40 GB cards hold no sample at stage 0 of a 2.x GB model's size."""
+    workload = paper_workload(example_cluster("poplar-c"), "llama-1.1b")
+    tight = replace(workload, reserved_bytes=16 * 2**30)  # 16 GiB left of 32: 17.6 GB of states do not fit
+    posed = pose(tight, 0)
+    holding = [i for i, device in enumerate(posed.data.devices) if device.step_seconds]
+    assert holding == [0, 1, 2, 3]
+    inside = communication(posed.states, 0, tight.cluster, posed.parts, holding)
+    assert posed.data.comm_seconds == inside.per_iteration
+
+
 def test_unequal_shards_cost_the_better_of_padding_and_broadcasts() -> None:
     skewed = np.array([0.7, 0.1, 0.1, 0.1])
     assert collective_seconds(1e9, skewed, 1e9, 0.0) == pytest.approx(1.0)
@@ -71,15 +102,15 @@ def test_unequal_memory_of_equal_devices_gives_unequal_micro_batches(cluster_a: 
 
 
 def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
-    plain, hidden = pose(cluster_a, 2), pose(cluster_a, 2, overlap=0.5)
+    plain, hidden = pose(cluster_a, 2), pose(cluster_a, 2, Assumptions(overlap=0.5))
     assert hidden.data.comm_seconds == pytest.approx(plain.data.comm_seconds / 2)
     assert plain.once_seconds == pytest.approx(plain.data.comm_seconds)  # the all-gather of the weights
     assert pose(cluster_a, 3).once_seconds == 0.0
-    spline = pose(cluster_a, 0, interpolation="spline")
+    spline = pose(cluster_a, 0, Assumptions(interpolation="spline"))
     for a, b in zip(spline.data.devices, pose(cluster_a, 0).data.devices, strict=True):
         assert a.step_seconds == pytest.approx(b.step_seconds, rel=0.05)
     with pytest.raises(InputError, match="overlap"):
-        pose(cluster_a, 2, overlap=1.5)
+        pose(cluster_a, 2, Assumptions(overlap=1.5))
     with pytest.raises(InputError, match="ZeRO stage"):
         pose(cluster_a, 4)
 
@@ -87,7 +118,7 @@ def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
 def test_shards_by_memory_gain_where_memory_is_short() -> None:
     """7B on cluster A at stage 2: with equal shards the 40 GB devices hold no sample, by memory they do."""
     workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
-    equal, by_memory = pose(workload, 2), pose(workload, 2, shards="memory")
+    equal, by_memory = pose(workload, 2), pose(workload, 2, Assumptions(shards="memory"))
     assert not equal.holds_everywhere and by_memory.holds_everywhere
     seconds = [solve(POPLAR, posed.data, "exact").objective for posed in (equal, by_memory)]
     assert seconds[0] is not None and seconds[1] is not None and seconds[1] < seconds[0]

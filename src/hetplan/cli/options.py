@@ -60,17 +60,22 @@ def make_options(**given: Any) -> Options:
 
 def parse_native(texts: Sequence[str]) -> dict[str, dict[str, NativeValue]]:
     """`["cp-sat.linearization_level=2"]` as {"cp-sat": {"linearization_level": 2}}; raises InputError."""
-    native: dict[str, dict[str, NativeValue]] = {}
+    return parse_dotted(texts, "--native", "BACKEND.NAME=VALUE")
+
+
+def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict[str, NativeValue]]:
+    """`["owner.name=value"]` as {"owner": {"name": value}}; raises InputError naming `option` and its `form`."""
+    found: dict[str, dict[str, NativeValue]] = {}
     for text in texts:
         left, equals, value = text.partition("=")
-        backend, dot, name = left.strip().partition(".")
-        if not (equals and dot and backend and name):
-            raise InputError("not usable", where="--native", got=text, expected="BACKEND.NAME=VALUE")
-        entries = native.setdefault(backend, {})
+        owner, dot, name = left.strip().partition(".")
+        if not (equals and dot and owner and name):
+            raise InputError("not usable", where=option, got=text, expected=form)
+        entries = found.setdefault(owner, {})
         if name in entries:
-            raise InputError(f"{backend}.{name} is given twice", where="--native")
+            raise InputError(f"{owner}.{name} is given twice", where=option)
         entries[name] = native_value(value.strip())
-    return native
+    return found
 
 
 def native_value(text: str) -> NativeValue:

@@ -15,6 +15,7 @@ from hetplan.cli.options import (
     SeedOption,
     ThreadsOption,
     make_options,
+    parse_dotted,
     split_list,
 )
 from hetplan.cli.output import check_target, note, print_json, print_tables
@@ -56,6 +57,14 @@ def plan(
     money_limit: Annotated[
         float | None, typer.Option("--money-limit", metavar="USD", help="At most this per million tokens.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="STRATEGY.NAME=VALUE",
+            help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
+        ),
+    ] = None,
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,
@@ -87,11 +96,12 @@ def plan(
         profile=profile,
     )
     names = split_list(strategies) if strategies is not None else None
+    given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
     prepare([w for strategy in chosen(names) for w in strategy.warmers], None if quiet else note)
     run = Run(options)
     planning = watched(
         run,
-        lambda: make_plans(workload, names, run, money_limit=money_limit),
+        lambda: make_plans(workload, names, run, money_limit=money_limit, settings=given),
         label=f"{workload.model.name} on {workload.cluster.name}",
         quiet=quiet,
     )
@@ -127,7 +137,7 @@ def planning_tables(planning: Planning) -> list[Table]:
         "vs best",
         "bound",
         "gap",
-        "fullest device",
+        "least headroom",
         "tokens/s",
         "$/1M tok",
         "solve",

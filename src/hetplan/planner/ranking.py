@@ -9,6 +9,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.settings import Settings, check_settings
 from hetplan.planner.strategies import chosen
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
@@ -43,17 +44,21 @@ def make_plans(
     run: Run | None = None,
     *,
     money_limit: float | None = None,
+    settings: Settings | None = None,
 ) -> Planning:
     """Solve `workload` by each strategy (all by default) and rank the candidates by seconds, then money.
 
     A plan that does not fit in memory, or costs more than `money_limit` dollars per million tokens, never
-    wins. The run's time limit is for each method of a strategy. Raises InputError for unknown strategies, a
-    money limit without prices, or a workload that cannot be posed.
+    wins. The run's time limit is for each method of a strategy. settings: strategy -> name -> value, what a
+    strategy has to set of its own. Raises InputError for unknown strategies or settings, a money limit without
+    prices, or a workload that cannot be posed.
     """
-    run = run or Run()
+    run, settings = run or Run(), settings or {}
     picked = chosen(strategies)
+    if settings:
+        check_settings(settings, {strategy.name: strategy.settings_model() for strategy in picked})
     check_money_limit(workload, money_limit)
-    found = [c for strategy in picked for c in strategy.propose(workload, run)]
+    found = [c for strategy in picked for c in strategy.propose(workload, run, settings.get(strategy.name))]
     judged = [over_budget(c, workload, money_limit) for c in found]
     ranked = sorted(judged, key=lambda pair: rank(pair[0], workload, pair[1]))
     won = bool(ranked) and eligible(ranked[0][0], ranked[0][1])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.settings import parse_settings
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Run
 
-Propose = Callable[[Workload, Run], list[Candidate]]
+Propose = Callable[..., list[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,27 @@ class Strategy:
     target: "module:function" of (workload, run) -> candidates, best method first; imported when used. It
     returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
+    settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
     """
 
     name: str
     target: str
     summary: str
     warmers: tuple[str, ...] = ()
+    settings: str | None = None
 
-    def propose(self, workload: Workload, run: Run) -> list[Candidate]:
-        """The candidates of this strategy."""
+    def propose(
+        self, workload: Workload, run: Run, given: Mapping[str, object] | None = None
+    ) -> list[Candidate]:
+        """The candidates of this strategy; `given`: its settings by name, as JSON types."""
         function: Propose = load(self.target)
-        return function(workload, run)
+        if self.settings is None:
+            return function(workload, run)
+        return function(workload, run, parse_settings(self.settings_model(), given or {}, self.name))
+
+    def settings_model(self) -> Any:
+        """The pydantic model of its settings, None where it has none."""
+        return None if self.settings is None else load(self.settings)
 
 
 # One strategy is planned for each of the five papers.
@@ -50,6 +62,7 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.poplar:propose",
             "unequal batches under each ZeRO stage (Poplar)",
             ("hetplan.planner.warm:poplar",),
+            "hetplan.planner.poplar_settings:PoplarSettings",
         ),
         Strategy(
             "astra",

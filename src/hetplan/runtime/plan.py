@@ -10,22 +10,33 @@ where chunk c of all stages comes before chunk c + 1 of any.
 Rules   (1) every replica holds every layer exactly once, in order
         (2) no device is in two places, none is unknown
         (3) the micro-batches of all replicas add up to the global batch
-        (4) ZeRO 2 and 3: all replicas take every accumulation step together (0 samples allowed there)
+        (4) ZeRO 2 and 3: all replicas take every accumulation step together. ZeRO 1 to 3: a micro-batch of
+            0 samples only takes part in the synchronisation, with the replica's shards
         (5) one chunk per stage; interleaved: equally many on each, and whole rounds of micro-batches
-        (6) one share per row group and per tensor rank
+        (6) one share per row group and per tensor rank; ZeRO shares go with the devices, from ZeRO 1 on
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
-from hetplan.schema import Count, Name, Positive, PositiveCount, Range, StrictModel, check_header, parse
+from hetplan.schema import (
+    Count,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    Range,
+    StrictModel,
+    check_header,
+    parse,
+)
 
 FORMAT, VERSION = "hetplan-plan", 1
 MAX_RANKS = 4096
@@ -54,7 +65,7 @@ class PlanWorkload(StrictModel):
 
 
 class MicroBatches(StrictModel):
-    """`count` equal micro-batches of `samples` (0: takes part in the step without samples, ZeRO 2 and 3)."""
+    """`count` equal micro-batches of `samples` (0: takes part without samples, ZeRO 1 to 3)."""
 
     count: PositiveCount
     samples: Count
@@ -92,7 +103,11 @@ class Replica(StrictModel):
 
 
 class Plan(StrictModel):
-    """A plan file. origin: which method found it and what it promises. Validated completely when made."""
+    """A plan file. origin: which method found it and what it promises. Validated completely when made.
+
+    zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file): equally over
+    those in use.
+    """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
     version: Literal[1] = 1
@@ -102,6 +117,7 @@ class Plan(StrictModel):
     devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)
     schedule: Schedule = "1f1b"
     zero: Annotated[int, Field(ge=0, le=3)] = 0
+    zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = None
     recomputation: Recomputation = "none"
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
 
@@ -114,7 +130,14 @@ class Plan(StrictModel):
             check_chunks(self, replica, f"replicas[{i}]")
             check_layers(self, replica, f"replicas[{i}]")
         check_batch(self)
+        check_zero_shares(self)
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_equal_shares(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            key: value for key, value in handler(self).items() if key != "zero_shares" or value is not None
+        }
 
     @property
     def ranks(self) -> dict[int, int]:
@@ -201,7 +224,7 @@ def check_batch(plan: Plan) -> None:
     together = plan.zero >= 2
     for i, replica in enumerate(plan.replicas):
         for b, batch in enumerate(replica.micro_batches):
-            if batch.samples == 0 and not together:
+            if batch.samples == 0 and plan.zero == 0:
                 here = f"replicas[{i}].micro_batches[{b}].samples"
                 raise ValueError(f"{here} is 0, expected at least 1 under ZeRO {plan.zero}")
         if together and replica.steps != plan.replicas[0].steps:
@@ -213,6 +236,22 @@ def check_batch(plan: Plan) -> None:
     if total != plan.workload.global_batch:
         expected = f"workload.global_batch ({plan.workload.global_batch})"
         raise ValueError(f"replicas take {total} samples per iteration, expected {expected}")
+
+
+def check_zero_shares(plan: Plan) -> None:
+    """(6) shares of ZeRO's shards go with the devices."""
+    if plan.zero_shares is None:
+        return
+    if plan.zero == 0:
+        raise ValueError("zero_shares is given, expected null under ZeRO 0, which has no shards")
+    if len(plan.zero_shares) != len(plan.devices):
+        raise ValueError(
+            f"zero_shares has {len(plan.zero_shares)} entries, expected one per device ({len(plan.devices)})"
+        )
+    idle = next((d for d, share in enumerate(plan.zero_shares) if (share > 0) != (d in plan.ranks)), None)
+    if idle is not None:
+        expected = "more than 0, being in use" if idle in plan.ranks else "0, not being in use"
+        raise ValueError(f"zero_shares[{idle}] is {plan.zero_shares[idle]}, expected {expected}")
 
 
 def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:

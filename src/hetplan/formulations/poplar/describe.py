@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
@@ -42,9 +43,18 @@ def busy_seconds(data: PoplarData, pieces: list[Pieces]) -> list[float]:
 
 
 def describe(
-    data: PoplarData, decision: PoplarDecision, peak_bytes: tuple[float, ...] | None = None
+    data: PoplarData,
+    decision: PoplarDecision,
+    peak_bytes: tuple[float, ...] | None = None,
+    *,
+    once_seconds: float = 0.0,
+    notes: Sequence[str] = (),
 ) -> list[Table]:
-    """The plan of a feasible decision. peak_bytes [n]: memory of each device, left out without."""
+    """The plan of a feasible decision.
+
+    peak_bytes [n]: memory of each device, left out without. once_seconds: communication that is paid once per
+    iteration beside the instance's. notes: further lines under the table.
+    """
     pieces = pieces_of(data, decision)
     busy = busy_seconds(data, pieces)
     parts = evaluate(data, decision).parts
@@ -65,8 +75,8 @@ def describe(
     )
     title = (
         f"ZeRO {data.zero_stage}, {data.global_batch} samples: {seconds_text(parts['compute_seconds'])} of "
-        f"computation, {seconds_text(parts['comm_seconds'])} of communication"
+        f"computation, {seconds_text(parts['comm_seconds'] + once_seconds)} of communication"
     )
     header = ("devices", "samples each", "micro-batches", "largest that fits", "busy", "memory")
     note = f"under-utilisation (Poplar, eq. 4): {parts['under_utilisation']:.4g} samples at peak speed"
-    return [Table(title, header, rows, (note,), right=(1, 3, 4, 5))]
+    return [Table(title, header, rows, (note, *notes), right=(1, 3, 4, 5))]

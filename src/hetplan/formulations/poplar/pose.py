@@ -2,12 +2,13 @@
 
 The curve of a device is the profile's step time (forward + backward of all layers, no collectives) at the
 micro-batches that it has tables for, and an interpolation in between, up to the largest that fits in memory.
+A batch curve measured on a live device takes the place of both, the times and the largest that fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from hetplan.formulations.poplar.curves import dips, linear_curve, spline_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.formulations.poplar.zero import Communication, Shards, States, communication, parts
+from hetplan.profiling.batch_curve import BatchCurve, check_curve
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 
@@ -27,13 +29,28 @@ LONGEST_CURVE = 4096
 
 
 @dataclass(frozen=True)
+class Assumptions:
+    """What is assumed in posing a workload.
+
+    shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's future
+    work). overlap: share of the communication that hides behind computation, 0 to 1. interpolation: straight
+    lines, or the paper's natural spline of speeds. curves: measured batch curves by device type.
+    """
+
+    shards: Shards = "equal"
+    overlap: float = 0.0
+    interpolation: Interpolation = "linear"
+    curves: Mapping[str, BatchCurve] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Posed:
     """The instance and what stands behind it.
 
     parts [n]: of the shards on each device. once_seconds: collectives of stage 2 that are paid once per
-    iteration, whatever the plan (the instance has none such; a prediction adds them). dips: where a spline
-    runs below the measurements around it. unfit: why this stage is impossible on the cluster (then no device
-    has a curve, so that the instance is infeasible), None where it is possible.
+    iteration, whatever the plan (the instance has no place for them: who states an iteration's time or a
+    bound on it adds them to both). dips: where a spline runs below the measurements around it. unfit: why no
+    plan is possible at this stage (then no device has a curve, and the instance is infeasible), else None.
     """
 
     data: PoplarData
@@ -59,73 +76,127 @@ class Posed:
         return self.states.resident(self.data.zero_stage, part) + micro_batch * self.states.per_sample
 
 
-def pose(
-    workload: Workload,
-    zero_stage: int,
-    *,
-    shards: Shards = "equal",
-    overlap: float = 0.0,
-    interpolation: Interpolation = "linear",
-) -> Posed:
+def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None) -> Posed:
     """The `poplar` data of `workload` under one ZeRO stage.
 
-    shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's future
-    work). overlap: share of the communication that hides behind computation. interpolation: straight lines,
-    or the paper's natural spline of speeds. Devices on which nothing fits get an empty curve.
-    Raises InputError where the profile has no table without tensor parallelism for some device type.
+    Devices on which nothing fits get an empty curve. Raises InputError where the profile has no table without
+    tensor parallelism for some device type, or a measured curve is of another workload.
     """
+    assumed = assumed or Assumptions()
     cluster, states = workload.cluster, States.of(workload)
     usable = workload.device_bytes()
     memory = [usable[device.type] for device in cluster.devices]
-    held = parts(memory, shards)
-    visible = communication(states, zero_stage, cluster, held).overlapped(overlap)
+    held = parts(memory, assumed.shards)
+    check_curves(workload, assumed)
     longest = min(workload.global_batch, LONGEST_CURVE)
-    points = {name: measured_points(workload.profile, name) for name in cluster.types}
-    curves = {name: _curve(points[name], longest, interpolation) for name in cluster.types}
-    unfit = _unfit(workload, states, zero_stage, held, memory)
-    devices = []
-    for device, part, free in zip(cluster.devices, held.tolist(), memory, strict=True):
-        largest = 0 if unfit else min(states.largest_batch(zero_stage, part, free), longest)
-        flops = cluster.specs[device.type].peak_flops(workload.precision)
-        seconds = curves[device.type][1 : largest + 1].tolist()
-        devices.append(Device(name=device.type, step_seconds=seconds, flops_per_second=flops))
+    points = {name: _points(workload, name, assumed.curves) for name in cluster.types}
+    curves = {name: _curve(points[name], longest, assumed.interpolation) for name in cluster.types}
+    fits = _largest(workload, states, zero_stage, held, memory, assumed.curves)
+    unfit = _unfit(workload, states, zero_stage, held, memory, fits)
+    if unfit:
+        fits = [0] * len(fits)
+    members = [i for i, batch in enumerate(fits) if batch]
+    visible = communication(states, zero_stage, cluster, held, members).overlapped(assumed.overlap)
     data = PoplarData(
         zero_stage=zero_stage,
         global_batch=workload.global_batch,
         comm_seconds=visible.per_step if zero_stage >= 2 else visible.per_iteration,
-        devices=devices,
+        devices=_devices(workload, curves, [min(batch, longest) for batch in fits]),
     )
     told = [f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])]
     return Posed(data, states, held, visible, tuple(told), unfit)
 
 
+def check_curves(workload: Workload, assumed: Assumptions) -> None:
+    """Refuse curves of another workload, and curves beside shards that they were not measured with."""
+    for name, curve in assumed.curves.items():
+        if name not in workload.cluster.types:
+            known = " or ".join(workload.cluster.types)
+            raise InputError("batch curve of a device type not in the cluster", got=name, expected=known)
+        check_curve(curve, workload.model, len(workload.cluster.devices))
+        if assumed.shards != "equal":
+            where = f"batch curve of {name}"
+            raise InputError("measured with equal shards", where=where, got=assumed.shards, expected="equal")
+
+
+def _points(workload: Workload, name: str, curves: Mapping[str, BatchCurve]) -> dict[int, float]:
+    """Measured points of a device type; the profile's where a curve has none (nothing fitted there)."""
+    measured = curves[name].measured if name in curves else {}
+    return measured or measured_points(workload.profile, name)
+
+
+def _largest(
+    workload: Workload,
+    states: States,
+    zero_stage: int,
+    held: Floats,
+    memory: Sequence[float],
+    curves: Mapping[str, BatchCurve],
+) -> list[int]:
+    """[n] the largest micro-batch of each device: as measured, else by the memory model."""
+    return [
+        curves[device.type].largest[zero_stage]
+        if device.type in curves
+        else states.largest_batch(zero_stage, part, free)
+        for device, part, free in zip(workload.cluster.devices, held.tolist(), memory, strict=True)
+    ]
+
+
+def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[int]) -> list[Device]:
+    """[n] devices of the instance; equal ones share one object, which is checked once."""
+    made: dict[tuple[str, int], Device] = {}
+    for device, largest in zip(workload.cluster.devices, fits, strict=True):
+        if (device.type, largest) not in made:
+            flops = workload.cluster.specs[device.type].peak_flops(workload.precision)
+            seconds = curves[device.type][1 : largest + 1].tolist()
+            made[device.type, largest] = Device(
+                name=device.type, step_seconds=seconds, flops_per_second=flops
+            )
+    return [
+        made[device.type, largest] for device, largest in zip(workload.cluster.devices, fits, strict=True)
+    ]
+
+
 def _unfit(
-    workload: Workload, states: States, zero_stage: int, held: Floats, memory: Sequence[float]
+    workload: Workload,
+    states: States,
+    zero_stage: int,
+    held: Floats,
+    memory: Sequence[float],
+    fits: Sequence[int],
 ) -> str | None:
-    """Why sharding is impossible: one device that cannot hold its part breaks it for all (not stage 0)."""
-    if zero_stage == 0:
-        return None
-    for device, part, free in zip(workload.cluster.devices, held.tolist(), memory, strict=True):
+    """Why there is no plan: a device that cannot hold its shards stops all of them, or no device takes a sample."""
+    devices = workload.cluster.devices
+    for device, part, free, batch in zip(devices, held.tolist(), memory, fits, strict=True):
         needed = states.resident(zero_stage, part)
-        if needed > free:
+        if zero_stage > 0 and needed > free and not batch:
             return (
                 f"{device.type} cannot hold its part of the model states at ZeRO {zero_stage}: "
                 f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
             )
-    return None
+    if any(fits):
+        return None
+    i = int(np.argmax(np.asarray(memory)))
+    needed = states.resident(zero_stage, float(held[i])) + states.per_sample
+    return (
+        f"no device holds its model states and one sample at ZeRO {zero_stage}: {needed / 1e9:.1f} GB, "
+        f"{memory[i] / 1e9:.1f} GB free on {devices[i].type}"
+    )
 
 
-def pose_lowest_stage(workload: Workload, first_stage: int = 0) -> Posed:
+def pose_lowest_stage(
+    workload: Workload, assumed: Assumptions | None = None, *, first_stage: int = 0
+) -> Posed:
     """The lowest ZeRO stage at which every device holds a sample, found as Algorithm 1 does.
 
     Raises InputError when some device holds nothing even at stage 3.
     """
 
     def devices_at(stage: int) -> list[CurveDevice]:
-        return [CurveDevice(device.step_seconds) for device in pose(workload, stage).data.devices]
+        return [CurveDevice(device.step_seconds) for device in pose(workload, stage, assumed).data.devices]
 
     stage, _ = explore_cluster(devices_at, first_stage)
-    return pose(workload, stage)
+    return pose(workload, stage, assumed)
 
 
 def measured_points(profile: Profile, device: str) -> dict[int, float]:

@@ -9,6 +9,8 @@ equal):
 plus the activations of a micro-batch, which ZeRO leaves alone. Stages 2 and 3 hold the whole gradient of the
 layer at work, stage 3 also its weights and those fetched ahead for the next one (hetplan's addition; the
 paper counts states).
+Who takes part: under stages 1 to 3 every device of the cluster, since each holds shards, whether it gets
+samples or not; under stage 0 the devices on which the states and one sample fit, the others being of no use.
 Volumes: all-reduce 2 W (stage 0); reduce-scatter W + all-gather W (1, 2); two all-gathers and a
 reduce-scatter, 3 W (3).
 Source: Rajbhandari et al. 2020 (ZeRO), Sections 3.1, 5 and 7; Poplar (AAAI 2025), appendix "Details about
@@ -108,16 +110,22 @@ class Communication:
         return Communication((1 - share) * self.per_step, (1 - share) * self.per_iteration)
 
 
-def communication(states: States, stage: int, cluster: Cluster, held: Floats) -> Communication:
-    """Collectives over all devices in the cluster's order, at the slowest link of the ring through them.
+def communication(
+    states: States, stage: int, cluster: Cluster, held: Floats, members: Sequence[int] | None = None
+) -> Communication:
+    """Collectives over the members in the cluster's order, at the slowest link of the ring through them.
 
     Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the shards.
+    members: who takes part under stage 0, default all devices; later stages need everyone.
     """
     check_stage(stage)
-    link = ring(cluster)
-    equal = np.full(len(held), 1.0 / len(held))
     if stage == 0:
-        return Communication(0.0, 2.0 * collective_seconds(states.gradients, equal, *link))
+        taking = range(len(held)) if members is None else members
+        if not taking:
+            return Communication(0.0, 0.0)
+        equal = np.full(len(taking), 1.0 / len(taking))
+        return Communication(0.0, 2.0 * collective_seconds(states.gradients, equal, *ring(cluster, taking)))
+    link = ring(cluster, range(len(held)))
     messages = states.layers if stage == 3 else 1
     reduce = collective_seconds(states.gradients, held, *link, messages=messages)
     gather = collective_seconds(states.weights, held, *link, messages=messages)
@@ -143,9 +151,8 @@ def collective_seconds(
     return min(padded, exact)
 
 
-def ring(cluster: Cluster) -> tuple[float, float]:
-    """(bytes per second, seconds per message) of the slowest link of the ring through all devices."""
-    count = len(cluster.devices)
-    here = np.arange(count)
-    after = (here + 1) % count
+def ring(cluster: Cluster, members: Sequence[int]) -> tuple[float, float]:
+    """(bytes per second, seconds per message) of the slowest link of the ring through `members`."""
+    here = np.asarray(members, dtype=np.int64)
+    after = np.roll(here, -1)
     return float(cluster.bandwidth()[here, after].min()), float(cluster.latency()[here, after].max())

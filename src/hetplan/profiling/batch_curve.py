@@ -1,0 +1,101 @@
+"""A measured batch curve: seconds per micro-batch of one whole model on one device, and how much fits.
+
+A JSON file `hetplan-batch-curve`, written by `hetplan profile --batch-curve`, read by the planner's `poplar` strategy
+in place of the profile's step times and of the memory model. SI units.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetplan.errors import InputError
+from hetplan.files import read_json, to_json, write_text
+from hetplan.profiling.models import Model
+from hetplan.profiling.catalogue import Precision
+from hetplan.profiling.profile import Provenance
+from hetplan.schema import Count, Name, Positive, PositiveCount, StrictModel, check_header, parse
+
+FORMAT, VERSION = "hetplan-batch-curve", 1
+
+
+class CurvePoint(StrictModel):
+    """Seconds of forward + backward of one micro-batch (the median of the repeats; none of them out of memory).
+
+    spread_seconds: slowest less fastest repeat.
+    """
+
+    micro_batch: PositiveCount
+    seconds: Positive
+    spread_seconds: Annotated[float, Field(ge=0)] = 0.0
+
+
+class BatchCurve(StrictModel):
+    """One device's curve. device: its type as in cluster files. sequence: tokens per sample.
+
+    memory_bytes: the limit that was kept. devices: size of the ZeRO group that shares the model states.
+    largest [4]: by ZeRO stage, the largest micro-batch within the limit, 0 where not even one sample fits.
+    zero_stage: the lowest stage at which one does, None for none. saved_bytes_per_sample: activations, measured.
+    """
+
+    format: Literal["hetplan-batch-curve"] = "hetplan-batch-curve"
+    version: Literal[1] = 1
+    model: Name
+    sequence: PositiveCount
+    precision: Precision
+    device: Name
+    devices: PositiveCount
+    memory_bytes: Positive
+    provenance: Provenance
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None
+    largest: list[Count] = Field(min_length=4, max_length=4)
+    saved_bytes_per_sample: Positive | None = None
+    points: list[CurvePoint] = Field(max_length=100_000)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        sizes = [point.micro_batch for point in self.points]
+        if sizes != sorted(set(sizes)):
+            raise ValueError("points are not in ascending order of micro_batch, each once")
+        if max(self.largest) > 0 and not sizes:
+            raise ValueError(f"largest is {self.largest}, but points is empty")
+        first = next((stage for stage, size in enumerate(self.largest) if size), None)
+        if first != self.zero_stage:
+            raise ValueError(
+                f"zero_stage is {self.zero_stage}, expected {first}, the first of largest above 0"
+            )
+        return self
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """{micro-batch: seconds}."""
+        return {point.micro_batch: point.seconds for point in self.points}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the curve as JSON (gzip where the name ends in .gz)."""
+        write_text(path, to_json(self.model_dump(mode="json")))
+
+
+def load_batch_curve(path: str | os.PathLike[str]) -> BatchCurve:
+    """The curve in a file; raises InputError with file, place, got and expected."""
+    where = os.fspath(path)
+    value = read_json(path)
+    check_header(value, FORMAT, VERSION, where=where)
+    return parse(BatchCurve, value, where=where)
+
+
+def check_curve(curve: BatchCurve, model: Model, devices: int) -> None:
+    """Raise InputError unless the curve is of this model, and measured for a ZeRO group of that size."""
+    where = f"batch curve of {curve.device}"
+    for key, got, expected in (
+        ("model", curve.model, model.name),
+        ("sequence", curve.sequence, model.sequence),
+        ("precision", curve.precision, model.precision),
+        ("devices", curve.devices, devices),
+    ):
+        if got != expected:
+            raise InputError(
+                f"{key} differs from the workload's", where=where, got=got, expected=repr(expected)
+            )
