@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+LONGEST_KEY = 200
+
 
 class HetplanError(Exception):
     """Anything hetplan raises on purpose. `exit_code` is what the command line returns for it."""
@@ -57,3 +61,15 @@ def shorten(value: object, limit: int = 80) -> str:
     except ValueError:  # an int too long for Python's conversion limit
         return f"a {type(value).__name__} of enormous size"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def json_path(location: Sequence[int | str]) -> str:
+    """Keys and indices as a JSON path: `("data", "layers", 3, "name")` -> `data.layers[3].name`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:  # a hostile key may be megabytes long
+            name = part if len(part) <= LONGEST_KEY else part[: LONGEST_KEY - 1] + "…"
+            path += f".{name}" if path else name
+    return path

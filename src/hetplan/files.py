@@ -9,19 +9,18 @@ import contextlib
 import gzip
 import json
 import os
-import re
 import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hetplan.errors import InputError, one_line
+from hetplan.json_text import MAX_DEPTH, parse_json
 
 MAX_BYTES = 256 * 2**20
 # YAML is for what people write, and its parser is slow: this takes half a minute at worst.
 MAX_YAML_BYTES = 2**20
-MAX_DEPTH = 64
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -46,58 +45,6 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Parsed JSON; NaN, infinities, duplicate keys and nesting beyond 64 are refused with their place."""
     name = os.fspath(path)
     return parse_json(read_bytes(path), where=name)
-
-
-def parse_json(content: bytes | str, *, where: str) -> Any:
-    """Like `read_json`, from memory; `where` names the source in errors."""
-    if isinstance(content, bytes):
-        try:
-            content = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
-    _check_depth(content, where)
-
-    def refuse_constant(text: str) -> NoReturn:
-        raise InputError("number is not finite", where=where, got=text, expected="a finite number")
-
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    raise InputError(f"key {key[:80]!r} stands twice in one object", where=where)
-                seen.add(key)
-        return result
-
-    try:
-        return json.loads(content, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
-    except json.JSONDecodeError as error:
-        place = f"{where}: line {error.lineno} column {error.colno}"
-        raise InputError(f"not valid JSON: {error.msg}", where=place) from None
-    except InputError:
-        raise
-    except ValueError as error:  # an integer of more digits than Python converts
-        raise InputError(f"not valid JSON: {one_line(str(error))[:120]}", where=where) from None
-
-
-# One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.
-_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
-
-
-def _check_depth(text: str, where: str) -> None:
-    """Refuse nesting beyond MAX_DEPTH before the parser recurses into it."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        first = text[match.start()]
-        if first in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise InputError("nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
-        elif first in "]}":
-            depth -= 1
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:

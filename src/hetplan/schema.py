@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, json_path
 
 
 class StrictModel(BaseModel):
@@ -21,7 +21,6 @@ class StrictModel(BaseModel):
 
 # Above 1e30 products of two entries stay far inside float64, so no evaluation can overflow.
 LARGEST = 1e30
-LONGEST_KEY = 200
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
@@ -34,18 +33,6 @@ Row = Annotated[list[NonNegative], FailFast()]
 Matrix = Annotated[list[Row], FailFast()]
 
 M = TypeVar("M", bound=BaseModel)
-
-
-def json_path(location: Sequence[int | str]) -> str:
-    """A pydantic location as a JSON path: `("data", "layers", 3, "name")` -> `data.layers[3].name`."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:  # a hostile key may be megabytes long
-            name = part if len(part) <= LONGEST_KEY else part[: LONGEST_KEY - 1] + "…"
-            path += f".{name}" if path else name
-    return path
 
 
 def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str] = ()) -> M:

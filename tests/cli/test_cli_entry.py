@@ -20,7 +20,7 @@ import hetplan as package
 from fakes.cli import Call, Write
 from hetplan.instances.library import find, library
 
-COMMANDS = ("plan", "solve", "check", "instances", "schema", "doctor")
+COMMANDS = ("plan", "profile", "solve", "check", "instances", "schema", "doctor")
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (
     "import sys; from hetplan.formulations import FAMILIES; FAMILIES['fake'] = 'fakes.family:FAMILY'; "
@@ -66,10 +66,11 @@ def test_help_of_each_command(hetplan: Call, command: str) -> None:
         (("check", "x"), "missing argument"),
         (("instances", "frobnicate"), "no such command 'frobnicate'"),
         (("schema", "frobnicate"), "'frobnicate' is not one of 'instance'"),
-        (("schema", "instance", "--problem", "tsp"), "unknown problem (got 'tsp'"),
+        (("schema", "instance", "--problem", "tsp"), "unknown problem 'tsp' (expected one of amp"),
+        (("schema", "instance", "--problem", "amb"), "unknown problem 'amb'; did you mean amp?"),
         (("schema", "cluster", "--problem", "amp"), "--problem does not go with schema cluster"),
         (("schema", "decision"), "schema decision needs --problem"),
-        (("instances", "list", "--problem", "tsp"), "--problem: unknown problem (got 'tsp'"),
+        (("instances", "list", "--problem", "tsp"), "--problem: unknown problem 'tsp' (expected"),
         (("instances", "show", "nothing"), "neither a file nor an instance of the library"),
         (("instances", "show", "nothing", "--best"), "no best-known record (got 'nothing')"),
     ],

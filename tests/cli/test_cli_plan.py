@@ -143,9 +143,10 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--strategies", "foo"), "unknown strategy (got 'foo'"),
+        (("--strategies", "foo"), "unknown strategy 'foo' (expected one of amp"),
+        (("--strategies", "popler"), "unknown strategy 'popler'; did you mean poplar?"),
         (("--strategies", ","), "no strategy named"),
-        (("--precision", "fp8"), "unknown precision (got 'fp8'"),
+        (("--precision", "fp8"), "unknown precision 'fp8'; did you mean fp32, fp16"),
         (("--sequence", "0"), "sequence"),
         (("--sequence", "many"), "invalid value for '--sequence'"),
         (("--time-limit", "0"), "time limit (got 0.0"),
@@ -160,6 +161,8 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
         (("--model", "gpt-none"), "unknown model"),
         (("--model", "no/such/config.json"), "no/such/config.json: no such file"),
         (("--cluster", "no-such.yaml"), "no-such.yaml: no such file"),
+        (("--cluster", "amp-mxed"), "neither a file nor an example cluster: 'amp-mxed'; did you mean amp-mixed?"),
+        (("--model", "gpt2-mediun"), "unknown model 'gpt2-mediun'; did you mean gpt2-medium"),
         (("--threads", "0"), "threads (got 0"),
     ],
 )

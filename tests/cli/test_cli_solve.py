@@ -113,7 +113,8 @@ def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Wr
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-m", "nope"), "unknown method for problem fake (got 'nope', expected one of auto, first"),
+        (("-m", "nope"), "problem fake: unknown method 'nope' (expected one of auto, first"),
+        (("-m", "auto,frist"), "problem fake: unknown method 'frist'; did you mean first? (expected one of auto"),
         (("-m", ","), "--method: no method named"),
         (("--time-limit", "0"), "time limit (got 0.0, expected seconds greater than 0)"),
         (("--time-limit", "-3"), "time limit (got -3.0"),
@@ -191,8 +192,8 @@ def test_instance_from_standard_input(hetplan: Call, numbers: Write, monkeypatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny-mixd", "neither a file nor an instance of the library; did you mean tiny-mixed?"),
-        ("qqqq", "neither a file nor an instance of the library; `hetplan instances list` shows the names"),
+        ("tiny-mixd", "neither a file nor an instance of the library: 'tiny-mixd'; did you mean tiny-mixed?"),
+        ("qqqq", "neither a file nor an instance of the library: 'qqqq' (expected a name from `hetplan instances list`)"),
         ("qqqq.json", "qqqq.json: no such file"),
         (".", ".: is a folder, expected a file"),
         ("\x1b[31m", "neither a file nor"),

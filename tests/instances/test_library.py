@@ -80,7 +80,7 @@ def test_filters(tmp_path: Path) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(InputError, match=r"no such instance in the library \(got 'nothing'"):
+    with pytest.raises(InputError, match=r"no such instance in the library: 'nothing'"):
         load_from_library("nothing")
 
 

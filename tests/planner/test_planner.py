@@ -205,7 +205,7 @@ def test_nonsense_money_limits(workload: Workload, limit: float) -> None:
 
 
 def test_strategies_by_name(workload: Workload) -> None:
-    with pytest.raises(InputError, match=r"unknown strategy \(got 'foo', expected some of amp, "):
+    with pytest.raises(InputError, match=r"unknown strategy 'foo' \(expected one of amp, "):
         make_plans(workload, ["foo"])
     with pytest.raises(InputError, match="no strategy named"):
         make_plans(workload, [])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli import sources
+from hetplan.cli import completion, sources
 from hetplan.cli.options import JsonOption
 from hetplan.cli.output import note, print_json, print_tables
 from hetplan.cli.solve import describe
@@ -24,7 +24,7 @@ def check(
         str,
         typer.Argument(
             help="Instance file, - for standard input, or a name from `hetplan instances list`.",
-            autocompletion=sources.complete_instance,
+            autocompletion=completion.instances,
         ),
     ],
     decision: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli import sources
+from hetplan.cli import completion, sources
 from hetplan.cli.options import JsonOption
 from hetplan.cli.output import print_json, print_tables
 from hetplan.errors import InputError
@@ -23,18 +23,19 @@ app = typer.Typer(
 
 @app.command("list")
 def show_list(
-    problem: Annotated[str | None, typer.Option("--problem", help="Only this problem.")] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option("--problem", help="Only this problem.", autocompletion=completion.problems),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="PATTERN", help="Like 'amp-*'.")] = None,
     json: JsonOption = False,
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
-    from hetplan.formulations import FAMILIES
+    from hetplan.formulations import family
     from hetplan.instances.library import library
 
-    if problem is not None and problem not in FAMILIES:
-        raise InputError(
-            "unknown problem", where="--problem", got=problem, expected=f"one of {', '.join(FAMILIES)}"
-        )
+    if problem is not None:
+        family(problem, where="--problem")
     rows = [summary(entry) for entry in library(problem, name)]
     if json:
         print_json({"instances": rows})
@@ -67,9 +68,7 @@ def summary(entry: Entry) -> dict[str, Any]:
 
 @app.command("show")
 def show(
-    instance: Annotated[
-        str, typer.Argument(help="A name or a file.", autocompletion=sources.complete_instance)
-    ],
+    instance: Annotated[str, typer.Argument(help="A name or a file.", autocompletion=completion.instances)],
     best: Annotated[bool, typer.Option("--best", help="The best-known record instead.")] = False,
     json: JsonOption = False,
 ) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetplan.cli import completion, sources
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
@@ -25,7 +26,6 @@ from hetplan.text import Table, bytes_text, count_text, number_text, percent_tex
 if TYPE_CHECKING:
     from hetplan.planner.candidate import Candidate
     from hetplan.planner.ranking import Planning
-    from hetplan.profiling.cluster import Cluster
     from hetplan.profiling.workload import Workload
 
 # Large clusters can keep an exact method busy for hours; bounds are kept when time runs out.
@@ -35,21 +35,41 @@ TIME_LIMIT = 60.0
 def plan(
     model: Annotated[
         str,
-        typer.Option("--model", metavar="NAME|FILE", help="Built-in model, or a Hugging Face config.json."),
+        typer.Option(
+            "--model",
+            metavar="NAME|FILE",
+            help="Built-in model, or a Hugging Face config.json.",
+            autocompletion=completion.models,
+        ),
     ],
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="FILE|NAME", help="Cluster file (YAML), or an example's name.")
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="FILE|NAME",
+            help="Cluster file (YAML), or an example's name.",
+            autocompletion=completion.clusters,
+        ),
     ],
     global_batch: Annotated[int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")],
     sequence: Annotated[
         int | None, typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's.")
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
+    precision: Annotated[
+        str,
+        typer.Option("--precision", metavar="fp16|bf16|fp32", autocompletion=completion.precisions),
+    ] = "fp16",
     profile: Annotated[
         Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
     ] = None,
     strategies: Annotated[
-        list[str] | None, typer.Option("--strategies", metavar="A[,B…]", help="Which to try; default all.")
+        list[str] | None,
+        typer.Option(
+            "--strategies",
+            metavar="A[,B…]",
+            help="Which to try; default all.",
+            autocompletion=completion.strategies,
+        ),
     ] = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method.")
@@ -89,7 +109,7 @@ def plan(
     options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
     workload = make_workload(
         model,
-        open_cluster(cluster),
+        sources.open_cluster(cluster),
         global_batch,
         sequence=sequence,
         precision=precision,
@@ -115,15 +135,6 @@ def plan(
     else:
         print_tables(planning_tables(planning))
     return 0 if best is not None else 1
-
-
-def open_cluster(argument: str) -> Cluster:
-    """A cluster file, or one of the examples by name; raises InputError."""
-    from hetplan.profiling.cluster import example_cluster, example_clusters, load_cluster
-
-    if not Path(argument).exists() and argument in example_clusters():
-        return example_cluster(argument)
-    return load_cluster(argument)
 
 
 def planning_tables(planning: Planning) -> list[Table]:

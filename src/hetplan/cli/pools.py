@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetplan.cli.options import split_list
+from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
+from hetplan.names import unknown_name
 
 if TYPE_CHECKING:
     from hetplan.formulations.astra.search.pool import Offer, Pool
@@ -18,21 +19,22 @@ LISTS = ("pipeline", "tensor", "expert", "micro_batch", "virtual", "recompute_la
 SWITCHES = ("sequence_parallel", "distributed_optimizer", "no_overlap_offload")
 SINGLE = ("overlap", "interleaving", "offload")
 WORDS = ("recompute", "recompute_method")
+PARAMETERS = (*LISTS, *SWITCHES, *SINGLE, *WORDS)
 
 
 def offers_from(
-    gpus: Sequence[str] | None, cluster: Path | None, links: dict[str, float | int | None]
+    gpus: Sequence[str] | None, cluster: str | None, links: dict[str, float | int | None]
 ) -> tuple[Offer, ...]:
     """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given; raises InputError."""
     from dataclasses import replace
 
     from hetplan.formulations.astra.search.pool import offer_of, offers_of_cluster
-    from hetplan.profiling.cluster import GBIT, load_cluster
+    from hetplan.profiling.cluster import GBIT
 
     if (gpus is None) == (cluster is None):
         raise InputError("the pool is given by --gpus or by --cluster", expected="one of the two")
     if cluster is not None:
-        offers = offers_of_cluster(load_cluster(cluster))
+        offers = offers_of_cluster(open_cluster(cluster))
     else:
         offers = tuple(offer_of(*name_and_count(text)) for text in split_list(gpus or []))
     for name, value in links.items():
@@ -64,7 +66,7 @@ def make_pool(offers: tuple[Offer, ...], mode: str | None, total: int | None) ->
 
     mode = mode or ("homogeneous" if len(offers) == 1 else "heterogeneous")
     if mode not in MODES:
-        raise InputError("unknown mode", where="--mode", got=mode, expected=f"one of {', '.join(MODES)}")
+        raise unknown_name("unknown mode", mode, MODES, where="--mode")
     if total is not None and mode != "heterogeneous":
         raise InputError("--total is for the heterogeneous mode", got=total)
     if mode == "cost":
@@ -98,8 +100,7 @@ def make_space(texts: Sequence[str]) -> Space:
         elif name in WORDS:
             values[name] = tuple(None if part.lower() == "none" else part for part in parts)
         else:
-            known = ", ".join((*LISTS, *SWITCHES, *SINGLE, *WORDS))
-            raise InputError("unknown parameter", where="--param", got=name, expected=f"one of {known}")
+            raise unknown_name("unknown parameter", name, PARAMETERS, where="--param")
     return Space(**values)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli import completion
+from hetplan.cli.options import JsonOption
 from hetplan.cli.output import print_json
 from hetplan.errors import InputError
 
@@ -32,10 +34,16 @@ MODELS = {
 def schema(
     kind: Annotated[Kind, typer.Argument(help="Which file.")],
     problem: Annotated[
-        str | None, typer.Option("--problem", help="For instance and decision: of one problem only.")
+        str | None,
+        typer.Option(
+            "--problem",
+            help="For instance and decision: of one problem only.",
+            autocompletion=completion.problems,
+        ),
     ] = None,
+    json: JsonOption = False,
 ) -> int:
-    """Print the JSON schema of a file."""
+    """Print the JSON schema of a file (JSON with and without --json)."""
     if problem is not None and kind not in (Kind.INSTANCE, Kind.DECISION):
         raise InputError(f"--problem does not go with schema {kind}", expected="instance or decision")
     print_json(schema_document(kind, problem))

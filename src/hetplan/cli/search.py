@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetplan.cli import completion
 from hetplan.cli.options import JsonOption, OutputOption, TimeOption, make_options
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.pools import MODES, make_pool, make_space, offers_from
@@ -24,18 +25,41 @@ if TYPE_CHECKING:
 def search(
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="NAME|FILE", help="Built-in model or config.json."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME|FILE",
+            help="Built-in model or config.json.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     gpus: Annotated[
         list[str] | None,
-        typer.Option("--gpus", "-g", metavar="TYPE:COUNT[,…]", help="The pool, like A800:2048,H100:1024."),
+        typer.Option(
+            "--gpus",
+            "-g",
+            metavar="TYPE:COUNT[,…]",
+            help="The pool, like A800:2048,H100:1024.",
+            autocompletion=completion.devices,
+        ),
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", help="The pool as a cluster file instead.")
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="FILE|NAME",
+            help="The pool as a cluster file instead.",
+            autocompletion=completion.clusters,
+        ),
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option("--mode", metavar="|".join(MODES), help="Default: by the number of types."),
+        typer.Option(
+            "--mode",
+            metavar="|".join(MODES),
+            help="Default: by the number of types.",
+            autocompletion=completion.modes,
+        ),
     ] = None,
     total: Annotated[
         int | None, typer.Option("--total", metavar="N", help="GPUs to use (heterogeneous); default all.")
@@ -44,7 +68,9 @@ def search(
     sequence: Annotated[
         int | None, typer.Option("--sequence", help="Tokens per sample; default the model's.")
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp16, bf16 or fp32.")] = "bf16",
+    precision: Annotated[
+        str, typer.Option("--precision", help="fp16, bf16 or fp32.", autocompletion=completion.precisions)
+    ] = "bf16",
     tokens: Annotated[float, typer.Option("--tokens", help="Of the whole training, for money.")] = 1e9,
     money_limit: Annotated[
         float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
@@ -61,7 +87,11 @@ def search(
     parameter: Annotated[
         list[str] | None,
         typer.Option(
-            "--param", "-p", metavar="NAME=VALUES", help="Like tensor=1,2,4 or pipeline=1-8; may repeat."
+            "--param",
+            "-p",
+            metavar="NAME=VALUES",
+            help="Like tensor=1,2,4 or pipeline=1-8; may repeat.",
+            autocompletion=completion.parameters,
         ),
     ] = None,
     node_devices: Annotated[int | None, typer.Option("--devices-per-node", help="Of every type.")] = None,
@@ -118,6 +148,8 @@ def search(
         write_plot(found, plot, f"{job.model.name}, {pool.mode} pool, {job.tokens:g} tokens")
     if instance is not None:
         write_instance(found, instance, job, pool)
+    for line in job.model.notes:
+        note(line)
     if json:
         print_json(document)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli import sources
+from hetplan.cli import completion, sources
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
@@ -38,12 +38,18 @@ def solve(
         str,
         typer.Argument(
             help="Instance file, - for standard input, or a name from `hetplan instances list`.",
-            autocompletion=sources.complete_instance,
+            autocompletion=completion.instances,
         ),
     ],
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", metavar="NAME[,NAME…]|all", help="Methods to run; default auto."),
+        typer.Option(
+            "--method",
+            "-m",
+            metavar="NAME[,NAME…]|all",
+            help="Methods to run; default auto.",
+            autocompletion=completion.methods,
+        ),
     ] = None,
     time_limit: TimeOption = None,
     gap: GapOption = None,

@@ -6,15 +6,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetplan.cli.completion import instance_names
 from hetplan.errors import InputError
+from hetplan.names import unknown_name
 
 if TYPE_CHECKING:
     from hetplan.instances.envelope import Instance
+    from hetplan.profiling.cluster import Cluster
 
 
 def read_document(argument: str) -> tuple[Any, str]:
     """Parsed JSON of a file or of standard input, and the name to use in errors; raises InputError."""
-    from hetplan.files import MAX_BYTES, parse_json, read_json
+    from hetplan.files import MAX_BYTES, read_json
+    from hetplan.json_text import parse_json
 
     if argument != "-":
         return read_json(argument), argument
@@ -34,25 +38,23 @@ def open_instance(argument: str) -> Instance:
         if entry is not None:
             return entry.load()
         if Path(argument).suffix not in (".json", ".gz"):
-            raise InputError(
-                f"neither a file nor an instance of the library{suggestion(argument)}", got=argument
+            raise unknown_name(
+                "neither a file nor an instance of the library:",
+                argument,
+                instance_names(),
+                see="a name from `hetplan instances list`",
             )
     value, where = read_document(argument)
     return parse_instance(value, where=where)
 
 
-def suggestion(name: str) -> str:
-    """The library's nearest name in words, or where to see them all."""
-    import difflib
+def open_cluster(argument: str) -> Cluster:
+    """A cluster file, or one of the examples by name; raises InputError."""
+    from hetplan.profiling.cluster import example_cluster, load_cluster
+    from hetplan.profiling.examples import example_clusters
 
-    from hetplan.instances.library import library
-
-    near = difflib.get_close_matches(name, [entry.name for entry in library()], n=1)
-    return f"; did you mean {near[0]}?" if near else "; `hetplan instances list` shows the names"
-
-
-def complete_instance(incomplete: str) -> list[str]:
-    """Names of the library that begin so, for shell completion."""
-    from hetplan.instances.library import library
-
-    return [entry.name for entry in library() if entry.name.startswith(incomplete)]
+    if not Path(argument).exists() and Path(argument).name == argument and not Path(argument).suffix:
+        if argument in example_clusters():
+            return example_cluster(argument)
+        raise unknown_name("neither a file nor an example cluster:", argument, example_clusters())
+    return load_cluster(argument)

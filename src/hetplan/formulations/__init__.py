@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetplan.errors import InputError
+from hetplan.names import unknown_name
 from hetplan.solvers.registry import Family, load
 
 FAMILIES: dict[str, str] = {
@@ -13,9 +13,9 @@ FAMILIES: dict[str, str] = {
 }
 
 
-def family(name: str) -> Family:
-    """The family called `name`; raises InputError listing the known ones."""
+def family(name: str, *, where: str | None = None) -> Family:
+    """The family called `name`; raises InputError with the nearest names (`where`: who named it)."""
     if name not in FAMILIES:
-        raise InputError("unknown problem", got=name, expected=f"one of {', '.join(FAMILIES)}")
+        raise unknown_name("unknown problem", name, FAMILIES, where=where)
     found: Family = load(FAMILIES[name])
     return found

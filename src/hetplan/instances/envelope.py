@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
 from hetplan.formulations import FAMILIES, family
 from hetplan.schema import Name, StrictModel, check_header, parse
@@ -75,13 +74,8 @@ def load_instance(path: str | os.PathLike[str]) -> Instance:
 def parse_instance(value: Any, *, where: str) -> Instance:
     """An instance from parsed JSON; `where` names its source in errors. Raises InputError."""
     check_header(value, FORMAT, VERSION, where=where)
-    if isinstance(value.get("problem"), str) and value["problem"] not in FAMILIES:
-        raise InputError(
-            "unknown problem",
-            where=f"{where}: problem",
-            got=value["problem"],
-            expected=f"one of {', '.join(FAMILIES)}",
-        )
+    if isinstance(value.get("problem"), str):
+        family(value["problem"], where=f"{where}: problem")
     envelope = parse(InstanceFile, value, where=where)
     data = parse(family(envelope.problem).load_data(), envelope.data, where=where, prefix=("data",))
     return Instance(

@@ -12,22 +12,20 @@ instance validates, and the independent evaluator prices the stored decision as 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from importlib.resources import as_file
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
-from hetplan.errors import InputError
 from hetplan.files import read_json
 from hetplan.instances.envelope import Instance, parse_instance
+from hetplan.instances.shelf import shelved
+from hetplan.names import unknown_name
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.result import OPTIMAL_GAP
 
 BEST_FORMAT = "hetplan-best-known"
 BEST_VERSION = 1
-_BEST = ".best.json"
-_INSTANCE = (".json.gz", ".json")
 
 
 class BestKnown(StrictModel):
@@ -96,7 +94,7 @@ def library(
     """
     return [
         entry
-        for entry in _entries(root if root is not None else files("hetplan.instances") / "library")
+        for entry in (Entry(*row) for row in shelved(root))
         if problem in (None, entry.problem) and (name is None or fnmatch.fnmatchcase(entry.name, name))
     ]
 
@@ -113,18 +111,11 @@ def load_from_library(name: str, *, root: Traversable | None = None) -> Instance
     """The packaged instance called `name` or `problem/name`; raises InputError where there is none."""
     entry = find(name, root=root)
     if entry is None:
-        raise InputError("no such instance in the library", got=name, expected="see `hetplan instances list`")
+        names = [entry.name for entry in library(root=root)]
+        raise unknown_name(
+            "no such instance in the library:", name, names, see="a name from `hetplan instances list`"
+        )
     return entry.load()
-
-
-def _entries(root: Traversable) -> Iterator[Entry]:
-    folders = sorted((f for f in root.iterdir() if f.is_dir()), key=lambda f: f.name)
-    for folder in folders:
-        for file in sorted(folder.iterdir(), key=lambda f: f.name):
-            ending = next((e for e in _INSTANCE if file.name.endswith(e)), None)
-            if ending is not None and not file.name.endswith(_BEST):
-                name = file.name.removesuffix(ending)
-                yield Entry(folder.name, name, file, folder / f"{name}{_BEST}")
 
 
 def _read(resource: Traversable) -> Any:

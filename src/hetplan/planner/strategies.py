@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.names import unknown_name
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.settings import parse_settings
 from hetplan.profiling.workload import Workload
@@ -83,8 +84,8 @@ def chosen(names: Sequence[str] | None) -> list[Strategy]:
         raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
     for name in names:
         if name not in STRATEGIES:
-            known = f"some of {', '.join(STRATEGIES)}"
             if name in PAPERS:
                 raise UnsupportedError("strategy is not available yet", got=name, expected=known)
-            raise InputError("unknown strategy", got=name, expected=known)
+            raise unknown_name("unknown strategy", name, STRATEGIES)
     return [STRATEGIES[name] for name in dict.fromkeys(names)]
+                known = f"some of {', '.join(STRATEGIES)}"

@@ -6,8 +6,6 @@ The figures stand in `devices.yaml` beside this module, in the units that datash
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,10 +14,10 @@ from pydantic import Field
 
 from hetplan.errors import InputError
 from hetplan.files import read_yaml
+from hetplan.names import suggestion, unknown_name
+from hetplan.profiling.precision import Precision
 from hetplan.schema import Name, Positive, StrictModel, parse
 
-Precision = Literal["fp16", "bf16", "fp32"]
-PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 GIB = 2**30
 
 Peaks = Annotated[dict[Precision, Positive], Field(min_length=1)]
@@ -118,20 +116,3 @@ def overridden(name: str, given: DeviceOverride, *, where: str) -> DeviceSpec:
     if given.price_per_hour is not None and given.price_source is None:
         merged["price_source"] = "the cluster file"
     return DeviceSpec(**merged)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean A, B?` with known names that resemble `name` or contain it, or nothing."""
-    lower = {other.lower(): other for other in known}
-    wanted = name.lower()
-    near = difflib.get_close_matches(wanted, lower, n=3, cutoff=0.5)
-    near += [n for n in lower if wanted and wanted in n and n not in near]
-    return f"; did you mean {', '.join(lower[n] for n in near[:4])}?" if near else ""
-
-
-def unknown_name(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> InputError:
-    """The error for a name that is not among `known`: with the nearest ones, or else all of them."""
-    known = list(known)
-    near = suggestion(name, known)
-    expected = None if near else f"one of {', '.join(known)}"
-    return InputError(f"{what} {name[:80]!r}{near}", where=where, expected=expected)

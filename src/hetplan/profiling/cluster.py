@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,7 +18,9 @@ from pydantic import Field
 
 from hetplan.errors import InputError
 from hetplan.files import read_yaml
-from hetplan.profiling.catalogue import DeviceOverride, DeviceSpec, device, overridden, unknown_name
+from hetplan.names import unknown_name
+from hetplan.profiling.catalogue import DeviceOverride, DeviceSpec, device, overridden
+from hetplan.profiling.examples import FOLDER, example_clusters
 from hetplan.schema import Name, StrictModel, check_header, parse
 
 Floats = NDArray[np.float64]
@@ -169,17 +170,8 @@ def _node(entry: NodeEntry) -> Node:
     )
 
 
-def example_clusters() -> tuple[str, ...]:
-    """Names of the clusters that come with hetplan."""
-    return tuple(sorted(path.stem for path in _examples().glob("*.yaml")))
-
-
 def example_cluster(name: str) -> Cluster:
     """A cluster that comes with hetplan, by name; raises InputError that suggests the nearest."""
     if name not in example_clusters():
         raise unknown_name("unknown example cluster", name, example_clusters())
-    return load_cluster(_examples() / f"{name}.yaml")
-
-
-def _examples() -> Path:
-    return Path(__file__).with_name("clusters")
+    return load_cluster(FOLDER / f"{name}.yaml")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hetplan.errors import InputError
-from hetplan.profiling.catalogue import PRECISIONS, Precision
+from hetplan.names import unknown_name
 from hetplan.profiling.operators import Layer
+from hetplan.profiling.precision import PRECISIONS, Precision
 from hetplan.profiling.zoo import ModelSpec, built_in
 
 
@@ -59,7 +59,7 @@ def load_model(
     Raises InputError for an unknown name (with suggestions), an unusable file, sequence or precision.
     """
     if precision not in PRECISIONS:
-        raise InputError("unknown precision", got=precision, expected=f"one of {', '.join(PRECISIONS)}")
+        raise unknown_name("unknown precision", precision, PRECISIONS)
     spec = name if isinstance(name, ModelSpec) else find_model(name)
     chosen, layers = spec.chain(sequence)
     return Model(spec, chosen, precision, layers)

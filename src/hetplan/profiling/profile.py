@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from hetplan.files import read_json, to_json, write_text
-from hetplan.profiling.catalogue import Precision
+from hetplan.profiling.precision import Precision
 from hetplan.schema import Name, NonNegative, PositiveCount, Row, StrictModel, check_header, parse
 
 FORMAT, VERSION = "hetplan-profile", 1

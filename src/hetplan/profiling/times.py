@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import DeviceSpec, Precision
+from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul, Operator, Shape
+from hetplan.profiling.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import GIB, Precision
+from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.cluster import Cluster, load_cluster
 from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.precision import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.names import unknown_name
 from hetplan.profiling.architecture import Experts, Transformer
-from hetplan.profiling.catalogue import unknown_name
 from hetplan.profiling.operators import Layer
 from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.errors import DisagreementError, HetplanError, InputError
+from hetplan.errors import DisagreementError, HetplanError
+from hetplan.names import unknown_name
 from hetplan.solvers.result import Outcome, Result, Stop
 from hetplan.solvers.run import Run
 
@@ -84,8 +85,8 @@ class Family:
         for method in self.methods:
             if method.name == name:
                 return method
-        known = ", ".join(m.name for m in self.methods)
-        raise InputError(f"unknown method for problem {self.name}", got=name, expected=f"one of {known}")
+        known = [method.name for method in self.methods]
+        raise unknown_name("unknown method", name, known, where=f"problem {self.name}")
 
     def load_data(self) -> Any:
         """The pydantic model of the instance's `data`."""

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import DeviceSpec, Precision
+from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.operators import Shape
+from hetplan.profiling.precision import Precision
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, tiled_flops
 
 Floats = NDArray[np.float64]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError
-from hetplan.profiling.catalogue import Precision
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul
+from hetplan.profiling.precision import Precision
 
 BLOCKS = ("block", "moe-block")
 # Operators and saved tensors between projections and output: what selective recomputation computes again

@@ -32,7 +32,7 @@ from hetplan.formulations.astra.search.links import message_seconds, ring_second
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE
 from hetplan.formulations.astra.search.table import Ints, Strategies
-from hetplan.profiling.catalogue import Precision
+from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import RESERVED_BYTES
 

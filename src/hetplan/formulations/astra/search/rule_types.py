@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal as Kinds
@@ -16,6 +15,7 @@ from hetplan.formulations.astra.search.rule_syntax import (
     Node,
     Source,
 )
+from hetplan.names import nearest
 
 Kind = Kinds["number", "string", "bool", "none"]
 
@@ -75,7 +75,7 @@ class Checker:
 
     def _name(self, node: Name, name: str) -> Kind:
         if name not in self.columns:
-            near = difflib.get_close_matches(name, self.columns, n=2, cutoff=0.5)
+            near = nearest(name, self.columns, most=2)
             expected = (
                 " or ".join(f"${n}" for n in near) if near else "one of " + ", ".join(sorted(self.columns))
             )

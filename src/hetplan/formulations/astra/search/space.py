@@ -11,6 +11,7 @@ from functools import cached_property
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.rule_types import Column
+from hetplan.names import unknown_name
 
 GRANULARITIES = ("selective", "full", "hybrid")
 METHODS = ("block", "uniform")
@@ -83,11 +84,12 @@ class Space:
             values = getattr(self, name)
             if values is not None and (not values or min(values) < 1):
                 raise InputError(f"values of {name}", got=values, expected="at least one, each 1 or more")
-        unknown = [g for g in self.recompute if g is not None and g not in GRANULARITIES]
-        unknown += [m for m in self.recompute_method if m not in METHODS]
-        if unknown:
-            expected = f"{', '.join(GRANULARITIES)}; {', '.join(METHODS)}"
-            raise InputError("unknown kind of recomputation", got=unknown[0], expected=expected)
+        for word in self.recompute:
+            if word is not None and word not in GRANULARITIES:
+                raise unknown_name("unknown kind of recomputation", word, ("none", *GRANULARITIES))
+        for word in self.recompute_method:
+            if word not in METHODS:
+                raise unknown_name("unknown method of recomputation", word, METHODS)
 
     def recomputations(self, stage_layers: int) -> list[tuple[int, int, int]]:
         """All (granularity, method, layers), as indices and numbers with NONE, for stages of that many

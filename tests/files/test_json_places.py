@@ -1,0 +1,114 @@
+"""What strict JSON refuses, and that the error says where it stands: file, JSON path, line and column."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.files import read_json
+from hetplan.json_text import line_and_column, parse_json
+
+
+def message(text: str) -> str:
+    """The error of a text called `f`."""
+    with pytest.raises(InputError) as caught:
+        parse_json(text, where="f")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NaN", "f: line 1 column 1: number is not finite (got 'NaN', expected a finite number)"),
+        (
+            '{"a": {"b": [1, 2,\n  3, -Infinity]}}',
+            "f: a.b[3] (line 2 column 6): number is not finite (got '-Inf",
+        ),
+        ('[{"x": 1},\n {"y": [[], ["NaN", Infinity]]}]', "f: [1].y[1][1] (line 2 column 21): number is not"),
+        ('{"a": 1, "b": 2,\n "a": 3}', "f: a (line 2 column 2): key 'a' stands twice in one object"),
+        ('{"l": [0, {"k": "k", "\\u006b": 0}]}', "f: l[1].k (line 1 column 22): key 'k' stands twice"),
+        ('{"a": "x\\"]}", "b": {"b": NaN}}', "f: b.b (line 1 column 27): number is not finite"),
+        ('{"a": {"k": 1}, "b": {"k": 1, "k": 2}}', "f: b.k (line 1 column 31): key 'k' stands twice"),
+        (
+            f'{{"n": [1, 2, -{"7" * 5000}]}}',
+            "f: n[2] (line 1 column 14): an integer of 5000 digits (expected at",
+        ),
+        ("9" * 100_000, "f: line 1 column 1: an integer of 100000 digits (expected at most 4300)"),
+        ('{"a":\n' + "[" * 70, "f: line 2 column 64: nested too deeply (expected at most 64 levels)"),
+        ('{"a": NaN, "b": nonsense', "f: a (line 1 column 7): number is not finite"),
+        ('{"a": 1, "b": }', "f: line 1 column 15: not valid JSON"),
+    ],
+)
+def test_place(text: str, expected: str) -> None:
+    found = message(text)
+    assert found.startswith(expected)
+    assert "\n" not in found and len(found) < 300
+
+
+def test_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    path.write_text('{"data": [NaN]}')
+    with pytest.raises(InputError) as caught:
+        read_json(path)
+    assert str(caught.value).startswith(f"{path}: data[0] (line 1 column 11): number is not finite")
+
+
+# Texts of every shape, with the place of each value known.
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+documents = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+def places(value: Any) -> list[list[str | int]]:
+    """The path of every value inside a list or an object."""
+    keys: Any = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+    return [[key, *rest] for key in keys for rest in ([], *places(value[key]))]
+
+
+@given(documents, st.data())
+def test_not_a_number_is_found_wherever_it_stands(document: Any, data: st.DataObject) -> None:
+    value = json.loads(json.dumps({"top": [document]}))
+    path = data.draw(st.sampled_from(places(value)))
+    container = value
+    for part in path[:-1]:
+        container = container[part]
+    container[path[-1]] = math.nan
+    indent = data.draw(st.sampled_from([None, 1]))
+    text = json.dumps(value, indent=indent)
+    with pytest.raises(InputError, match="number is not finite") as caught:
+        parse_json(text, where="f")
+    here = line_and_column(text, offset_of_nan(text))
+    assert f"({here})" in str(caught.value)
+    if all(isinstance(part, int) or part.isalnum() for part in path):
+        written = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+        assert str(caught.value).startswith(f"f: {written} (")
+
+
+def offset_of_nan(text: str) -> int:
+    """Where the only NaN outside of strings stands."""
+    inside = escaped = False
+    for at, character in enumerate(text):
+        if not inside and text.startswith("NaN", at):
+            return at
+        if character == '"' and not escaped:
+            inside = not inside
+        escaped = character == "\\" and not escaped
+    raise AssertionError(text)
+
+
+@given(documents)
+def test_what_is_json_stays_as_it_is(document: Any) -> None:
+    text = json.dumps(document)
+    assert parse_json(text, where="f") == json.loads(text)
