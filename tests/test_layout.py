@@ -23,7 +23,7 @@ LINKS = ("formulations", "instances", "profiling", "runtime", "solvers")
 
 # A module may import what stands on a lower level, and from its own part; parts on one level are strangers.
 LEVELS = (
-    ("errors", "files", "json_text", "names", "schema", "text"),
+    ("compiled", "errors", "files", "json_text", "names", "schema", "text"),
     ("profiling",),
     ("solvers",),
     ("formulations",),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.compiled import kernel
 from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
-from hetplan.solvers.compiled import kernel
 
 
 @kernel

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hetplan.compiled import kernel
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.problem import (
     AstraProblem,
@@ -22,7 +23,6 @@ from hetplan.formulations.astra.problem import (
     decision_of,
     infeasible_because,
 )
-from hetplan.solvers.compiled import kernel
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 

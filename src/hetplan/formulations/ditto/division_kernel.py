@@ -7,8 +7,8 @@ and layers up to cut; the right part has the rest.
 
 from __future__ import annotations
 
+from hetplan.compiled import kernel
 from hetplan.formulations.ditto.problem import Floats, Ints, tie
-from hetplan.solvers.compiled import kernel
 
 slack = kernel(tie)
 

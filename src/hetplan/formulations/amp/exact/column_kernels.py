@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.compiled import kernel
 from hetplan.formulations.amp.exact.label_kernels import Labels
 from hetplan.formulations.amp.problem import Floats, Ints
-from hetplan.solvers.compiled import kernel
 
 
 class Grid(NamedTuple):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.compiled import kernel
 from hetplan.formulations.amp.problem import Floats, Ints
-from hetplan.solvers.compiled import kernel
 
 
 class Labels(NamedTuple):

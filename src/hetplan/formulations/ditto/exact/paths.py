@@ -3,11 +3,11 @@
 Legend  u   index of a vector of devices used (mixed radix over kinds, then perhaps stages counted); U of them
         a,b layers: a state (u, a) has covered [a, L) with at most u
         r   option: `kind[r]` its coordinate, `size[r]` its devices, `delta[r]` what one stage adds to u
-        c   stages used so far where they are counted (memory), else 0; it picks the row of the windows
+        c   stages[u], a lower bound on the stages used so far: it picks the row of the windows (memory)
 Phase 0 lies after the slowest stage k*, phase 1 holds k* already. A stage costs
-        2 t - low        after k*                   (its share of T1 + T3 - S θ, with θ = low)
+        2 t - credit     after k*                   (its share of T1 + T3 - S θ)
         peak(t)          k* itself, low <= t <= high
-        t                before k*
+        t + fee          before k* (a price per stage stands in `credit` and `peak` as well)
 Tables are ragged: the states of u are the layers first[u] .. last[u], at offset[u].
 """
 
@@ -15,15 +15,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.compiled import kernel
 from hetplan.formulations.ditto.problem import Floats, Ints
-from hetplan.solvers.compiled import kernel
 
 Charge = tuple[float, float]
 
 
 @kernel
 def reach_back(
-    coords: Ints, strides: Ints, kind: Ints, size: Ints, delta: Ints, counted: bool, window: Ints, reach: Ints
+    coords: Ints,
+    strides: Ints,
+    kind: Ints,
+    size: Ints,
+    delta: Ints,
+    stages: Ints,
+    counted: bool,
+    window: Ints,
+    reach: Ints,
 ) -> None:
     """reach[u]: the first layer a such that stages within `window` cover [a, L) with at most u devices.
 
@@ -40,14 +48,22 @@ def reach_back(
             if coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
                 continue
             source = u - delta[r]
-            c = coords[source, columns - 1] if counted else 0
+            c = stages[source]
             best = min(best, window[c, r, reach[source]])
         reach[u] = best
 
 
 @kernel
 def reach_forward(
-    coords: Ints, strides: Ints, kind: Ints, size: Ints, delta: Ints, counted: bool, window: Ints, reach: Ints
+    coords: Ints,
+    strides: Ints,
+    kind: Ints,
+    size: Ints,
+    delta: Ints,
+    stages: Ints,
+    counted: bool,
+    window: Ints,
+    reach: Ints,
 ) -> None:
     """reach[u]: the last layer b such that stages within `window` cover [0, b) with at most u devices.
 
@@ -71,7 +87,7 @@ def reach_forward(
 def prefix_costs(
     time: Floats,
     price: Floats,
-    low: float,
+    credit: float,
     after: Ints,
     before: Ints,
     peak_first: Ints,
@@ -82,7 +98,7 @@ def prefix_costs(
 
     out[1, b]: all of them before k*; out[0, b]: with k* among them. after, before [R, L + 1]: the last layer
     of a stage that begins at a; peak_first [R, L + 1]: the first layer at which it is long enough for k*.
-    charge: (base, rate), peak(t) = base + rate (t - low).
+    charge: (base, rate), peak(t) = base + rate t.
     """
     options, layers = time.shape[0], time.shape[1] - 1
     out[:, :] = np.inf
@@ -94,12 +110,12 @@ def prefix_costs(
         for r in range(options):
             for b in range(a + 1, after[r, a] + 1):
                 t = time[r, a, b]
-                out[0, b] = min(out[0, b], with_peak + price[r] + 2 * t - low)
+                out[0, b] = min(out[0, b], with_peak + price[r] + 2 * t - credit)
             for b in range(a + 1, before[r, a] + 1):
                 t = time[r, a, b]
                 out[1, b] = min(out[1, b], without + price[r] + t)
                 if b >= peak_first[r, a]:
-                    cost = without + price[r] + charge[0] + charge[1] * (t - low)
+                    cost = without + price[r] + charge[0] + charge[1] * t
                     out[0, b] = min(out[0, b], cost)
 
 
@@ -107,7 +123,7 @@ def prefix_costs(
 def prefix_devices(
     time: Floats,
     price: Floats,
-    low: float,
+    credit: float,
     after: Ints,
     before: Ints,
     peak_first: Ints,
@@ -117,7 +133,7 @@ def prefix_devices(
     kind: Ints,
     used: Ints,
 ) -> None:
-    """used [K]: devices of each kind on the path behind out[0, L] of `prefix_costs` (its subgradient)."""
+    """used [K + 1]: devices of each kind and stages on the path behind out[0, L] of `prefix_costs`: its slope."""
     options, b = time.shape[0], time.shape[1] - 1
     used[:] = 0
     phase = 0
@@ -127,32 +143,35 @@ def prefix_devices(
             for r in range(options):
                 t = time[r, a, b]
                 if phase == 0 and b <= after[r, a]:
-                    cost = out[0, a] + price[r] + 2 * t - low
+                    cost = out[0, a] + price[r] + 2 * t - credit
                     if cost < best:
                         best, best_a, best_r, best_phase = cost, a, r, 0
                 if b <= before[r, a]:
                     if phase == 1:
                         cost = out[1, a] + price[r] + t
                     elif b >= peak_first[r, a]:
-                        cost = out[1, a] + price[r] + charge[0] + charge[1] * (t - low)
+                        cost = out[1, a] + price[r] + charge[0] + charge[1] * t
                     else:
                         cost = np.inf
                     if cost < best:
                         best, best_a, best_r, best_phase = cost, a, r, 1
         used[kind[best_r]] += size[best_r]
+        used[-1] += 1
         b, phase = best_a, best_phase
 
 
 @kernel
 def relax_all(
     time: Floats,
-    low: float,
+    credit: float,
     charge: Charge,
+    fee: float,
     coords: Ints,
     strides: Ints,
     kind: Ints,
     size: Ints,
     delta: Ints,
+    stages: Ints,
     counted: bool,
     after: Ints,
     before: Ints,
@@ -188,17 +207,17 @@ def relax_all(
                 if coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
                     continue
                 s = u - delta[r]
-                c = coords[s, columns - 1] if counted else 0
+                c = stages[s]
                 begin_b, base = max(a + 1, first[s]), offset[s]
                 row = time[r, a]
                 until = min(after[c, r, a], last[s])
                 for b in range(begin_b, until + 1):
-                    v0 = min(v0, value[0, base + b] + 2 * row[b] - low)
+                    v0 = min(v0, value[0, base + b] + 2 * row[b] - credit)
                 until = min(before[c, r, a], last[s])
                 for b in range(begin_b, until + 1):
-                    v1 = min(v1, value[1, base + b] + row[b])
+                    v1 = min(v1, value[1, base + b] + row[b] + fee)
                 for b in range(max(begin_b, peak_first[r, a]), until + 1):
-                    v1 = min(v1, value[0, base + b] + charge[0] + charge[1] * (row[b] - low))
+                    v1 = min(v1, value[0, base + b] + charge[0] + charge[1] * row[b])
             if v0 + togo[0, a] + rent[u] >= cutoff:
                 v0 = np.inf
             if v1 + togo[1, a] + rent[u] >= cutoff:
@@ -213,13 +232,15 @@ def relax_all(
 @kernel
 def trace_back(
     time: Floats,
-    low: float,
+    credit: float,
     charge: Charge,
+    fee: float,
     coords: Ints,
     strides: Ints,
     kind: Ints,
     size: Ints,
     delta: Ints,
+    stages: Ints,
     counted: bool,
     after: Ints,
     before: Ints,
@@ -228,9 +249,9 @@ def trace_back(
     last: Ints,
     offset: Ints,
     value: Floats,
-    stages: Ints,
+    template: Ints,
 ) -> int:
-    """The path behind value[1, full, layer 0] into stages [S, 3] (first, last, option); returns S.
+    """The path behind value[1, full, layer 0] into template [S, 3] (first, last, option); returns S.
 
     The recomputed sums are the very floats of `relax_all`, so equality finds the arc taken.
     """
@@ -251,21 +272,21 @@ def trace_back(
             if moved or coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
                 continue
             s = u - delta[r]
-            c = coords[s, columns - 1] if counted else 0
+            c = stages[s]
             base, row = offset[s], time[r, a]
             for b in range(max(a + 1, first[s]), last[s] + 1):
                 to = -1
                 if phase == 0:
-                    if b <= after[c, r, a] and value[0, base + b] + 2 * row[b] - low == here:
+                    if b <= after[c, r, a] and value[0, base + b] + 2 * row[b] - credit == here:
                         to = 0
                 elif b <= before[c, r, a]:
-                    if value[1, base + b] + row[b] == here:
+                    if value[1, base + b] + row[b] + fee == here:
                         to = 1
                     elif b >= peak_first[r, a]:
-                        cost = value[0, base + b] + charge[0] + charge[1] * (row[b] - low)
+                        cost = value[0, base + b] + charge[0] + charge[1] * row[b]
                         to = 0 if cost == here else -1
                 if to >= 0:
-                    stages[count, 0], stages[count, 1], stages[count, 2] = a, b, r
+                    template[count, 0], template[count, 1], template[count, 2] = a, b, r
                     count += 1
                     u, a, phase, moved = s, b, to, True
                     break
