@@ -35,7 +35,9 @@ def profile_of(name: str, cluster: Cluster, sequence: int | None = None) -> Prof
 
 def test_from_files(tmp_path: Path, mixed: Cluster) -> None:
     config, cluster, profile = tmp_path / "m.json", tmp_path / "c.yaml", tmp_path / "p.json"
-    config.write_text('{"model_type": "gpt2"}')
+    config.write_text(
+        '{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}'
+    )
     cluster.write_text(
         "format: hetplan-cluster\nversion: 1\nname: c\nnodes:\n"
         "  - {devices: 2, device: T4, intra_node_gbit_per_s: 50, network_gbit_per_s: 50}\n"

@@ -130,6 +130,8 @@ def plan(
         save_plan(best.plan, output)
     elif output is not None:
         note(f"no plan fits: {output} is not written")
+    for line in workload.model.notes:
+        note(line)
     if json:
         print_json(planning.document())
     else:

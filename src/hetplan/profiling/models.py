@@ -27,6 +27,11 @@ class Model:
         """The model's name."""
         return self.spec.name
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the model before trusting a plan: keys that its file leaves out."""
+        return self.spec.notes
+
     @cached_property
     def params(self) -> int:
         """All parameters; tied ones count once."""
