@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, library, plan, schema, search, solve
+from hetplan.cli import check, doctor, library, plan, profile, schema, search, solve
 from hetplan.errors import HetplanError, one_line
 
 BROKEN_PIPE = 141
@@ -33,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan")(plan.plan)
+app.command("profile")(profile.profile)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
 app.command("check")(check.check)

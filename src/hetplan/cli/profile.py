@@ -1,0 +1,144 @@
+"""`hetplan profile`: a profile file to look at, to replace numbers in, and to give to `hetplan plan --profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import JsonOption, split_list
+from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.cli.sources import open_cluster
+from hetplan.errors import InputError
+from hetplan.text import Table, count_text, number_text, seconds_text
+
+if TYPE_CHECKING:
+    from hetplan.profiling.cluster import Cluster
+    from hetplan.profiling.models import Model
+    from hetplan.profiling.profile import Profile, ProfileTable
+
+LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
+
+
+def profile(
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME|FILE", help="Built-in model, or a Hugging Face config.json."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="FILE|NAME", help="Cluster file (YAML), or an example's name."),
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option("--global-batch", metavar="N", help="Micro-batches as `plan` chooses them for it."),
+    ] = None,
+    micro_batches: Annotated[
+        list[str] | None,
+        typer.Option("--micro-batches", metavar="N[,N…]", help="Sizes; default 1, 2, 4, … 64."),
+    ] = None,
+    tensor: Annotated[
+        list[str] | None,
+        typer.Option("--tensor", metavar="N[,N…]", help="Degrees; default powers of two within a node."),
+    ] = None,
+    sequence: Annotated[
+        int | None, typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
+    json: JsonOption = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the profile to a file.")
+    ] = None,
+) -> int:
+    """Write a profile: what a model's layers cost on every device type of a cluster.
+
+    Replace predicted seconds by measured ones in the file, and plan with it by `hetplan plan --profile FILE`.
+    """
+    if not predict:
+        raise InputError("nothing to do", where="hetplan profile", expected="--predict")
+    for option, value in (("--model", model), ("--cluster", cluster)):
+        if value is None:
+            raise InputError("missing", where=option, expected="a name or a file")
+    assert model is not None and cluster is not None
+    check_target(output)
+    from hetplan.profiling.models import load_model
+
+    chosen = load_model(model, sequence=sequence, precision=precision)
+    found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor)
+    document = found.model_dump(mode="json")
+    write_document(output, document)
+    for line in chosen.notes:
+        note(line)
+    if json:
+        print_json(document)
+    else:
+        print_tables([summary(found, chosen)])
+    return 0
+
+
+def predicted(
+    model: Model,
+    cluster: Cluster,
+    global_batch: int | None,
+    micro_batches: Sequence[str] | None,
+    tensor: Sequence[str] | None,
+) -> Profile:
+    """The predicted profile for the given or the usual sizes and degrees; raises InputError."""
+    from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches, predict
+
+    if micro_batches is not None and global_batch is not None:
+        raise InputError("--micro-batches and --global-batch exclude each other")
+    # All powers of two up to the largest divide it, so they are its own default sizes.
+    sizes = default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
+    if micro_batches is not None:
+        sizes = whole_numbers(micro_batches, "--micro-batches")
+    degrees = None if tensor is None else whole_numbers(tensor, "--tensor")
+    for degree in degrees or ():
+        if not model.tensor_degree_fits(degree):
+            expected = "a divisor of the model's heads and feed-forward size"
+            raise InputError("not usable", where="--tensor", got=degree, expected=expected)
+    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees)
+
+
+def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
+    """`["1,2", "4"]` as (1, 2, 4), each once, ascending; raises InputError."""
+    numbers = set()
+    for text in split_list(texts):
+        if not (text.isdecimal() and 1 <= int(text[:9]) <= LARGEST and len(text) < 9):
+            expected = f"whole numbers from 1 to {LARGEST}"
+            raise InputError("not usable", where=option, got=text, expected=expected)
+        numbers.add(int(text))
+    if not numbers:
+        raise InputError("no number given", where=option)
+    return tuple(sorted(numbers))
+
+
+def summary(profile: Profile, model: Model) -> Table:
+    """One row per table: the whole model's forward and backward of one micro-batch, and the rate that gives."""
+    tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
+    title = (
+        f"{profile.provenance.kind} profile of {profile.model} ({count_text(model.params)} parameters, "
+        f"{len(profile.layers)} layers{tokens}, {profile.precision})"
+    )
+    header = ("device", "tensor", "micro-batch", "forward", "backward", "samples/s")
+    rows = tuple(summary_row(table) for table in profile.tables)
+    notes = ("whole model on one tensor group, without all-reduces between its devices",)
+    return Table(title, header, rows, notes, right=(1, 2, 3, 4, 5))
+
+
+def summary_row(table: ProfileTable) -> tuple[str, ...]:
+    """Sums over the layers."""
+    seconds = sum(table.seconds())
+    return (
+        table.device,
+        str(table.tensor),
+        str(table.micro_batch),
+        seconds_text(sum(table.forward_seconds)),
+        seconds_text(sum(table.backward_seconds)),
+        number_text(table.micro_batch / seconds if seconds > 0 else None, 4),
+    )
