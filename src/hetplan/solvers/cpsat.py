@@ -79,6 +79,34 @@ def rounded_up(values: ArrayLike, scale: float) -> NDArray[np.int64]:
     return np.ceil(np.asarray(values, dtype=float) * scale).astype(np.int64)
 
 
+class Model(cp_model.CpModel):
+    """A CpModel built for `run`: variables and constraints raise `Stopped` once the run should stop."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._check_run = run.check
+
+    def new_bool_var(self, name: str) -> Any:
+        """See CpModel."""
+        self._check_run()
+        return super().new_bool_var(name)
+
+    def new_int_var(self, lb: Any, ub: Any, name: str) -> Any:
+        """See CpModel."""
+        self._check_run()
+        return super().new_int_var(lb, ub, name)
+
+    def add(self, ct: Any) -> Any:
+        """See CpModel."""
+        self._check_run()
+        return super().add(ct)
+
+    def add_bool_or(self, *literals: Any) -> Any:
+        """See CpModel."""
+        self._check_run()
+        return super().add_bool_or(*literals)
+
+
 class _Listener(cp_model.CpSolverSolutionCallback):
     """Keeps what CP-SAT reports from its threads."""
 

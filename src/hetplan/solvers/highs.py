@@ -23,7 +23,7 @@ from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
 from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue
 from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 BACKEND = "highs"
 SOLVER = f"HiGHS {highspy.HIGHS_VERSION_MAJOR}.{highspy.HIGHS_VERSION_MINOR}.{highspy.HIGHS_VERSION_PATCH}"
@@ -90,14 +90,16 @@ def solve(
     instance's unit (default: `run.report`, right when the model is the whole problem).
     Raises InputError for a native option that HiGHS does not have.
     """
-    scale = scale or Scale()
-    arrays = model.arrays() if isinstance(model, LinearModel) else model
+    begun, scale = time.perf_counter(), scale or Scale()
+    try:
+        arrays = model.arrays() if isinstance(model, LinearModel) else model
+        run.check()
+    except Stopped:
+        return MilpAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
     start = model.start if isinstance(model, LinearModel) else None
-    if run.should_stop:
-        return MilpAnswer(stop=stopped(run), solver=SOLVER)
     if arrays.shape[1] == 0:
         return _without_columns(arrays, scale)
-    latest, begun = Latest(), time.perf_counter()
+    latest = Latest()
     listener = _Listener(latest)
     highs = _prepared(arrays, run, start)
     _listen(highs, listener)
@@ -143,8 +145,6 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
         "primal_feasibility_tolerance": TOLERANCE,
         "dual_feasibility_tolerance": TOLERANCE,
     }
-    if math.isfinite(run.remaining):
-        common["time_limit"] = run.remaining
     for name, value in common.items():
         _check(highs.setOptionValue(name, value), f"option {name}")
     for name, value in run.options.native.get(BACKEND, {}).items():
@@ -154,6 +154,8 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
         solution = highspy.HighsSolution()
         solution.col_value = list(start)
         highs.setSolution(solution)
+    if math.isfinite(run.remaining):  # last, as passing the model takes time too
+        _check(highs.setOptionValue("time_limit", run.remaining), "option time_limit")
     return highs
 
 

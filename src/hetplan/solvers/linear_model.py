@@ -5,12 +5,12 @@
 Columns come in named families with a shape (`x = model.binary("x", (D, P))` gives an integer array of column
 numbers), rows in families named after the constraint they state. Absent bounds are None. Scale the data
 before it comes here: coefficients beyond 1e-9 … 1e15 are refused because double-precision solvers drop or
-distort them without a word.
+distort them without a word. A model that is built for a run stops building when the run should stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetplan.errors import UnsupportedError
 from hetplan.solvers.native import Answer
+from hetplan.solvers.run import Run
 
 Columns = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -64,10 +65,14 @@ class Family:
 
 
 class LinearModel:
-    """Collects columns, rows and costs; `arrays()` is what the back ends read."""
+    """Collects columns, rows and costs; `arrays()` is what the back ends read.
 
-    def __init__(self, name: str = "model") -> None:
+    run: whose time building takes; columns, rows and arrays raise `Stopped` once it should stop.
+    """
+
+    def __init__(self, name: str = "model", run: Run | None = None) -> None:
         self.name = name
+        self._check: Callable[[], None] = _nobody_asks if run is None else run.check
         self.constant = 0.0
         self.start: Floats | None = None  # a known solution [n], for back ends that can use one
         self.column_families: list[Family] = []
@@ -110,6 +115,7 @@ class LinearModel:
         *,
         integer: bool,
     ) -> Columns:
+        self._check()
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         count = int(np.prod(dimensions, dtype=np.int64))
 
@@ -153,6 +159,7 @@ class LinearModel:
 
         columns and values broadcast against each other; repeated columns add up.
         """
+        self._check()
         number = len(self._rows)
         self._rows.append(_paired(columns, values))
         self._row_bounds.append((-np.inf if lower is None else lower, np.inf if upper is None else upper))
@@ -170,7 +177,10 @@ class LinearModel:
 
     def arrays(self) -> LinearArrays:
         """The programme so far; raises UnsupportedError where coefficients are too small or too large."""
-        merged = [_merged(columns, values) for columns, values in self._rows]
+        merged = []
+        for columns, values in self._rows:
+            self._check()
+            merged.append(_merged(columns, values))
         starts = np.zeros(len(merged) + 1, dtype=np.int64)
         np.cumsum([len(columns) for columns, _ in merged], out=starts[1:])
         bounds = np.array(self._row_bounds, dtype=float).reshape(-1, 2)
@@ -215,6 +225,10 @@ class MilpAnswer(Answer):
         """The incumbent at those columns (an array of their shape, or a float)."""
         assert self.x is not None, "no incumbent to read"
         return self.x[columns]
+
+
+def _nobody_asks() -> None:
+    """A model built for no run has all the time it wants."""
 
 
 def _joined(parts: Sequence[Any]) -> Floats:

@@ -24,15 +24,19 @@ from pyomo.version import version as PYOMO_VERSION
 
 from hetplan.errors import InputError, UnsupportedError, one_line
 from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
-from hetplan.solvers.native import GAP_SHARE, Answer, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, GRACE_SECONDS, Answer, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.pyomo_dialects import COMMON_SOLVERS, HIGHS, dialect, engine
 from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 BACKEND = "pyomo"
-# How long a solver may take to notice by itself that the time is up before its answer is given up.
+# How long a solver may take to notice by itself that the time is up before its answer is given up; and how long
+# HiGHS, which looks at the clock often, before it is interrupted.
 OVERTIME_SECONDS = 5.0
+LATE_SECONDS = 0.3
+# Constraints that are handed to HiGHS at once.
+PIECE = 100
 # Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
 BOUND_ALLOWANCE = 1e-7
 
@@ -66,12 +70,16 @@ def available_solvers() -> list[str]:
     return [name for name in COMMON_SOLVERS if available(name)]
 
 
-def as_pyomo(arrays: LinearArrays, name: str = "model") -> pyo.ConcreteModel:
-    """The programme as a ConcreteModel: variables `x`, rows `row` (empty ones left out), objective `cost`."""
-    model = pyo.ConcreteModel(name)
+def as_pyomo(arrays: LinearArrays, name: str = "model", run: Run | None = None) -> pyo.ConcreteModel:
+    """The programme as a ConcreteModel: variables `x`, rows `row` (empty ones left out), objective `cost`.
+
+    Raises `Stopped` when `run` should stop.
+    """
+    model, run = pyo.ConcreteModel(name), run or Run()
     rows, columns = arrays.shape
 
     def bounds(_: Any, i: int) -> tuple[float | None, float | None]:
+        run.check()
         return _finite(arrays.lower[i]), _finite(arrays.upper[i])
 
     model.x = pyo.Var(range(columns), bounds=bounds)
@@ -80,6 +88,7 @@ def as_pyomo(arrays: LinearArrays, name: str = "model") -> pyo.ConcreteModel:
     x = list(model.x.values())
 
     def row(_: Any, r: int) -> Any:
+        run.check()
         entries = slice(arrays.starts[r], arrays.starts[r + 1])
         lower, upper = _finite(arrays.row_lower[r]), _finite(arrays.row_upper[r])
         if entries.start == entries.stop or (lower is None and upper is None):
@@ -110,11 +119,15 @@ def solve(
     Raises UnsupportedError where that solver is not installed (naming those that are), InputError for an
     unknown solver name or a native option that repeats a common one.
     """
-    arrays = model.arrays() if isinstance(model, LinearModel) else model
-    empty = np.diff(arrays.starts) == 0
-    if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
-        return MilpAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))
-    concrete = as_pyomo(arrays, model.name if isinstance(model, LinearModel) else "model")
+    begun, label = time.perf_counter(), solver_label(run.options)
+    try:
+        arrays = model.arrays() if isinstance(model, LinearModel) else model
+        empty = np.diff(arrays.starts) == 0
+        if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
+            return MilpAnswer(stop=Stop.INFEASIBLE, solver=label)
+        concrete = as_pyomo(arrays, model.name if isinstance(model, LinearModel) else "model", run)
+    except Stopped:
+        return MilpAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=label)
     answer = solve_concrete(concrete, run, scale, report)
     if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
         again = solve(
@@ -128,7 +141,8 @@ def solve(
         idle = np.clip(0.0, arrays.lower, arrays.upper)  # columns that occur nowhere never reach the solver
         x = np.array([idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()])
         x = np.where(arrays.integer, np.round(x), x)
-    return MilpAnswer(x=x, **{name: getattr(answer, name) for name in answer.__dataclass_fields__})
+    fields = {name: getattr(answer, name) for name in answer.__dataclass_fields__}
+    return MilpAnswer(**{**fields, "x": x, "seconds": time.perf_counter() - begun})
 
 
 _UNCLEAR = "infeasible or unbounded"
@@ -141,26 +155,30 @@ def solve_concrete(
 
     Errors as for `solve`. What a solver raises becomes stop `error` with its message.
     """
-    scale, options = scale or Scale(), run.options
-    limit = None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
-    solver, label = _configured(options, limit), solver_label(options)
-    if run.should_stop:
-        return Answer(stop=stopped(run), solver=label)
-    begun = time.perf_counter()
-    native = _quiet_highs(solver, model) if engine(options.pyomo_solver) == HIGHS else None
-
-    def interrupt() -> None:  # other solvers are programs of their own, or deaf
-        if native is not None and run.cancelled:
-            native.cancelSolve()
-
-    def work() -> Any:
+    scale, options, begun = scale or Scale(), run.options, time.perf_counter()
+    label, is_highs = solver_label(options), engine(options.pyomo_solver) == HIGHS
+    solver = _configured(options, _limit(run))
+    with _output_left_alone(is_highs):
         try:
-            return solver.solve(model, load_solutions=False, timelimit=limit)
-        except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
-            return f"{type(error).__name__}: {one_line(str(error))[:300]}"
+            native = _filled_highs(solver, model, run) if is_highs else None
+            run.check()
+        except Stopped:
+            return Answer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=label)
+        limit = _limit(run)  # filling took some
+        late = None if limit is None else time.perf_counter() + limit + LATE_SECONDS
 
-    with _output_left_alone(native is not None):
-        results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=OVERTIME_SECONDS)
+        def interrupt() -> None:  # other solvers are programs of their own, or deaf
+            if native is not None and (run.cancelled or (late is not None and time.perf_counter() > late)):
+                native.cancelSolve()
+
+        def work() -> Any:
+            try:
+                return solver.solve(model, load_solutions=False, timelimit=limit)
+            except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
+                return f"{type(error).__name__}: {one_line(str(error))[:300]}"
+
+        overtime = GRACE_SECONDS if is_highs else OVERTIME_SECONDS
+        results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=overtime)
     seconds = time.perf_counter() - begun
     if results is None:
         message = f"{options.pyomo_solver} did not stop in time; what it had found is lost"
@@ -171,6 +189,11 @@ def solve_concrete(
     incumbent = None if answer.objective is None else answer.objective + scale.under
     (report or (lambda i, b: run.report(incumbent=i, bound=b)))(incumbent, answer.bound)
     return answer
+
+
+def _limit(run: Run) -> float | None:
+    """What is left of the time limit, as Pyomo's interfaces want it; None for no limit."""
+    return None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
 
 
 def solver_label(options: Options) -> str:
@@ -218,12 +241,27 @@ def _check_highs_option(key: str, value: NativeValue, where: str) -> None:
     set_native(highspy.Highs(), key, value, where)
 
 
-def _quiet_highs(solver: Any, model: pyo.ConcreteModel) -> Any:
-    """Build the model in HiGHS and silence it: Pyomo's interface turns the log on, banner included."""
+def _filled_highs(solver: Any, model: pyo.ConcreteModel, run: Run) -> Any:
+    """Build the model in HiGHS, in pieces lest the time limit and Ctrl-C have to wait for it; raises `Stopped`.
+
+    HiGHS is silenced before it can say anything: Pyomo's interface turns the log on, banner included. The interface
+    is told that the model stays as it is: else it would look at all of it once more before it solves.
+    """
+    whole = solver.add_constraints
+
+    def in_pieces(constraints: list[Any]) -> None:
+        solver._solver_model.setOptionValue("output_flag", False)
+        for first in range(0, len(constraints), PIECE):
+            run.check()
+            whole(constraints[first : first + PIECE])
+
+    solver.add_constraints = in_pieces
+    updates = solver.update_config if hasattr(solver, "update_config") else solver.config.auto_updates
+    for name in list(updates):
+        if name.startswith(("check_for_new", "update_")):
+            updates[name] = False
     solver.set_instance(model)
-    native = solver._solver_model
-    native.setOptionValue("output_flag", False)
-    return native
+    return solver._solver_model
 
 
 @contextmanager
@@ -289,7 +327,7 @@ def _mapped(results: Any, run: Run) -> tuple[Stop, str]:
     said = one_line(str(results.solver.message or ""))[:200] if results.solver.message else ""
     if condition in _PROVEN:
         return _PROVEN[condition], ""
-    if condition in _STOPPED or run.cancelled:  # an interruption has no termination condition everywhere
+    if condition in _STOPPED or run.should_stop:  # an interruption has no termination condition everywhere
         return stopped(run), ""
     if condition == TerminationCondition.infeasibleOrUnbounded:
         return Stop.ERROR, _UNCLEAR

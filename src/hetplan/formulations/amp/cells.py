@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,18 @@ class Cells:
     def count(self) -> int:
         """K."""
         return len(self.members)
+
+    @cached_property
+    def slow_terms(self) -> int:
+        """For each cell c and each bandwidth B from c but the highest of all: 2 and the cells at B or less, summed.
+
+        What one pair of positions costs the linear model (general/linear.py).
+        """
+        total, between = 0, np.where(np.isfinite(self.bandwidth), self.bandwidth, -1.0)
+        for row in between:
+            _, counts = np.unique(row[(row >= 0) & (row < between.max())], return_counts=True)
+            total += int((2 + np.cumsum(counts)).sum())
+        return total
 
 
 def interchangeable(labels: Sequence[Hashable], matrix: Floats) -> list[list[int]]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, combinations, pairwise, product
 from typing import Any
 
@@ -33,9 +33,9 @@ from hetplan.formulations.amp.general.loop import Question, Reply, solve_each
 from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers import cpsat
-from hetplan.solvers.native import Scale, Sink
+from hetplan.solvers.native import Scale, Sink, stopped
 from hetplan.solvers.result import Outcome
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 
 def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
@@ -46,9 +46,12 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
 def solve_configuration(question: Question, run: Run, report: Sink) -> Reply:
     """One configuration: build, solve, read the strategy out of the incumbent."""
     begun = time.perf_counter()
-    model = Model(question)
-    for constrain in CONSTRAINTS:
-        constrain(model)
+    try:
+        model = Model(question, cpsat.Model(run))
+        for constrain in CONSTRAINTS:
+            constrain(model)
+    except Stopped:
+        return Reply(stop=stopped(run), build_seconds=time.perf_counter() - begun)
     model.cp.minimize(model.total)
     built = time.perf_counter()
     answer = cpsat.solve(
@@ -59,7 +62,6 @@ def solve_configuration(question: Question, run: Run, report: Sink) -> Reply:
         bound=answer.bound,
         strategy=model.strategy(answer) if answer.has_solution else None,
         build_seconds=built - begun,
-        solve_seconds=answer.seconds,
         message=answer.message,
     )
 
@@ -69,7 +71,7 @@ class Model:
     """The CP-SAT model under construction; names as in the module's docstring."""
 
     question: Question
-    cp: Any = field(default_factory=cp_model.CpModel)
+    cp: cpsat.Model
 
     def __post_init__(self) -> None:
         t = self.tables = self.question.tables

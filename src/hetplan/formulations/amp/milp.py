@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.general.linear import ask
+from hetplan.formulations.amp.general.linear import ask, size
 from hetplan.formulations.amp.general.loop import Question, Reply, solve_each
 from hetplan.solvers import highs
 from hetplan.solvers.native import Sink
@@ -13,7 +13,7 @@ from hetplan.solvers.run import Run
 
 def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """The best decision over all configurations and a proven bound; see general/loop.py."""
-    return solve_each(data, run, solve_configuration, highs.SOLVER)
+    return solve_each(data, run, solve_configuration, highs.SOLVER, size)
 
 
 def solve_configuration(question: Question, run: Run, report: Sink) -> Reply:

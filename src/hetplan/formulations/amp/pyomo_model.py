@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.general.linear import ask
+from hetplan.formulations.amp.general.linear import ask, size
 from hetplan.formulations.amp.general.loop import Question, Reply, solve_each
 from hetplan.solvers import pyomo_driver
 from hetplan.solvers.native import Sink
@@ -17,7 +17,7 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     Raises InputError for an unknown solver name, UnsupportedError where the solver is not installed.
     """
     pyomo_driver.require(run.options)
-    return solve_each(data, run, solve_configuration, pyomo_driver.solver_label(run.options))
+    return solve_each(data, run, solve_configuration, pyomo_driver.solver_label(run.options), size)
 
 
 def solve_configuration(question: Question, run: Run, report: Sink) -> Reply:

@@ -6,14 +6,14 @@ Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i,
 Data   all seconds times a power of two that brings T to about 1000.
 Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval n.
        g[j,i,S], low[..,λ] in [0,1]: the profile of a tensor group; the level of a tensor group, of a link, of the data
-       groups of a stage. They are whole wherever x is, at no loss.
+       groups of a stage (reach[..,λ]: that level or a lower one). They are whole wherever x is, at no loss.
        z = (choice and choice) in [0,1]: both made, e.g. z[n,S] = y[j,n] g[j,i,S]; costs are sums over z, so that t_ij,
        e_ij and the synchronisation are linear and their convex hull exact for each pair of choices.
        m_i, sigma, T >= 0.                                      min T  s.t.
 (1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) sum_n y[0,n] = 1;  what ends before l equals what begins at l
 (3) sum_S g[S] = 1;  S covers k: sum_S g[S] >= sum_{c of type k} x[c,p] for every p of the group
-(4) sum_λ low[λ] = 1;  sum_{λ' <= λ} low[λ'] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1 for every pair of
-    positions p, q that talk: in a tensor group, on a lane of a link, in a data group
+(4) sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ'];  for every pair of positions p, q that talk (in a tensor group,
+    on a lane of a link, in a data group)  reach[λ] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1
 (5) sum_S z[n,S] = y[n],  sum_n z[n,S] = g[S];  likewise for levels
 (6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >= synchronisation of every j
 (7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <= 1
@@ -24,18 +24,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
 import numpy as np
 
 from hetplan.formulations.amp.general.loop import Question, Reply
+from hetplan.formulations.amp.general.tables import Tables
 from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel, MilpAnswer
-from hetplan.solvers.native import Scale, Sink
-from hetplan.solvers.run import Run
+from hetplan.solvers.native import Scale, Sink, stopped
+from hetplan.solvers.run import Run, Stopped
 
+# A joint column z stands in two rows of (5) and in two of (6).
+TERMS_PER_JOINT = 4
 # (columns, values): a linear expression.
 Terms = tuple[Columns, Floats]
 Driver = Callable[[LinearModel, Run, Scale, Sink], MilpAnswer]
@@ -44,9 +47,12 @@ Driver = Callable[[LinearModel, Run, Scale, Sink], MilpAnswer]
 def ask(driver: Driver, question: Question, run: Run, report: Sink) -> Reply:
     """One configuration by a MILP solver: build, solve, read the strategy out of the incumbent."""
     begun = time.perf_counter()
-    programme = Programme(question)
-    for constrain in CONSTRAINTS:
-        constrain(programme)
+    try:
+        programme = Programme(question, LinearModel("amp", run))
+        for constrain in CONSTRAINTS:
+            constrain(programme)
+    except Stopped:
+        return Reply(stop=stopped(run), build_seconds=time.perf_counter() - begun)
     built = time.perf_counter()
     answer = driver(programme.model, run, Scale(per_unit=programme.unit), report)
     return Reply(
@@ -54,7 +60,6 @@ def ask(driver: Driver, question: Question, run: Run, report: Sink) -> Reply:
         bound=answer.bound,
         strategy=programme.strategy(answer) if answer.has_solution else None,
         build_seconds=built - begun,
-        solve_seconds=answer.seconds,
         message=answer.message,
     )
 
@@ -64,7 +69,7 @@ class Programme:
     """The programme under construction; names as in the module's docstring."""
 
     question: Question
-    model: LinearModel = field(default_factory=lambda: LinearModel("amp"))
+    model: LinearModel
 
     def __post_init__(self) -> None:
         t = self.tables = self.question.tables
@@ -236,15 +241,30 @@ def levels(
     """low[λ]: the lowest bandwidth over the pairs of positions, each given by its columns [K]."""
     low = m.model.continuous(f"low_{name}", len(bandwidths), upper=1.0)
     m.model.equal(f"{name}_level", low, to=1.0)
-    crossing: Ints = m.tables.crossing(bandwidths)
-    for (p, q), c in product(pairs, range(m.tables.cells.count)):
-        for level in (
-            np.unique(crossing[c])[:-1] if crossing[c].max() == len(low) - 1 else np.unique(crossing[c])
-        ):
-            others = q[(crossing[c] <= level) & (crossing[c] >= 0)]
-            if level >= 0 and len(others):
-                columns = [*low[: level + 1], p[c], *others]
-                m.model.row(
-                    f"{name}_lowest", columns, [1.0] * (level + 1) + [-1.0] * (1 + len(others)), lower=-1.0
-                )
+    reach = np.append(low[:1], m.model.continuous(f"reach_{name}", len(low) - 1, upper=1.0))
+    for here, above, step in zip(reach, reach[1:], low[1:], strict=False):
+        m.model.equal(f"{name}_reach", [above, here, step], [1.0, -1.0, -1.0], to=0.0)
+    slow = slow_partners(m.tables.crossing(bandwidths), len(low) - 1)
+    for p, q in pairs:
+        for c, level, others in slow:
+            columns = [reach[level], p[c], *q[others]]
+            m.model.row(f"{name}_lowest", columns, [1.0] + [-1.0] * (1 + len(others)), lower=-1.0)
     return low
+
+
+def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:
+    """(c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c."""
+    found = []
+    for c, row in enumerate(crossing):
+        for level in np.unique(row[(row >= 0) & (row < top)]).tolist():
+            found.append((c, level, np.flatnonzero((row >= 0) & (row <= level))))
+    return found
+
+
+def size(tables: Tables) -> int:
+    """About how many terms the programme of a configuration has; it is not built for that."""
+    pp, dp, tp = tables.shape
+    each = (len(tables.profiles), len(tables.tensor_levels), len(tables.link_levels))
+    joint = dp * sum(count for count in each if count > 1) + len(tables.sync_levels)
+    placing = 2 * tables.cells.count * pp * dp * tp + tables.talking * tables.cells.slow_terms
+    return placing + TERMS_PER_JOINT * tables.intervals * joint

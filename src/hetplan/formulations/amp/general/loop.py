@@ -25,8 +25,9 @@ from hetplan.solvers.run import Run
 
 # Share of the gap by which a decision must beat the incumbent to be worth a model's while.
 WORTH = 0.5
-# Share of the time limit for the first decisions.
+# Shares of the time limit for the first decisions, and for cheap bounds before the first model.
 FIRST_SHARE = 0.1
+BOUND_SHARE = 0.3
 # Time for each configuration in the first round when there is no time limit.
 FIRST_ROUND_SECONDS = 2.0
 # Models of more terms are not built: building alone takes long, and general solvers get nowhere with them.
@@ -44,7 +45,6 @@ class Reply:
     bound: float | None = None
     strategy: Strategy | None = None
     build_seconds: float = 0.0
-    solve_seconds: float = 0.0
     message: str = ""
 
 
@@ -68,17 +68,22 @@ class Question:
 
 # (question, run for this model, where incumbents and bounds go) -> reply
 Model = Callable[[Question, Run, Sink], Reply]
+# How many terms the model of a configuration has, about, without building it.
+Size = Callable[[Tables], int]
 
 
 @dataclass
 class Case:
-    """One configuration. bound: proven so far, +inf when it has no decision at all.
+    """One configuration. bound: proven so far, +inf when it has no decision at all. terms: of its model.
 
-    closed: nothing left to find. given_up: open, but another try would be in vain.
+    chained: whether `least_seconds` had its say. closed: nothing left to find. given_up: open, but another try
+    would be in vain.
     """
 
     tables: Tables
     bound: float
+    terms: int
+    chained: bool = False
     closed: bool = False
     given_up: bool = False
 
@@ -97,7 +102,6 @@ class State:
     best: float = math.inf
     strategy: Strategy | None = None
     build_seconds: float = 0.0
-    solve_seconds: float = 0.0
     models: int = 0
     message: str = ""
     failed: bool = False
@@ -128,41 +132,50 @@ class State:
                 self.pruned += 1
 
 
-def solve_each(data: AmpData, run: Run, model: Model, solver: str) -> Outcome[AmpDecision]:
+def solve_each(
+    data: AmpData, run: Run, model: Model, solver: str, size: Size = lambda tables: tables.terms
+) -> Outcome[AmpDecision]:
     """The best decision over all configurations by `model`, with the bound that it proves."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     cells = find_cells(problem)
     tables = [Tables(problem, configuration, cells) for configuration in problem.configurations()]
-    state = State(run, cases=[Case(one, 0.0) for one in tables])
+    state = State(run, cases=[Case(one, quick_seconds(one), size(one)) for one in tables])
     if tables:
         find_first(state, problem, [device.node for device in data.devices])
-        find_bounds(state)
+        find_bounds(state, share_of(run, BOUND_SHARE))
     state.build_seconds = time.perf_counter() - begun
     if tables:
         run.report(bound=state.bound if math.isfinite(state.bound) else None)
     sweep(state, problem, model)
-    return outcome(state, solver)
+    find_bounds(state, run)
+    state.prune()
+    return outcome(state, solver, time.perf_counter() - begun)
+
+
+def share_of(run: Run, share: float) -> Run:
+    """A part of the run with that share of the time left."""
+    return run.part(time_limit=share * run.remaining if math.isfinite(run.remaining) else None)
 
 
 def find_first(state: State, problem: AmpProblem, nodes: list[int]) -> None:
-    """Incumbents by rule, within a share of the time."""
-    run = state.run
-    part = run.part(time_limit=FIRST_SHARE * run.remaining if math.isfinite(run.remaining) else None)
+    """Incumbents by rule, where the bounds promise most first, within a share of the time."""
+    part = share_of(state.run, FIRST_SHARE)
     orders = device_orders(problem, nodes)
-    for case in state.cases:
+    for case in sorted(state.cases, key=lambda case: case.bound):
         found = first_strategy(problem, orders, case.tables.configuration, part)
         if found is not None:
             state.offer(problem, found[1])
 
 
-def find_bounds(state: State) -> None:
-    """The cheap bound of every configuration; a weaker one where no model could be built anyway."""
-    for case in state.cases:
-        case.bound = quick_seconds(case.tables)
-        if not state.run.should_stop and case.tables.terms <= MOST_TERMS:
-            least = least_seconds(case.tables, state.run)
-            case.bound, case.closed = (math.inf, True) if least is None else (max(least, case.bound), False)
+def find_bounds(state: State, run: Run) -> None:
+    """The cheap bound of every open configuration that has none yet, those that promise most first, in `run`'s time."""
+    for case in sorted((case for case in state.cases if not case.closed), key=lambda case: case.bound):
+        if case.chained or run.should_stop:
+            continue
+        least = least_seconds(case.tables, run)
+        case.chained = not run.should_stop
+        case.bound, case.closed = (math.inf, True) if least is None else (max(least, case.bound), False)
 
 
 def sweep(state: State, problem: AmpProblem, model: Model) -> None:
@@ -188,8 +201,8 @@ def sweep(state: State, problem: AmpProblem, model: Model) -> None:
 def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seconds: float) -> None:
     """One model, and what follows from its reply."""
     run, chosen, cutoff = state.run, case.tables.configuration, state.cutoff
-    if case.tables.terms > MOST_TERMS:
-        size = f"{case.tables.terms} terms, more than {MOST_TERMS}"
+    if case.terms > MOST_TERMS:
+        size = f"{case.terms} terms, more than {MOST_TERMS}"
         case.given_up = True
         state.message = f"the model of {chosen} would have {size}; the method exact has no such limit"
         return
@@ -204,7 +217,6 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
     reply = model(Question(case.tables, case.bound, cutoff), part, report)
     state.models += 1
     state.build_seconds += reply.build_seconds
-    state.solve_seconds += reply.solve_seconds
     if reply.strategy is not None:
         state.offer(problem, reply.strategy)
     limit = math.inf if cutoff is None else cutoff
@@ -222,8 +234,8 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
         run.report(bound=state.bound)
 
 
-def outcome(state: State, solver: str) -> Outcome[AmpDecision]:
-    """What the sweep proved, in the registry's terms."""
+def outcome(state: State, solver: str, seconds: float) -> Outcome[AmpDecision]:
+    """What the sweep proved, in the registry's terms; `seconds` it took, all but building counts as solving."""
     done = all(case.closed for case in state.cases)
     if done:
         stop = Stop.OPTIMAL if state.strategy is not None else Stop.INFEASIBLE
@@ -237,7 +249,7 @@ def outcome(state: State, solver: str) -> Outcome[AmpDecision]:
         decision=None if state.strategy is None else state.strategy.decision(),
         bound=None if stop is Stop.INFEASIBLE or (state.bound == 0 and not done) else state.bound,
         build_seconds=state.build_seconds,
-        solve_seconds=state.solve_seconds,
+        solve_seconds=seconds - state.build_seconds,
         solver=solver,
         message=message,
         details={

@@ -56,14 +56,25 @@ class Tables:
     def terms(self) -> int:
         """About how many terms a model of this configuration has; computed without listing the intervals."""
         pp, dp, tp = self.shape
-        free = self.problem.layers - pp + 1
-        intervals = 1 if pp == 1 else 2 * free + (pp - 2) * free * (free + 1) // 2
         tensor, link, sync = len(self.tensor_levels), len(self.link_levels), len(self.sync_levels)
-        products = intervals * (dp * (len(self.profiles) + tensor + link) + sync)
-        talking = (tensor > 0) * pp * dp * tp * (tp - 1) // 2  # pairs of positions that talk
-        talking += (link > 0) * (pp - 1) * dp * tp + (sync > 0) * pp * tp * dp * (dp - 1) // 2
+        products = self.intervals * (dp * (len(self.profiles) + tensor + link) + sync)
         cells = self.cells.count
-        return products + cells * (pp * dp * tp + talking * min(cells, len(self.bandwidths)))
+        return products + cells * (pp * dp * tp + self.talking * min(cells, len(self.bandwidths)))
+
+    @property
+    def intervals(self) -> int:
+        """How many intervals the stages have together."""
+        pp = self.configuration.pipeline
+        free = self.problem.layers - pp + 1
+        return 1 if pp == 1 else 2 * free + (pp - 2) * free * (free + 1) // 2
+
+    @property
+    def talking(self) -> int:
+        """How many pairs of positions talk: in a tensor group, on a lane of a link, in a data group."""
+        pp, dp, tp = self.shape
+        inside = (len(self.tensor_levels) > 0) * pp * dp * tp * (tp - 1) // 2
+        across = (len(self.link_levels) > 0) * (pp - 1) * dp * tp
+        return inside + across + (len(self.sync_levels) > 0) * pp * tp * dp * (dp - 1) // 2
 
     @property
     def shape(self) -> tuple[int, int, int]:
