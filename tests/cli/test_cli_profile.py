@@ -16,6 +16,11 @@ from hetplan.profiling.profile import load_profile
 
 GPT2 = ("profile", "--predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)
 TINY = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 64, "vocab_size": 100, "n_positions": 32}
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "plan": ("--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"),
+    "profile": ("--predict", "--cluster", "g4dn-4", "--json"),
+    "search": ("--gpus", "T4:4", "--global-batch", 32, "--precision", "fp16", "--json"),
+}
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
@@ -87,12 +92,7 @@ def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: P
 def test_what_is_assumed_of_a_model_is_told_once(hetplan: Call, tmp_path: Path, command: str) -> None:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(TINY))
-    arguments: dict[str, tuple[object, ...]] = {
-        "plan": ("--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"),
-        "profile": ("--predict", "--cluster", "g4dn-4", "--json"),
-        "search": ("--gpus", "T4:4", "--global-batch", 32, "--precision", "fp16", "--json"),
-    }
-    ran = hetplan(command, "--model", config, *arguments[command])
+    ran = hetplan(command, "--model", config, *ARGUMENTS[command])
     assert ran.code == 0 and ran.json
     told = f"hetplan: {config}: assumed, as transformers does: n_inner = 256, tie_word_embeddings = true\n"
     assert ran.err == told
@@ -115,6 +115,15 @@ def test_what_is_assumed_of_a_model_is_told_once(hetplan: Call, tmp_path: Path, 
 )
 def test_nonsense_is_one_line(hetplan: Call, more: tuple[object, ...], message: str) -> None:
     assert message in hetplan(*GPT2, *more).error
+
+
+@pytest.mark.parametrize("command", ["plan", "profile", "search"])
+def test_a_missing_dimension_is_one_line(hetplan: Call, tmp_path: Path, command: str) -> None:
+    config = tmp_path / "tiny.json"
+    config.write_text(json.dumps({key: value for key, value in TINY.items() if key != "n_embd"}))
+    ran = hetplan(command, "--model", config, *ARGUMENTS[command])
+    expected = "the width of the hidden states, which every gpt2 configuration gives"
+    assert ran.error == f"{config}: n_embd: key is missing (expected {expected})"
 
 
 def test_what_has_to_be_said(hetplan: Call) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hetplan.errors import InputError
@@ -35,6 +37,46 @@ REQUIRED = [
 NAMED_MEMORY = {name: int(name.rsplit("-", 1)[1][:-2]) for name in REQUIRED if name.endswith("GB")}
 
 
+# Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock (fp32; matrix units
+# with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per pin. Independent of the peaks.
+CHIPS = {
+    "P100-PCIE-16GB": (56, 128, 256, 1.303, 4096, 1.43),
+    "V100-SXM2-16GB": (80, 128, 1024, 1.53, 4096, 1.752),
+    "V100-SXM2-32GB": (80, 128, 1024, 1.53, 4096, 1.752),
+    "V100-PCIE-16GB": (80, 128, 1024, 1.38, 4096, 1.752),
+    "V100S-PCIE-32GB": (80, 128, 1024, 1.597, 4096, 2.212),
+    "T4": (40, 128, 1024, 1.59, 256, 10),
+    "RTX-2080Ti": (68, 128, 512, 1.545, 352, 14),
+    "Titan-RTX": (72, 128, 1024, 1.77, 384, 14),
+    "RTX-3060": (28, 256, 512, 1.777, 192, 15),
+    "RTX-3090": (82, 256, 512, 1.695, 384, 19.5),
+    "RTX-4090": (128, 256, 512, 2.52, 384, 21),
+    "A6000": (84, 256, 1024, 1.8, 384, 16),
+    "A100-SXM4-40GB": (108, 128, 2048, 1.41, 5120, 2.43),
+    "A100-SXM4-80GB": (108, 128, 2048, 1.41, 5120, 3.186),
+    "A100-PCIE-40GB": (108, 128, 2048, 1.41, 5120, 2.43),
+    "A100-PCIE-80GB": (108, 128, 2048, 1.41, 5120, 3.024),
+    "A800-SXM4-80GB": (108, 128, 2048, 1.41, 5120, 3.186),
+    "H100-SXM5-80GB": (132, 256, 4096, 1.83, 5120, 5.24),
+    "H800-SXM5-80GB": (132, 256, 4096, 1.83, 5120, 5.24),
+    "H200-SXM-141GB": (132, 256, 4096, 1.83, 6144, 6.25),
+    "GH200-96GB": (132, 256, 4096, 1.83, 6144, 5.2),
+}
+# Hopper's matrix units are rated at 1.83 GHz, its plain units at the highest boost clock.
+HOPPER_BOOST = 1.98
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_peaks_follow_from_the_chip(name: str) -> None:
+    multiprocessors, plain, matrix, clock, bus, rate = CHIPS[name]
+    spec = device(name)
+    boost = HOPPER_BOOST if matrix == 4096 else clock
+    assert spec.peak_flops("fp32") == pytest.approx(multiprocessors * plain * boost * 1e9, rel=0.01)
+    assert spec.peak_flops("fp16") == pytest.approx(multiprocessors * matrix * clock * 1e9, rel=0.01)
+    assert spec.peak_tflops.get("bf16", spec.peak_tflops["fp16"]) == spec.peak_tflops["fp16"]
+    assert spec.memory_bytes_per_s == pytest.approx(bus / 8 * rate * 1e9, rel=0.01)
+
+
 def test_every_required_device_is_there() -> None:
     assert set(REQUIRED) <= set(catalogue())
 
@@ -50,7 +92,8 @@ def test_entries_are_plausible_and_sourced(name: str) -> None:
     # FLOPs per byte: above 240 only sparse or fp16-accumulation figures on known cards would land.
     assert 10 <= spec.peak_flops("fp16") / spec.memory_bytes_per_s <= 310
     assert spec.price_per_hour is not None and 0.01 <= spec.price_per_hour <= 20
-    assert spec.vendor == "nvidia" and spec.price_source and "20" in spec.price_source
+    assert spec.vendor == "nvidia" and spec.price_source
+    assert re.search(r"\b20\d\d\b", spec.price_source), "a price has a date"
     assert "datasheet" in spec.source or "whitepaper" in spec.source or "specifications" in spec.source
 
 
