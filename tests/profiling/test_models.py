@@ -165,6 +165,8 @@ def test_tensor_degrees_divide_heads(name: str, degrees: set[int]) -> None:
     [
         ("gpt2-mdium", {}, "unknown model 'gpt2-mdium'; did you mean gpt2-medium"),
         ("llama3", {}, "did you mean llama3-8b, llama3-70b"),
+        ("g" * 300, {}, "unknown model 'gggg"),
+        ("./" + "g" * 300, {}, "cannot be read: .*too long"),
         (
             "gpt2",
             {"sequence": 1025},

@@ -73,9 +73,9 @@ def load_model(
 def find_model(name: str | os.PathLike[str]) -> ModelSpec:
     """The model that `name` stands for: a path if it looks like one, else a built-in."""
     text = os.fspath(name)
-    if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or Path(text).is_dir():
+    is_folder = os.path.isdir(text)  # Path.is_dir raises where a name is too long or a folder is closed
+    if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or is_folder:
         from hetplan.profiling.huggingface import load_config
 
-        path = Path(text)
-        return load_config(path / "config.json" if path.is_dir() else path)
+        return load_config(Path(text) / "config.json" if is_folder else text)
     return built_in(text)
