@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -94,3 +95,20 @@ def ranges_text(values: Iterable[int]) -> str:
 def names_text(names: Sequence[str]) -> str:
     """The first and the last name of a sequence: `embedding .. block7`."""
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}" if names else "-"
+
+
+def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> str:
+    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`; places: (node, type) of each device."""
+    cells: dict[tuple[int, str], list[int]] = {}
+    for device in devices:
+        cells.setdefault(places[device], []).append(device)
+    by_type = Counter(name for _, name in cells)
+    if len(cells) > 4:  # too many to list: say how many of each type
+        return "; ".join(
+            f"{sum(len(d) for (_, other), d in cells.items() if other == name)} {name} on {nodes} nodes"
+            for name, nodes in sorted(by_type.items())
+        )
+    return "; ".join(
+        f"node {node}: {len(found)} {name} ({ranges_text(found)})"
+        for (node, name), found in sorted(cells.items())
+    )

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from ditto.ditto_cases import middle_instance
+from ditto.ditto_cases import SEEDS, data_of, middle_instance, optimum_of
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.ditto.data import DittoData
+from hetplan.formulations.ditto.data import DittoData, Memory
 from hetplan.formulations.ditto.exact.search import Relaxer
 from hetplan.formulations.ditto.exact.space import Space
 from hetplan.formulations.ditto.family import FAMILY
@@ -22,7 +22,10 @@ from hetplan.solvers.run import Run
 
 def by_theta(space: Space) -> list[tuple[float, float]]:
     """(θ, least T with such a k*) for every candidate θ, without intervals, incumbent or prices."""
-    answers = [(float(theta), Relaxer(space, 0.0)(theta, theta, math.inf)) for theta in space.candidates]
+    answers = [
+        (float(theta), Relaxer(space, Run(Options(gap=0.0)))(theta, theta, math.inf))
+        for theta in space.candidates
+    ]
     return [(theta, answer.bound) for theta, answer in answers if answer.bound is not None]
 
 
@@ -39,14 +42,69 @@ def test_the_search_equals_trying_every_theta(seed: int) -> None:
 
 def bounds_hold(space: Space, each: list[tuple[float, float]], rng: Random) -> None:
     """The bound of random intervals, as its slope raises it, is kept by the optimum of every θ inside."""
-    relax = Relaxer(space, 0.0)
+    relax = Relaxer(space, Run(Options(gap=0.0)))
     for _ in range(10):
         low, high = sorted(rng.choice(each)[0] for _ in range(2))
-        answer = relax(low, high, max(cost for _, cost in each))
+        answer = relax(low, high, max(cost for _, cost in each) * (1 + 1e-6))
         assert answer.bound is not None
         for theta, cost in each:
             if low <= theta <= high:
                 assert cost >= answer.bound + answer.slope * (theta - low) - 1e-9
+
+
+def tight(seed: int) -> DittoData:
+    """A middle instance with few micro-batches, or with memory that binds."""
+    data, rng = middle_instance(seed), Random(seed)
+    if seed % 2:
+        return data.model_copy(update={"micro_batches": rng.randint(2, 5)})
+    state, activation = [1.0] * data.layers, [rng.choice((0.2, 0.6)) for _ in range(data.layers)]
+    room = {kind.name: sum(state) * rng.choice((0.25, 0.4, 0.6)) for kind in data.device_types}
+    memory = Memory(device_bytes=room, layer_state_bytes=state, layer_activation_bytes=activation)
+    return data.model_copy(update={"memory": memory})
+
+
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances of any size begin with the relaxation that does not count stages."""
+    monkeypatch.setattr("hetplan.formulations.ditto.exact.search.FEW_VECTORS", 0)
+
+
+@pytest.mark.usefixtures("uncounted")
+@pytest.mark.parametrize("block", range(8))
+def test_the_relaxation_without_a_count_ends_at_the_optimum(block: int) -> None:
+    for seed in range(block, len(SEEDS), 8):
+        best, result = optimum_of(seed), solve(FAMILY, data_of(seed), "exact", Run(Options(threads=1)))
+        assert result.status == ("infeasible" if best is None else "optimal"), seed
+        if best is not None:
+            assert result.objective == pytest.approx(best.objective, rel=1e-6, abs=1e-12), seed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counting_at_once_and_relaxing_first_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tight(seed)
+    counted = solve(FAMILY, data, "exact", Run(Options(threads=1)))
+    monkeypatch.setattr("hetplan.formulations.ditto.exact.search.FEW_VECTORS", 0)
+    relaxed = solve(FAMILY, data, "exact", Run(Options(threads=1)))
+    assert relaxed.status == counted.status
+    assert relaxed.objective == (
+        None if counted.objective is None else pytest.approx(counted.objective, rel=2e-6)
+    )
+    monkeypatch.setattr("hetplan.formulations.ditto.exact.search.MANY_VECTORS", 0)
+    alone = solve(FAMILY, data, "exact", Run(Options(threads=1)))
+    if counted.objective is None:
+        assert alone.objective is None
+        return
+    assert alone.bound is not None and alone.bound <= counted.objective * (1 + 1e-9)
+    assert alone.objective is None or alone.objective >= counted.objective * (1 - 1e-6)
+    assert alone.status != "optimal" or alone.objective == pytest.approx(counted.objective, rel=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_without_a_count_hold(seed: int) -> None:
+    problem = compile_problem(tight(seed))
+    each = by_theta(Space(problem))
+    if each:
+        bounds_hold(Space(problem, counted=False), each, Random(seed))
 
 
 def chain(work: list[float], nodes: int, micro_batches: int) -> DittoData:

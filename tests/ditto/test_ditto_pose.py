@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.describe import describe
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.formulations.ditto.pose import micro_batch_sizes, pose
+from hetplan.formulations.ditto.pose import group_size, micro_batch_sizes, pose
 from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.registry import load, solve
@@ -55,11 +54,19 @@ def test_nodes_of_one_device_with_other_links_are_types_of_their_own() -> None:
     assert set(data.memory.device_bytes) == {"T4 (1)", "T4 (2)"}
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), (3, 3)])
-def test_uneven_nodes_are_refused(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "group", "nodes"), [((2, 4), 2, 3), ((3, 3), 1, 6), ((8, 4, 12), 4, 6), ((6, 2), 2, 4)]
+)
+def test_uneven_nodes_are_posed_as_equal_parts(sizes: tuple[int, ...], group: int, nodes: int) -> None:
     w = workload(*({"devices": size, "device": "T4"} for size in sizes))
-    with pytest.raises(UnsupportedError, match="equal nodes"):
-        pose(w, 1)
+    assert group_size(w) == group
+    (kind,) = pose(w, 1).device_types
+    assert (kind.devices_per_node, kind.nodes) == (group, nodes)
+
+
+def test_stages_are_no_wider_than_the_model_divides() -> None:
+    # GPT-2 has 12 heads: it divides over 4 devices, not over 8
+    assert group_size(workload({"devices": 8, "device": "T4"})) == 4
 
 
 def test_a_template_reads_as_one_line_per_stage() -> None:

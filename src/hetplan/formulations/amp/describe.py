@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
 from hetplan.formulations.amp.breakdown import Breakdown, price
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.text import Table, names_text, ranges_text, seconds_text, share_text
+from hetplan.text import Table, devices_text, names_text, seconds_text, share_text
 
 
 def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
@@ -31,28 +28,11 @@ def stage_row(data: AmpData, decision: AmpDecision, priced: Breakdown, j: int) -
         str(j),
         f"{first}-{last - 1}" if last - first > 1 else str(first),
         names_text([layer.name for layer in data.layers[first:last]]),
-        devices_text(data, devices),
+        devices_text([(d.node, d.type) for d in data.devices], devices),
         seconds_text(priced.stages[slowest][j]),
         seconds_text(priced.links[slowest][j]) if j + 1 < decision.pipeline else "-",
         seconds_text(max(priced.synchronisation[j])),
         memory_text(data, priced, devices),
-    )
-
-
-def devices_text(data: AmpData, devices: Iterable[int]) -> str:
-    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`."""
-    cells: dict[tuple[int, str], list[int]] = {}
-    for device in devices:
-        cells.setdefault((data.devices[device].node, data.devices[device].type), []).append(device)
-    by_type = Counter(name for _, name in cells)
-    if len(cells) > 4:  # too many to list: say how many of each type
-        return "; ".join(
-            f"{sum(len(d) for (_, other), d in cells.items() if other == name)} {name} on {nodes} nodes"
-            for name, nodes in sorted(by_type.items())
-        )
-    return "; ".join(
-        f"node {node}: {len(found)} {name} ({ranges_text(found)})"
-        for (node, name), found in sorted(cells.items())
     )
 
 

@@ -27,9 +27,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.errors import UnsupportedError
+from hetplan.formulations.ditto.data import DittoDecision
 from hetplan.formulations.ditto.exact.search import first_template
 from hetplan.formulations.ditto.problem import MEMORY_TOLERANCE, DittoProblem, Floats, Ints, Stages, tie
 from hetplan.solvers.run import Run
+from hetplan.solvers.whole import Known
 
 # Beyond this many variables no general solver makes sense of the model.
 MOST_VARIABLES = 1_000_000
@@ -148,8 +150,22 @@ def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -
 
 
 def least_objective(problem: DittoProblem) -> float:
-    """A simple lower bound on T: every layer computed once on its best option (0 when layers are free)."""
-    return float(problem.weight.min(axis=0).sum())
+    """A simple lower bound on T (0 when layers are free): W + (N_b - S_max) theta, every layer on its best option.
+
+    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta, with sum_k t_k >= W,
+    the work of all layers; the slowest stage theta takes no less than any layer, nor than W / S, but for the tie.
+    """
+    layers = problem.weight.min(axis=0)
+    work, stages = float(layers.sum()), problem.most_stages
+    longest = max(float(layers.max(initial=0.0)), work / stages)
+    theta = max(0.0, longest - tie(longest))
+    return (work + (problem.micro_batches - stages) * theta) * (1 - ALLOWANCE)
+
+
+def known_before(arcs: Arcs) -> Known[DittoDecision]:
+    """What needs no solver: the simple bound, and the first template."""
+    decision = None if arcs.start is None else arcs.problem.decision(arcs.start)
+    return Known(bound=least_objective(arcs.problem), decision=decision, objective=arcs.price)
 
 
 def simple_objective(problem: DittoProblem) -> float:

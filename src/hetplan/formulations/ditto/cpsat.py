@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hetplan.formulations.ditto.arcs import Arcs, least_objective, list_arcs
+from hetplan.formulations.ditto.arcs import Arcs, known_before, least_objective, list_arcs
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.milp import NONE_FITS
 from hetplan.formulations.ditto.problem import Ints, compile_problem, infeasible_because
@@ -22,6 +22,7 @@ from hetplan.solvers import cpsat
 from hetplan.solvers.native import Scale
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
+from hetplan.solvers.whole import Whole
 
 # Relative to the least objective: far below the evaluator's tie in all but enormous instances.
 FINEST = 1e-11
@@ -31,7 +32,7 @@ FINEST = 1e-11
 class Model:
     """The model with its variables; seconds [Q] and slack (the tie) in integer time units."""
 
-    cp: cp_model.CpModel
+    cp: cpsat.Model
     arcs: Arcs
     seconds: Ints
     slack: int
@@ -118,9 +119,9 @@ CONSTRAINTS = (
 )
 
 
-def build(arcs: Arcs, scale: float) -> Model:
-    """The whole model; `scale`: integer time units per second."""
-    cp, every = cp_model.CpModel(), range(len(arcs))
+def build(arcs: Arcs, scale: float, run: Run) -> Model:
+    """The whole model; `scale`: integer time units per second. Raises `Stopped` when `run` should stop."""
+    cp, every = cpsat.Model(run), range(len(arcs))
     model = Model(
         cp=cp,
         arcs=arcs,
@@ -147,27 +148,24 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, solver=cpsat.SOLVER)
+        spent = time.perf_counter() - begun
+        return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=cpsat.SOLVER)
     arcs = list_arcs(problem, run)
     roundings = problem.micro_batches + 2 * problem.most_stages
     largest = roundings * float(arcs.seconds.max(initial=0.0))
     least = max(least_objective(problem), largest * 1e-6)
     scale = cpsat.integer_scale(least, largest, roundings, error=FINEST) if largest > 0 else 1.0
-    model = build(arcs, scale)
-    built = time.perf_counter()
-    answer = cpsat.solve(model.cp, run, Scale(per_unit=scale, under=roundings / scale))
-    decision = None
-    if answer.has_solution:
+
+    def read(model: Model, answer: cpsat.CpAnswer) -> DittoDecision:
         peaks = arcs.peak_arc[answer.chosen(model.peak)].tolist()
         used = [*answer.chosen(model.before), *answer.chosen(model.after), *peaks]
-        decision = problem.decision(arcs.stages(np.array(used, dtype=np.int64)))
-    return Outcome(
-        stop=answer.stop,
-        decision=decision,
-        bound=answer.bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
-        solver=answer.solver,
-        message=answer.message or (NONE_FITS if answer.stop is Stop.INFEASIBLE else ""),
-        details={**answer.statistics, "variables": 2 * len(arcs) + len(arcs.peak_arc)},
-    )
+        return problem.decision(arcs.stages(np.array(used, dtype=np.int64)))
+
+    return Whole(
+        build=lambda: build(arcs, scale, run),
+        ask=lambda model: cpsat.solve(model.cp, run, Scale(per_unit=scale, under=roundings / scale)),
+        read=read,
+        solver=cpsat.SOLVER,
+        infeasible=NONE_FITS,
+        known=known_before(arcs),
+    ).solve(run, begun)

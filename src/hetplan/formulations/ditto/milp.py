@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetplan.formulations.ditto.arcs import list_arcs
+from hetplan.formulations.ditto.arcs import known_before, list_arcs
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.problem import Ints, compile_problem, infeasible_because
 from hetplan.formulations.ditto.programme import Programme, build
@@ -15,6 +15,7 @@ from hetplan.solvers.linear_model import LinearModel, MilpAnswer
 from hetplan.solvers.native import Scale
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
+from hetplan.solvers.whole import Whole
 
 Backend = Callable[[LinearModel, Run, Scale], MilpAnswer]
 NONE_FITS = "proven by the solver: no template fits in memory"
@@ -24,31 +25,26 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """Proven optimum up to HiGHS's tolerances, or what there is when time runs out."""
     from hetplan.solvers import highs
 
-    return solve_through(highs.solve, data, run)
+    return solve_through(highs.solve, highs.SOLVER, data, run)
 
 
-def solve_through(backend: Backend, data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """Build the programme, have `backend` minimise it, read the template out."""
+def solve_through(backend: Backend, solver: str, data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """Build the programme, have `backend` minimise it, read the template out. solver: name and version of it."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
-        return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    programme = build(list_arcs(problem, run))
-    built = time.perf_counter()
-    answer = backend(programme.model, run, Scale(per_unit=programme.unit))
-    return Outcome(
-        stop=answer.stop,
-        decision=problem.decision(programme.arcs.stages(chosen(programme, answer)))
-        if answer.has_solution
-        else None,
-        bound=answer.bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
-        solver=answer.solver,
-        message=answer.message or (NONE_FITS if answer.stop is Stop.INFEASIBLE else ""),
-        details={**answer.statistics, "columns": programme.model.size},
-    )
+        spent = time.perf_counter() - begun
+        return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=solver)
+    arcs = list_arcs(problem, run)
+    return Whole(
+        build=lambda: build(arcs, run),
+        ask=lambda programme: backend(programme.model, run, Scale(per_unit=programme.unit)),
+        read=lambda programme, answer: problem.decision(arcs.stages(chosen(programme, answer))),
+        solver=solver,
+        infeasible=NONE_FITS,
+        known=known_before(arcs),
+    ).solve(run, begun)
 
 
 def chosen(programme: Programme, answer: MilpAnswer) -> Ints:

@@ -1,7 +1,9 @@
 """A workload as Ditto's problem: pipeline templates of one cluster, one instance per micro-batch size.
 
 A stage on x devices is tensor parallel here: its layers compute in 1/x of the time and all-reduce their
-activations at the node's own bandwidth, half of the bytes in each direction, as the problem has it.
+activations at the node's own bandwidth, half of the bytes in each direction, as the problem has it. The problem
+wants the same power of two of devices in every node. Where nodes have other numbers, or the model divides over
+fewer devices only, each node is posed as several of M devices, M as `group_size`: no stage is wider than that.
 """
 
 from __future__ import annotations
@@ -26,22 +28,15 @@ def micro_batch_sizes(workload: Workload) -> list[int]:
 def pose(workload: Workload, micro_batch: int, *, memory: bool = True) -> DittoData:
     """The `ditto` data of `workload` with micro-batches of that many samples.
 
-    Raises UnsupportedError where nodes differ in their number of devices or have no power of two of them, or
-    where the profile has no times of single devices for this micro-batch.
+    Raises UnsupportedError where the profile has no times of single devices for this micro-batch.
     """
-    cluster, profile = workload.cluster, workload.profile
-    sizes = {node.devices for node in cluster.nodes}
-    if len(sizes) > 1 or next(iter(sizes)) & (next(iter(sizes)) - 1):
-        raise UnsupportedError(
-            "Ditto's template needs equal nodes",
-            where=cluster.name,
-            got=", ".join(str(size) for size in sorted(sizes)),
-            expected="one power of two of devices in every node",
-        )
-    nodes = Counter(kind_of(node) for node in cluster.nodes)
+    cluster, profile, size = workload.cluster, workload.profile, group_size(workload)
+    nodes: Counter[Kind] = Counter()
+    for node in cluster.nodes:
+        nodes[kind_of(node)] += node.devices // size
     names = kind_names(list(nodes))
     kinds = [
-        device_type(workload, kind, name, nodes[kind], next(iter(sizes)), micro_batch)
+        device_type(workload, kind, name, nodes[kind], size, micro_batch)
         for kind, name in zip(nodes, names, strict=True)
     ]
     capacity = workload.device_bytes()
@@ -58,6 +53,16 @@ def pose(workload: Workload, micro_batch: int, *, memory: bool = True) -> DittoD
         if memory
         else None,
     )
+
+
+def group_size(workload: Workload) -> int:
+    """M: the largest power of two that divides every node's devices and is a tensor degree of the model."""
+    size = 1
+    while all(node.devices % (2 * size) == 0 for node in workload.cluster.nodes):
+        if not workload.model.tensor_degree_fits(2 * size):
+            break
+        size *= 2
+    return size
 
 
 Kind = tuple[str, float, float]

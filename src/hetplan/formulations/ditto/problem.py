@@ -113,6 +113,10 @@ class DittoProblem:
                 return False
         return True
 
+    def accepts(self, stages: Stages) -> bool:
+        """Whether stages that keep to layers and devices keep to micro-batches and memory too."""
+        return len(stages) <= self.micro_batches and self.fits(stages)
+
     def price(self, stages: Stages) -> float:
         """T of stages (first, last, option), with the evaluator's rule for ties."""
         return total_seconds(self.micro_batches, [float(self.time[r, a, b]) for a, b, r in stages])

@@ -12,6 +12,7 @@ import numpy as np
 from hetplan.formulations.ditto.arcs import Arcs, simple_objective
 from hetplan.formulations.ditto.problem import Floats, Ints
 from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.run import Run
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,10 @@ CONSTRAINTS = (
 )
 
 
-def build(arcs: Arcs) -> Programme:
-    """The whole programme."""
+def build(arcs: Arcs, run: Run | None = None) -> Programme:
+    """The whole programme; raises `Stopped` when `run` should stop."""
     estimate = simple_objective(arcs.problem) if arcs.price is None else arcs.price
-    model = LinearModel("ditto")
+    model = LinearModel("ditto", run)
     count = len(arcs)
     programme = Programme(
         model=model,

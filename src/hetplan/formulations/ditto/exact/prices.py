@@ -1,7 +1,8 @@
 """Lagrangian bound of the exact search: device limits are priced, what remains is a path over layers alone.
 
-For any prices λ >= 0 per device: T >= min over unlimited templates of (cost + λ · devices used) - λ · devices
-there are. The path's costs from the front also bound what a partial template still has to pay.
+For any prices λ >= 0 per device, and one per stage where micro-batches limit their number: T >= min over unlimited
+templates of (cost + λ · what they use) - λ · what there is. The path's costs from the front also bound what a partial
+template still has to pay.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.formulations.ditto.exact.paths import prefix_costs, prefix_devices
-from hetplan.formulations.ditto.exact.space import Space, Windows
+from hetplan.formulations.ditto.exact.space import Charge, Space, Windows
 from hetplan.formulations.ditto.problem import Floats, Ints
 
 
 class Prices:
-    """Prices λ [K] seconds per device, improved by Polyak's subgradient steps and kept between intervals."""
+    """Prices λ [K + 1], seconds per device of each kind and per stage.
+
+    Improved by Polyak's subgradient steps and kept between intervals.
+    """
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.value: Floats = np.zeros(len(space.devices))
+        p = space.problem
+        self.limited = min(p.layers, int(space.devices.sum())) > p.micro_batches
+        self.budget = np.append(space.devices, p.micro_batches)
+        self.value: Floats = np.zeros(len(self.budget))
         self.togo = np.empty((2, space.problem.layers + 1))
 
-    def bound(self, windows: Windows, charge: tuple[float, float], limit: float, steps: int) -> float:
+    def bound(self, windows: Windows, charge: Charge, limit: float, steps: int) -> float:
         """The best bound of at most `steps` steps (stops at `limit`); `value` and `togo` belong to the best.
 
         +inf where no template has its slowest stage in the interval.
@@ -42,7 +49,9 @@ class Prices:
             if bound >= limit or pace < 0.01:
                 break
             self._devices(current, windows, charge, used)
-            slope = used - self.space.devices
+            slope = used - self.budget
+            if not self.limited:
+                slope[-1] = 0
             # A price at zero does not fall further.
             slope = np.where((current <= 0) & (slope < 0), 0, slope)
             norm = float(slope @ slope)
@@ -54,24 +63,39 @@ class Prices:
         self._evaluate(best_value, windows, charge)
         return best
 
+    @property
+    def fee(self) -> float:
+        """The price of a stage."""
+        return float(self.value[-1])
+
     def rent(self) -> Floats:
-        """[U] -λ · (devices left at u): what turns `togo` into a bound for a partial template."""
-        kinds = len(self.space.devices)
-        return (self.space.coords[:, :kinds] - self.space.devices) @ self.value
+        """[U] -λ · (what is left at u): turns `togo` into a bound for a partial template.
 
-    def _evaluate(self, value: Floats, windows: Windows, charge: tuple[float, float]) -> float:
+        Where stages are not counted their whole budget is taken off: the partial template has paid its fees.
+        """
         space = self.space
-        price = value[space.kind] * space.size
+        kinds = len(space.devices)
+        rent: Floats = (space.coords[:, :kinds] - space.devices) @ self.value[:kinds]
+        stages = space.stages if space.counted else 0
+        return rent - self.fee * (space.problem.micro_batches - stages)
+
+    def _price(self, value: Floats) -> Floats:
+        price: Floats = value[self.space.kind] * self.space.size + value[-1]
+        return price
+
+    def _evaluate(self, value: Floats, windows: Windows, charge: Charge) -> float:
+        space = self.space
+        price = self._price(value)
         prefix_costs(
-            space.problem.time, price, windows.low, windows.after[0], windows.before[0], windows.peak_first,
-            charge, self.togo,
+            space.problem.time, price, charge.credit, windows.after[0], windows.before[0], windows.peak_first,
+            charge.peak, self.togo,
         )  # fmt: skip
-        return float(self.togo[0, -1] - value @ space.devices)
+        return float(self.togo[0, -1] - value @ self.budget)
 
-    def _devices(self, value: Floats, windows: Windows, charge: tuple[float, float], used: Ints) -> None:
+    def _devices(self, value: Floats, windows: Windows, charge: Charge, used: Ints) -> None:
         space = self.space
-        price = value[space.kind] * space.size
+        price = self._price(value)
         prefix_devices(
-            space.problem.time, price, windows.low, windows.after[0], windows.before[0], windows.peak_first,
-            charge, self.togo, space.size, space.kind, used,
+            space.problem.time, price, charge.credit, windows.after[0], windows.before[0], windows.peak_first,
+            charge.peak, self.togo, space.size, space.kind, used,
         )  # fmt: skip

@@ -32,6 +32,30 @@ class Windows:
     peak_first: Ints
 
 
+@dataclass(frozen=True)
+class Charge:
+    """What the relaxation of an interval [low, high] charges: 2 t - credit behind k*, base + rate t for k* itself.
+
+    peak: (base, rate). Truly it is 2 t - θ for each of the stages behind, at most A = S_max - 1 of them, and N_b θ
+    with θ = t. Credit `low` charges each of them θ - low too much, A (θ - low) at most, which k* is charged less:
+    (N_b - A) t + A low. Credit `high` charges them no more than their due, so that k* pays all of it: N_b t. Both
+    sums are at most T, and both are T where low = high.
+    """
+
+    credit: float
+    peak: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of an interval, ragged: of vector u the layers first[u] .. last[u], at offset[u]; `total` of them."""
+
+    first: Ints
+    last: Ints
+    offset: Ints
+    total: int
+
+
 class Space:
     """Vectors of devices used, mixed radix over the kinds; `counted`: a last coordinate counts the stages.
 
@@ -41,8 +65,10 @@ class Space:
 
     def __init__(self, problem: DittoProblem, *, counted: bool | None = None) -> None:
         self.problem = p = problem
-        unlimited = min(p.layers, int(p.devices.sum()))
-        self.counted = (p.has_memory or unlimited > p.micro_batches) if counted is None else counted
+        needed = p.has_memory or min(p.layers, int(p.devices.sum())) > p.micro_batches
+        self.counted = needed if counted is None else counted
+        # Whether single values of θ are solved exactly, or only relaxed for want of a count.
+        self.exact = self.counted or not needed
         # A stage takes at most the largest group, so more devices than layers times that are of no use.
         most = p.layers * (int(p.option_devices.max()) if p.options else 0)
         self.devices = np.minimum(p.devices, most)
@@ -57,7 +83,26 @@ class Space:
         self.strides = np.array([int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))], dtype=np.int64)
         self.kind = np.ascontiguousarray(p.option_kind, dtype=np.int64)
         self.size = np.ascontiguousarray(p.option_devices, dtype=np.int64)
+        self.stages = self._stages()
         self.delta = self.size * self.strides[self.kind] + (1 if self.counted else 0)
+
+    def _stages(self) -> Ints:
+        """[U] the stages so far, or without a count the least number that uses u up (0 where nobody asks)."""
+        p = self.problem
+        if self.counted:
+            return np.ascontiguousarray(self.coords[:, -1])
+        if not p.has_memory:
+            return np.zeros(self.vectors, dtype=np.int64)
+        largest = int(p.option_devices.max())
+        least: Ints = (-(-self.coords // largest)).sum(axis=1)
+        return np.minimum(least, p.most_stages)
+
+    def charges(self, low: float, high: float) -> list[Charge]:
+        """The two ways of charging an interval; for a single value there is one."""
+        p = self.problem
+        behind = p.most_stages - 1
+        first = Charge(low, (behind * low, float(p.micro_batches - behind)))
+        return [first] if low == high else [first, Charge(high, (0.0, float(p.micro_batches)))]
 
     @cached_property
     def candidates(self) -> Floats:
@@ -68,7 +113,7 @@ class Space:
     def memory_last(self) -> Ints:
         """[C, R, L + 1] the last layer that memory allows a stage from a on, with c stages behind it."""
         p = self.problem
-        behind = range(p.most_stages + 1) if self.counted else range(1)
+        behind = range(int(self.stages.max()) + 1)
         return np.array([p.last_in_memory(c + 1) for c in behind])
 
     @cached_property
@@ -99,7 +144,15 @@ class Space:
         """[U] the first layer that stages from the end can reach with at most u."""
         reach = np.empty(self.vectors, dtype=np.int64)
         reach_back(
-            self.coords, self.strides, self.kind, self.size, self.delta, self.counted, windows.back, reach
+            self.coords,
+            self.strides,
+            self.kind,
+            self.size,
+            self.delta,
+            self.stages,
+            self.counted,
+            windows.back,
+            reach,
         )
         return reach
 
@@ -107,9 +160,26 @@ class Space:
         """[U] the last layer that stages from the front can reach with at most u (memory at its least)."""
         reach = np.empty(self.vectors, dtype=np.int64)
         reach_forward(
-            self.coords, self.strides, self.kind, self.size, self.delta, self.counted, windows.after, reach
+            self.coords,
+            self.strides,
+            self.kind,
+            self.size,
+            self.delta,
+            self.stages,
+            self.counted,
+            windows.after,
+            reach,
         )
         return reach
+
+    def states(self, windows: Windows) -> States | None:
+        """States from which both ends can be reached; None where no stages within the windows cover the layers."""
+        first = self.reach_back(windows)
+        if first[-1] > 0:
+            return None
+        last = self.reach_forward(windows)[::-1].copy()
+        sizes = np.maximum(last - first + 1, 0)
+        return States(first, last, np.cumsum(sizes) - sizes - first, int(sizes.sum()))
 
     def least_theta(self) -> float | None:
         """The least candidate under which some template fits (ties granted); None: not even without a limit.
