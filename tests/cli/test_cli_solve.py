@@ -193,7 +193,7 @@ def test_instance_from_standard_input(hetplan: Call, numbers: Write, monkeypatch
     ("name", "message"),
     [
         ("tiny-mixd", "neither a file nor an instance of the library: 'tiny-mixd'; did you mean tiny-mixed?"),
-        ("qqqq", "neither a file nor an instance of the library: 'qqqq' (expected a name from `hetplan instances list`)"),
+        ("qqqq", "an instance of the library: 'qqqq' (expected a name from `hetplan instances list`)"),
         ("qqqq.json", "qqqq.json: no such file"),
         (".", ".: is a folder, expected a file"),
         ("\x1b[31m", "neither a file nor"),

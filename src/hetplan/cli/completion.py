@@ -52,7 +52,9 @@ def methods(ctx: typer.Context, incomplete: str) -> list[str]:
     """Methods of the named instance's problem; of every problem while that is not known."""
     from hetplan.formulations import FAMILIES, family
 
-    problem = problem_of(ctx.params.get("instance"))
+    # An option that still lacks its value keeps the arguments before it from being assigned.
+    loose = [word for word in ctx.args if not word.startswith("-")]
+    problem = problem_of(ctx.params.get("instance") or next(iter(loose), None))
     found = [family(problem)] if problem in FAMILIES else [family(name) for name in FAMILIES]
     names = dict.fromkeys(method.name for one in found for method in one.methods)
     return listed([*names, "all"], incomplete)

@@ -1,12 +1,11 @@
 """The entry `hetplan`: one Typer application, one place where errors become a line and an exit code.
 
-Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file or an option cannot be
-used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader of the output went away.
+Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an option or standard
+output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader of the output went away.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import warnings
@@ -17,12 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli import check, doctor, library, plan, profile, schema, search, solve
+from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
 BROKEN_PIPE = 141
 ABORTED = 130
 BUG = 3
-COMPLETING = "_HETPLAN_COMPLETE"
 
 app = typer.Typer(
     name="hetplan",
@@ -77,8 +76,7 @@ def command() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints at most one line for any error."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
-        sys.stdout.reconfigure(errors="backslashreplace")
+    open_streams()
     with warnings.catch_warnings():
         if not (sys.warnoptions or debugging()):  # those of libraries are for developers
             warnings.simplefilter("ignore")
@@ -92,16 +90,20 @@ def guarded(arguments: Sequence[str] | None) -> int:
             args=None if arguments is None else list(arguments), prog_name="hetplan", standalone_mode=False
         )
         sys.stdout.flush()
-    except SystemExit as error:  # typer's way out of shell completion, and out of a closed pipe
-        return error.code if COMPLETING in os.environ and isinstance(error.code, int) else BROKEN_PIPE
+    except SystemExit as error:  # typer's way out of shell completion, and out of a pipe that nobody reads
+        if isinstance(error.__context__, BrokenPipeError):
+            return BROKEN_PIPE
+        return error.code if isinstance(error.code, int) else 0
     except BrokenPipeError:
-        # What is left in the buffer must not be flushed into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         return complain("aborted", ABORTED)
     except _USAGE_ERROR as error:
         return complain(usage_text(error), 2, error)
+    except OutputError as error:
+        drop(sys.stdout)
+        return complain(str(error), error.exit_code, error)
     except HetplanError as error:
         return complain(str(error), error.exit_code, error)
     except Exception as error:  # noqa: BLE001 (the last boundary: a bug is one line too, debugging shows it all)
@@ -128,7 +130,7 @@ def complain(text: str, code: int, error: BaseException | None = None) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"hetplan: error: {one_line(text)}", file=sys.stderr, flush=True)
+    say(f"error: {text}")
     return code
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetplan.cli.streams import say
 from hetplan.errors import InputError
 from hetplan.text import Table
 
@@ -71,7 +72,7 @@ def visible(text: str) -> str:
 
 def note(text: str) -> None:
     """A line on stderr that is no error."""
-    print(f"hetplan: {visible(text)}", file=sys.stderr, flush=True)
+    say(visible(text))
 
 
 def check_target(path: Path | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from hetplan.cli.streams import say
 from hetplan.solvers.run import Progress, Run
 from hetplan.text import number_text, percent_text
 
@@ -72,7 +73,7 @@ class Lines:
         """A line, when one is due."""
         if progress.seconds >= self.due:
             self.due = max(2 * self.due, progress.seconds)
-            print(f"hetplan: {progress_line(self.label, progress)}", file=sys.stderr, flush=True)
+            say(progress_line(self.label, progress))
 
     def close(self) -> None:
         """Lines stay."""

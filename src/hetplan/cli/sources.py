@@ -22,7 +22,10 @@ def read_document(argument: str) -> tuple[Any, str]:
 
     if argument != "-":
         return read_json(argument), argument
-    content = sys.stdin.buffer.read(MAX_BYTES + 1)
+    try:
+        content = sys.stdin.buffer.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where="stdin") from None
     if len(content) > MAX_BYTES:
         raise InputError("too large", where="stdin", expected=f"at most {MAX_BYTES} bytes")
     return parse_json(content, where="stdin"), "stdin"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.names import unknown_name
-from hetplan.planner.candidate import Candidate
-from hetplan.planner.settings import parse_settings
-from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Run
 
-Propose = Callable[..., list[Candidate]]
+if TYPE_CHECKING:
+    from hetplan.planner.candidate import Candidate
+    from hetplan.profiling.workload import Workload
+
+    Propose = Callable[..., list[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Strategy:
         self, workload: Workload, run: Run, given: Mapping[str, object] | None = None
     ) -> list[Candidate]:
         """The candidates of this strategy; `given`: its settings by name, as JSON types."""
+        from hetplan.planner.settings import parse_settings
+
         function: Propose = load(self.target)
         if self.settings is None:
             return function(workload, run)
@@ -85,7 +88,7 @@ def chosen(names: Sequence[str] | None) -> list[Strategy]:
     for name in names:
         if name not in STRATEGIES:
             if name in PAPERS:
+                known = f"some of {', '.join(STRATEGIES)}"
                 raise UnsupportedError("strategy is not available yet", got=name, expected=known)
             raise unknown_name("unknown strategy", name, STRATEGIES)
     return [STRATEGIES[name] for name in dict.fromkeys(names)]
-                known = f"some of {', '.join(STRATEGIES)}"
