@@ -1,0 +1,290 @@
+"""Replicas of a pipeline and what they synchronise, as tasks.
+
+A replica has S stages of C model chunks and takes M micro-batches. Its virtual stages v = c S + s pass activations to
+v + 1 and gradients back; every stage works in the order of its schedule. Collectives join stages of several replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetplan.profiling.simulator.schedules import Schedule, order
+from hetplan.profiling.simulator.tasks import NO_PORT, Floats, Ints, Kind, TaskList
+from hetplan.profiling.simulator.timeline import Timeline, simulate
+
+When = Literal["step", "gradients", "parameters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hops:
+    """Transfers between virtual stages v and v + 1, H = S C - 1 of them.
+
+    forward, backward [H, M]: seconds that one holds its ports. latency [H]: seconds until the receiver has it, beside.
+    forward_ports, backward_ports [H, 2]: such as the network cards' sending and receiving sides.
+    All are broadcast to these shapes.
+    """
+
+    forward: ArrayLike = 0.0
+    backward: ArrayLike = 0.0
+    latency: ArrayLike = 0.0
+    forward_ports: ArrayLike = NO_PORT
+    backward_ports: ArrayLike = NO_PORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One pipeline. forward, backward [S, C, M]: seconds; optimizer [S]: seconds of the update.
+
+    saved_bytes [S, C, M]: held from a forward pass until the end of its backward pass. blocking: a sender waits for its
+    transfer before it goes on. All are broadcast to these shapes.
+    """
+
+    stages: int
+    micro_batches: int
+    chunks: int = 1
+    schedule: Schedule = "1f1b"
+    forward: ArrayLike
+    backward: ArrayLike
+    optimizer: ArrayLike = 0.0
+    saved_bytes: ArrayLike = 0.0
+    hops: Hops = field(default_factory=Hops)
+    blocking: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What `members` (replica, stage) do together, `seconds` long.
+
+    when: "gradients" after the members' last backward passes; "parameters" after their updates; "step" after every
+    backward pass, before the next forward pass (ZeRO 2 and 3, replicas of one stage).
+    buckets: of "gradients": the last backward pass gives its gradients in that many equal parts, and a part is on its
+    way while the next is computed; 1: no overlap. overlap: of "step": the next step's passes begin meanwhile, and only
+    the one after waits. ports: held meanwhile, such as the network card that several collectives share.
+    """
+
+    members: Sequence[tuple[int, int]]
+    seconds: float
+    when: When = "gradients"
+    buckets: int = 1
+    overlap: bool = False
+    ports: tuple[int, int] = (NO_PORT, NO_PORT)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Numbers of a replica's tasks: passes [S, 2, C, M], sequence [S][2 C M], last [S], first_unit, updates [S]."""
+
+    passes: Ints
+    sequence: Ints
+    last: Ints
+    unit: int
+    updates: Ints
+
+
+def simulate_replicas(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> Timeline:
+    """One iteration. Units: the stages of the first replica, then those of the second, …"""
+    tasks = TaskList()
+    placed: list[_Placed] = []
+    unit = 0
+    for i, replica in enumerate(replicas):
+        buckets = [
+            max((c.buckets for c in collectives if c.when == "gradients" and (i, s) in c.members), default=1)
+            for s in range(replica.stages)
+        ]
+        placed.append(_place(tasks, replica, unit, buckets))
+        unit += replica.stages
+    for collective in collectives:
+        _join(tasks, collective, placed)
+    return simulate(tasks.build(unit))
+
+
+def _place(tasks: TaskList, replica: Replica, unit: int, buckets: Sequence[int]) -> _Placed:
+    """Passes, transfers and updates of one replica, in order."""
+    S, C, M = replica.stages, replica.chunks, replica.micro_batches
+    units = unit + np.arange(S)
+    grid = (S, C, M)
+    seconds = np.stack(
+        [np.broadcast_to(np.asarray(a, float), grid) for a in (replica.forward, replica.backward)], axis=1
+    )
+    saved = np.broadcast_to(np.asarray(replica.saved_bytes, float), grid)
+    kinds = np.array([Kind.FORWARD, Kind.BACKWARD])[None, :, None, None]
+    nothing = np.zeros(grid)
+    shares = np.ones((S, 2, C, M))
+    shares[np.arange(S), 1, 0, M - 1] /= buckets  # the last backward pass gives up all parts but its first
+    passes = tasks.add(
+        (S, 2, C, M),
+        kind=kinds,
+        unit=units[:, None, None, None],
+        seconds=seconds * shares,
+        chunk=np.arange(C)[None, None, :, None],
+        micro_batch=np.arange(M)[None, None, None, :],
+        takes=np.stack([saved, nothing], axis=1),
+        gives=np.stack([nothing, saved], axis=1),
+    )
+    sequence = np.empty((S, 2 * C * M), np.int64)
+    for s in range(S):
+        backward, chunk, batch = order(replica.schedule, S, s, M, C)
+        sequence[s] = passes[s, backward, chunk, batch]
+    tasks.order(sequence[:, :-1], sequence[:, 1:])
+    done = passes.copy()  # what a task behind a pass waits for: the pass, or its last part
+    last = np.empty((S, max(buckets)), np.int64)
+    for s in range(S):
+        last[s] = _parts(
+            tasks,
+            sequence[s, -1],
+            buckets[s],
+            float(seconds[s, 1, 0, M - 1]),
+            int(units[s]),
+            M - 1,
+            last.shape[1],
+        )
+        done[s, 1, 0, M - 1] = last[s, -1]
+    if C * S > 1:
+        _transfers(tasks, replica, passes, done, sequence, units)
+    updates = tasks.add((S,), kind=Kind.OPTIMIZER, unit=units, seconds=replica.optimizer)
+    tasks.order(last[:, -1], updates)
+    return _Placed(passes, sequence, last, unit, updates)
+
+
+def _parts(
+    tasks: TaskList, first: int, parts: int, seconds: float, unit: int, batch: int, width: int
+) -> Ints:
+    """The task `first` and the other parts of the last backward pass; the last one repeated up to `width`."""
+    numbers = np.array([first], np.int64)
+    if parts > 1:
+        rest = tasks.add(
+            (parts - 1,), kind=Kind.BACKWARD, unit=unit, seconds=seconds / parts, chunk=0, micro_batch=batch
+        )
+        numbers = np.concatenate([numbers, rest])
+        tasks.order(numbers[:-1], numbers[1:])
+    return np.concatenate([numbers, np.full(width - len(numbers), numbers[-1])])
+
+
+def _transfers(
+    tasks: TaskList, replica: Replica, passes: Ints, done: Ints, sequence: Ints, units: Ints
+) -> None:
+    """Activations forward and gradients backward between virtual stages."""
+    S, C, M = replica.stages, replica.chunks, replica.micro_batches
+    hops, H = replica.hops, S * C - 1
+    virtual = np.arange(S * C)
+    stage, chunk = virtual % S, virtual // S
+    latency = np.broadcast_to(np.asarray(hops.latency, float), (H,))[:, None]
+    following = _following(sequence, replica)
+    sides = (
+        (0, virtual[:-1], virtual[1:], hops.forward, hops.forward_ports),
+        (1, virtual[1:], virtual[:-1], hops.backward, hops.backward_ports),
+    )
+    for side, source, target, seconds, ports in sides:
+        ports_of = np.broadcast_to(np.asarray(ports, np.int64), (H, 2))
+        numbers = tasks.add(
+            (H, M),
+            kind=Kind.TRANSFER,
+            unit=units[stage[source]][:, None],
+            seconds=np.broadcast_to(np.asarray(seconds, float), (H, M)),
+            delay=latency,
+            ports=ports_of[:, None, :],
+            chunk=chunk[source][:, None],
+            micro_batch=np.arange(M)[None, :],
+        )
+        tasks.order(done[stage[source], side, chunk[source]], numbers)
+        tasks.order(numbers, passes[stage[target], side, chunk[target]])
+        if replica.blocking:
+            waiting = following[stage[source], side, chunk[source]]
+            tasks.order(numbers[waiting >= 0], waiting[waiting >= 0])
+
+
+def _following(sequence: Ints, replica: Replica) -> Ints:
+    """[S, 2, C, M] the pass that a stage does next, -1 after the last; by the passes' own numbers."""
+    S, C, M = replica.stages, replica.chunks, replica.micro_batches
+    base = int(sequence.min())
+    following = np.full(S * 2 * C * M, -1, np.int64)
+    following[(sequence[:, :-1] - base).ravel()] = sequence[:, 1:].ravel()
+    return following.reshape(S, 2, C, M)
+
+
+def _join(tasks: TaskList, collective: Collective, placed: Sequence[_Placed]) -> None:
+    """One collective: between what its members do before and after it."""
+    chosen = [(placed[i], s) for i, s in collective.members]
+    first, stage = chosen[0]
+    options: dict[str, Any] = {"kind": Kind.COLLECTIVE, "unit": first.unit + stage, "ports": collective.ports}
+    if collective.when == "step":
+        _join_steps(tasks, collective, chosen, options)
+        return
+    if collective.when == "parameters":
+        number = tasks.add((1,), seconds=collective.seconds, **options)
+        for replica, s in chosen:
+            tasks.order(replica.updates[s], number)
+        return
+    parts = collective.buckets
+    numbers = tasks.add((parts,), seconds=collective.seconds / parts, **options)
+    tasks.order(numbers[:-1], numbers[1:])
+    for replica, s in chosen:
+        ends = replica.last[s]
+        # Part p of this collective needs the share (p + 1) / parts of the last backward pass.
+        own = len(np.unique(ends))
+        needed = np.ceil(np.arange(1, parts + 1) * own / parts).astype(int) - 1
+        tasks.order(ends[needed], numbers)
+        tasks.order(numbers[-1], replica.updates[s])
+
+
+def _join_steps(
+    tasks: TaskList, collective: Collective, chosen: Sequence[tuple[_Placed, int]], options: dict[str, Any]
+) -> None:
+    """A collective behind every micro-batch; replicas of one stage that take equally many."""
+    steps = {replica.passes.shape[-1] for replica, _ in chosen}
+    alone = all(len(replica.passes) == 1 and replica.passes.shape[2] == 1 for replica, _ in chosen)
+    if len(steps) != 1 or not alone:
+        raise ValueError(
+            "a collective of every step joins replicas of one stage with equally many micro-batches"
+        )
+    count = steps.pop()
+    numbers = tasks.add((count,), seconds=collective.seconds, micro_batch=np.arange(count), **options)
+    tasks.order(numbers[:-1], numbers[1:])
+    ahead = 2 if collective.overlap else 1
+    for replica, s in chosen:
+        tasks.order(replica.passes[s, 1, 0], numbers)
+        tasks.order(numbers[:-ahead], replica.passes[s, 0, 0, ahead:])
+        tasks.order(numbers[-1], replica.updates[s])
+
+
+def simulate_stages(compute: Floats, together: Sequence[float]) -> Timeline:
+    """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds of all."""
+    stages, devices = compute.shape
+    tasks = TaskList()
+    units = np.arange(devices)
+    work = tasks.add(
+        (stages, devices),
+        kind=Kind.FORWARD,
+        unit=units[None, :],
+        seconds=compute,
+        chunk=np.arange(stages)[:, None],
+    )
+    joint = tasks.add((stages,), kind=Kind.COLLECTIVE, unit=0, seconds=together, chunk=np.arange(stages))
+    tasks.order(work, joint[:, None])
+    tasks.order(joint[:-1, None], work[1:])
+    return simulate(tasks.build(devices))
+
+
+def closed_form(replica: Replica) -> float:
+    """(M - 1) max_s (f + b) + sum_s (f + b) + transfers of one micro-batch there and back: the papers' formula.
+
+    For one chunk and equal micro-batches (the first one's times count); what AMP's eq. 5 and Astra's eq. 22 charge.
+    """
+    grid = (replica.stages, replica.chunks, replica.micro_batches)
+    work = np.broadcast_to(np.asarray(replica.forward, float), grid) + np.broadcast_to(
+        np.asarray(replica.backward, float), grid
+    )
+    stage = work[:, 0, 0]
+    H = max(replica.stages - 1, 0)
+    shape = (H, replica.micro_batches)
+    hops = sum(
+        np.broadcast_to(np.asarray(part, float), shape)[:, 0].sum()
+        for part in (replica.hops.forward, replica.hops.backward)
+    )
+    latency = 2 * np.broadcast_to(np.asarray(replica.hops.latency, float), (H,)).sum()
+    return float((replica.micro_batches - 1) * stage.max() + stage.sum() + hops + latency)

@@ -1,0 +1,347 @@
+"""The simulator against an interpreter of the same rules, closed forms, and what must hold of every timeline."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.profiling.simulator.pipeline import (
+    Collective,
+    Hops,
+    Replica,
+    closed_form,
+    simulate_replicas,
+    simulate_stages,
+)
+from hetplan.profiling.simulator.schedules import Schedule, order, warm_up
+from hetplan.profiling.simulator.tasks import NO_PORT, Kind, TaskList, Tasks
+from hetplan.profiling.simulator.timeline import Timeline, path_to_end, simulate
+
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 7))
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")
+
+
+@st.composite
+def random_tasks(draw: st.DrawFn) -> Tasks:
+    """Tasks in a random order without circles, some with ports."""
+    count = draw(st.integers(1, 12))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    tasks = TaskList()
+    ports = np.where(rng.random((count, 2)) < 0.6, rng.integers(0, 3, (count, 2)), NO_PORT)
+    ports[ports[:, 0] == ports[:, 1], 1] = NO_PORT
+    tasks.add(
+        (count,),
+        kind=Kind.FORWARD,
+        unit=0,
+        seconds=rng.integers(0, 4, count),
+        delay=rng.integers(0, 2, count),
+        ports=ports,
+    )
+    pairs = [(a, b) for b in range(count) for a in range(b) if rng.random() < 0.2]
+    for a, b in pairs:
+        tasks.order(a, b)
+    return tasks.build(1)
+
+
+def before(tasks: Tasks) -> list[list[int]]:
+    """Each task's predecessors."""
+    found: list[list[int]] = [[] for _ in range(len(tasks))]
+    for a in range(len(tasks)):
+        for b in tasks.after[tasks.begin[a] : tasks.begin[a + 1]]:
+            found[b].append(a)
+    return found
+
+
+def interpreted(tasks: Tasks) -> list[float]:
+    """Starts, one clock tick of the whole-number times after the other."""
+    count, wanted = len(tasks), before(tasks)
+    start: list[float | None] = [None] * count
+    ready: list[tuple[float, int]] = []
+    queued: set[int] = set()
+    now = 0.0
+    while any(s is None for s in start):
+        progress = True
+        while progress:
+            progress = False
+            for t in range(count):
+                if t in queued or start[t] is not None:
+                    continue
+                done = [start[a] for a in wanted[t]]
+                if all(
+                    s is not None and s + tasks.seconds[a] + tasks.delay[a] <= now
+                    for s, a in zip(done, wanted[t], strict=True)
+                ):
+                    ready.append((now, t))
+                    queued.add(t)
+            for entry in sorted(ready):
+                t = entry[1]
+                held = {
+                    int(p)
+                    for u in range(count)
+                    if (s := start[u]) is not None and s <= now < s + tasks.seconds[u]
+                    for p in tasks.ports[u]
+                }
+                if not ({int(p) for p in tasks.ports[t]} - {NO_PORT}) & held:
+                    start[t] = now
+                    ready.remove(entry)
+                    progress = True
+                    break
+        now += 1.0
+    return [float(s) for s in start if s is not None]
+
+
+@given(random_tasks())
+def test_rules_hold_for_random_tasks(tasks: Tasks) -> None:
+    timeline = simulate(tasks)
+    start, end = timeline.start, timeline.end
+    assert np.array_equal(end, start + tasks.seconds)
+    done = end + tasks.delay
+    wanted = before(tasks)
+    ready = np.array([max((done[a] for a in wanted[t]), default=0.0) for t in range(len(tasks))])
+    assert (start >= ready).all()
+    for port in range(3):
+        users = [t for t in range(len(tasks)) if port in tasks.ports[t] and tasks.seconds[t] > 0]
+        users.sort(key=lambda t: start[t])
+        assert all(end[a] <= start[b] for a, b in pairwise(users))
+    for t in range(len(tasks)):  # nobody waits while its ports are free
+        if start[t] > ready[t]:
+            held = [p for p in tasks.ports[t] if p != NO_PORT]
+            assert any(
+                end[u] == start[t] and set(held) & set(tasks.ports[u]) for u in range(len(tasks)) if u != t
+            )
+
+
+@given(random_tasks())
+def test_without_contention_starts_are_those_of_an_interpreter(tasks: Tasks) -> None:
+    alone = Tasks(**{**vars(tasks), "ports": np.full_like(tasks.ports, NO_PORT)})
+    assert simulate(alone).start.tolist() == interpreted(alone)
+
+
+def test_a_port_serves_in_the_order_of_asking() -> None:
+    tasks = TaskList()
+    tasks.add((3,), kind=Kind.TRANSFER, unit=0, seconds=2.0, ports=[[0, NO_PORT], [0, 1], [1, NO_PORT]])
+    timeline = simulate(tasks.build(1))
+    # The second asks for a port held by the first; the third takes the other port meanwhile.
+    assert timeline.start.tolist() == [0.0, 2.0, 0.0]
+
+
+def test_a_circle_is_refused() -> None:
+    tasks = TaskList()
+    tasks.add((3,), kind=Kind.FORWARD, unit=0, seconds=1.0, micro_batch=[0, 1, 2])
+    tasks.order([1, 2], [2, 1])
+    with pytest.raises(ValueError, match="2 of 3 tasks wait for each other; the first is task 1"):
+        simulate(tasks.build(1))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("stages", "batches", "chunks"), [(1, 1, 1), (3, 6, 2), (4, 4, 1), (4, 2, 1), (4, 12, 3)]
+)
+def test_every_pass_is_done_once_and_backward_after_forward(
+    schedule: Schedule, stages: int, batches: int, chunks: int
+) -> None:
+    if schedule != "interleaved-1f1b":
+        chunks = 1
+    elif batches % stages:
+        pytest.skip("interleaved takes whole rounds")
+    for s in range(stages):
+        backward, chunk, batch = order(schedule, stages, s, batches, chunks)
+        passes = list(zip(backward.tolist(), chunk.tolist(), batch.tolist(), strict=True))
+        assert len(set(passes)) == len(passes) == 2 * chunks * batches
+        for c in range(chunks):
+            for m in range(batches):
+                assert passes.index((0, c, m)) < passes.index((1, c, m))
+        warm = warm_up(schedule, stages, s, batches, chunks)
+        assert backward[:warm].sum() == 0
+
+
+@given(SHAPES, st.floats(0.1, 5), st.floats(0.1, 5), st.sampled_from(["gpipe", "1f1b"]))
+def test_even_pipelines_take_the_closed_form(
+    shape: tuple[int, int], forward: float, backward: float, schedule: Schedule
+) -> None:
+    stages, batches = shape
+    replica = Replica(
+        stages=stages, micro_batches=batches, forward=forward, backward=backward, schedule=schedule
+    )
+    timeline = simulate_replicas([replica])
+    assert timeline.seconds == pytest.approx((batches + stages - 1) * (forward + backward))
+    assert timeline.seconds == pytest.approx(closed_form(replica))
+    assert timeline.bubble == pytest.approx((stages - 1) / (batches + stages - 1))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, rounds: int, chunks: int) -> None:
+    batches = rounds * stages
+    replica = Replica(
+        stages=stages,
+        micro_batches=batches,
+        chunks=chunks,
+        schedule="interleaved-1f1b",
+        forward=1.0 / chunks,
+        backward=2.0 / chunks,
+    )
+    # Narayanan et al. 2021 (SC), Section 2.2.2: t_pb = (p - 1)(t_f + t_b) / v.
+    expected = 3.0 * batches + 3.0 * (stages - 1) / chunks
+    assert simulate_replicas([replica]).seconds == pytest.approx(expected)
+
+
+@given(
+    SHAPES,
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["gpipe", "1f1b"]),
+    st.booleans(),
+)
+def test_no_timeline_beats_its_work_and_blocking_never_helps(
+    shape: tuple[int, int], seed: int, schedule: Schedule, ports: bool
+) -> None:
+    stages, batches = shape
+    grid, hops = (stages, 1, batches), (stages - 1, batches)
+    cards = np.stack([2 * np.arange(stages - 1), 2 * np.arange(stages - 1) + 3], axis=1)
+
+    def replica(blocking: bool) -> Replica:
+        local = np.random.default_rng(seed)
+        return Replica(
+            stages=stages,
+            micro_batches=batches,
+            schedule=schedule,
+            forward=local.random(grid),
+            backward=local.random(grid),
+            hops=Hops(
+                forward=local.random(hops),
+                backward=local.random(hops),
+                latency=local.random(stages - 1),
+                forward_ports=cards if ports else NO_PORT,
+                backward_ports=cards[:, ::-1] if ports else NO_PORT,
+            ),
+            blocking=blocking,
+        )
+
+    free, blocking = (simulate_replicas([replica(b)]) for b in (False, True))
+    assert free.seconds >= free.busy.max() - 1e-9
+    assert blocking.busy == pytest.approx(free.busy)
+    if not ports:
+        assert blocking.seconds >= free.seconds - 1e-9
+    chain = path_to_end(free)
+    assert free.start[chain[0]] == 0.0
+    assert free.end[chain[-1]] + free.tasks.delay[chain[-1]] == free.seconds
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(4, 9), (4, 2), (1, 3)])
+def test_1f1b_keeps_as_many_activations_as_it_warms_up(stages: int, batches: int) -> None:
+    arguments = {
+        "stages": stages,
+        "micro_batches": batches,
+        "forward": 1.0,
+        "backward": 2.0,
+        "saved_bytes": 10.0,
+    }
+    flushed = simulate_replicas([Replica(**arguments)])  # type: ignore[arg-type]
+    assert flushed.peak_bytes.tolist() == [10.0 * min(stages - s, batches) for s in range(stages)]
+    piped = simulate_replicas([Replica(**arguments, schedule="gpipe")])  # type: ignore[arg-type]
+    assert piped.peak_bytes.tolist() == [10.0 * batches] * stages
+
+
+def test_gradients_are_joined_after_the_slowest_member() -> None:
+    replicas = [Replica(stages=1, micro_batches=2, forward=f, backward=f, optimizer=0.5) for f in (1.0, 3.0)]
+    joined = simulate_replicas(replicas, [Collective(members=[(0, 0), (1, 0)], seconds=4.0)])
+    assert joined.seconds == pytest.approx(12.0 + 4.0 + 0.5)
+    shared = simulate_replicas(
+        replicas,
+        [
+            Collective(members=[(0, 0), (1, 0)], seconds=4.0),
+            Collective(members=[(0, 0), (1, 0)], seconds=1.0, when="parameters"),
+        ],
+    )
+    assert shared.seconds == pytest.approx(joined.seconds + 1.0)
+
+
+def test_overlap_hides_all_but_the_last_bucket() -> None:
+    replica = Replica(stages=1, micro_batches=1, forward=1.0, backward=8.0)
+
+    def joined(buckets: int, seconds: float) -> float:
+        group = Collective(members=[(0, 0), (1, 0)], seconds=seconds, buckets=buckets)
+        return simulate_replicas([replica, replica], [group]).seconds
+
+    assert joined(1, 4.0) == pytest.approx(13.0)
+    assert joined(4, 4.0) == pytest.approx(10.0)  # 9 + the last of four
+    assert joined(4, 16.0) == pytest.approx(
+        1.0 + 2.0 + 16.0
+    )  # from the first part on the network is the limit
+
+
+def test_collectives_that_share_a_card_go_one_after_the_other() -> None:
+    replica = Replica(stages=2, micro_batches=1, forward=0.0, backward=0.0)
+    groups = [Collective(members=[(0, s), (1, s)], seconds=3.0, ports=(0, NO_PORT)) for s in range(2)]
+    assert simulate_replicas([replica, replica], groups).seconds == pytest.approx(6.0)
+    apart = [Collective(members=group.members, seconds=3.0) for group in groups]
+    assert simulate_replicas([replica, replica], apart).seconds == pytest.approx(3.0)
+
+
+def test_every_step_waits_for_the_slowest_and_overlap_hides_the_shorter() -> None:
+    work = np.array([[1.0, 5.0, 2.0], [4.0, 1.0, 2.0]])
+    replicas = [Replica(stages=1, micro_batches=3, forward=row, backward=0.0) for row in work]
+    members = [(0, 0), (1, 0)]
+    plain = simulate_replicas(replicas, [Collective(members=members, seconds=1.5, when="step")])
+    assert plain.seconds == pytest.approx((4 + 5 + 2) + 3 * 1.5)
+    hidden = simulate_replicas(
+        replicas, [Collective(members=members, seconds=1.5, when="step", overlap=True)]
+    )
+    assert hidden.seconds < plain.seconds
+    assert hidden.seconds >= 1.5 + max(work.sum(axis=1))
+
+
+def test_a_collective_of_every_step_needs_equal_steps() -> None:
+    replicas = [Replica(stages=1, micro_batches=m, forward=1.0, backward=1.0) for m in (2, 3)]
+    with pytest.raises(ValueError, match="equally many micro-batches"):
+        simulate_replicas(replicas, [Collective(members=[(0, 0), (1, 0)], seconds=1.0, when="step")])
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_spmd_stages_add_up(devices: int, stages: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    compute, together = rng.random((stages, devices)), rng.random(stages)
+    timeline = simulate_stages(compute, together.tolist())
+    assert timeline.seconds == pytest.approx(compute.max(axis=1).sum() + together.sum())
+    assert timeline.busy == pytest.approx(compute.sum(axis=0))
+
+
+def test_events_are_sorted_and_named() -> None:
+    replica = Replica(
+        stages=2, micro_batches=1, forward=1.0, backward=1.0, hops=Hops(forward=0.5, backward=0.5)
+    )
+    timeline: Timeline = simulate_replicas([replica])
+    kinds = [event["kind"] for event in timeline.events()]
+    assert kinds == ["forward", "transfer", "forward", "backward", "transfer", "backward"]
+    assert timeline.spent(Kind.TRANSFER).tolist() == [0.5, 0.5]
+    assert timeline.idle.tolist() == [3.0, 3.0]
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 4), st.integers(2, 6), st.integers(0, 2**32 - 1))
+def test_scaling_all_times_scales_the_timeline(stages: int, batches: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    forward, backward, hop = (
+        rng.random((stages, 1, 1)),
+        rng.random((stages, 1, 1)),
+        rng.random((stages - 1, 1)),
+    )
+
+    def seconds(factor: float) -> float:
+        return simulate_replicas(
+            [
+                Replica(
+                    stages=stages,
+                    micro_batches=batches,
+                    forward=factor * forward,
+                    backward=factor * backward,
+                    hops=Hops(forward=factor * hop, backward=factor * hop),
+                )
+            ]
+        ).seconds
+
+    assert seconds(4.0) == pytest.approx(4.0 * seconds(1.0))
