@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakes.cli import Call, Write
+from fakes.cli import Call, Ran, Write
 from hetplan.instances.library import find
 
 KEYS = ("method", "status", "objective", "bound", "gap", "seconds", "decision")
@@ -114,7 +114,10 @@ def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Wr
     ("arguments", "message"),
     [
         (("-m", "nope"), "problem fake: unknown method 'nope' (expected one of auto, first"),
-        (("-m", "auto,frist"), "problem fake: unknown method 'frist'; did you mean first? (expected one of auto"),
+        (
+            ("-m", "auto,frist"),
+            "problem fake: unknown method 'frist'; did you mean first? (expected one of auto",
+        ),
         (("-m", ","), "--method: no method named"),
         (("--time-limit", "0"), "time limit (got 0.0, expected seconds greater than 0)"),
         (("--time-limit", "-3"), "time limit (got -3.0"),
@@ -226,6 +229,21 @@ def answer(**changes: Any) -> dict[str, Any]:
         (answer(objective=0.9, bound=None), 1, "stated objective 0.9 is not the decision's (1.0)"),
         (answer(bound=1.1), 1, "stated bound 1.1 exceeds the decision's objective (1.0)"),
         (answer(decision={"index": 9}, bound=None), 1, "index is 9"),
+        (answer(status="optimal", gap=0.0), 0, None),
+        (answer(status="feasible", bound=None, gap=None), 0, None),
+        (answer(status="optimal", objective=None), 0, None),
+        (answer(bound=-0.5, gap=1.5), 0, None),
+        (answer(bound=0.5, gap=0.5 + 1e-9), 0, None),
+        (answer(bound=0.5, gap=0.0), 1, "stated gap 0.0 is not that of objective and bound (0.5)"),
+        (answer(bound=None, gap=0.0), 1, "stated gap 0.0 without an objective and a bound"),
+        (answer(status="optimal", bound=0.5), 1, "stated optimal with a gap of 0.5, expected at most 1e-06"),
+        (answer(status="optimal", bound=None), 1, "stated optimal without a bound that proves it"),
+        (answer(status="optimal", objective=None, bound=0.5), 1, "stated optimal with a gap of 0.5"),
+        (answer(status="infeasible"), 1, "stated infeasible with a decision"),
+        (answer(status="unknown", bound=None), 1, "stated unknown with a decision"),
+        (answer(status="optimal", decision=None), 1, "stated optimal without a decision"),
+        (answer(status="feasible", decision=None, objective=None), 1, "stated feasible without a decision"),
+        (answer(status="unknown", decision=None), 1, "stated objective 1.0 without a decision"),
     ],
 )
 def test_check(
@@ -244,6 +262,63 @@ def test_check(
         assert complaint in hetplan("check", numbers(3, 1), path).out
 
 
+def judged(hetplan: Call, tmp_path: Path, instance: Path, *results: dict[str, Any]) -> Ran:
+    """`hetplan check` of an answer with these results."""
+    path = tmp_path / "several.json"
+    path.write_text(json.dumps({"instance": "numbers", "problem": "fake", "results": results}))
+    return hetplan("check", instance, path, "--json")
+
+
+@pytest.mark.parametrize(
+    ("values", "methods"),
+    [
+        ((), "auto"),
+        ((3, 1), "clueless"),
+        ((3, 1), "auto,clueless"),
+        ((), "auto,clueless"),
+        ((3, 1), "auto,first"),
+    ],
+)
+def test_a_true_answer_has_the_exit_code_of_its_solve(
+    hetplan: Call, numbers: Write, tmp_path: Path, values: tuple[float, ...], methods: str
+) -> None:
+    """0 for what is optimal or feasible, 1 where something is infeasible or unknown: there is nothing to verify."""
+    path, target = numbers(*values), tmp_path / "answer.json"
+    solved = hetplan("solve", path, "-m", methods, "-o", target)
+    ran = hetplan("check", path, target, "--json")
+    assert ran.code == solved.code
+    results = json.loads(target.read_text())["results"]
+    for result, verdict in zip(results, ran.json["decisions"], strict=True):
+        assert verdict["complaints"] == []
+        assert verdict["valid"] is (None if result["decision"] is None else True)
+        assert (verdict["objective"], verdict["stated_bound"]) == (result["objective"], result["bound"])
+    text = hetplan("check", path, target).out
+    for result in results:
+        if result["decision"] is None:
+            assert f"numbers: {result['method']}: nothing to price" in text
+            assert f"no decision (stated {result['status']}" in text
+
+
+def test_results_are_held_against_each_other(hetplan: Call, numbers: Write, tmp_path: Path) -> None:
+    path = numbers(3, 1)
+    worse = {"method": "worse", "decision": {"index": 0}, "objective": 3.0, "bound": 2.0}
+    best = {"method": "best", "decision": {"index": 1}, "objective": 1.0, "bound": 1.0}
+    none = {"method": "none", "status": "infeasible", "decision": None}
+    high = {"method": "high", "status": "unknown", "decision": None, "bound": 1.5}
+    wrong = {"method": "wrong", "decision": {"index": 9}, "bound": 9.0}
+    assert judged(hetplan, tmp_path, path, worse).code == 0
+    ran = judged(hetplan, tmp_path, path, worse, best, none, high)
+    assert ran.code == 1
+    assert [v["complaints"] for v in ran.json["decisions"]] == [
+        ["stated bound 2.0 exceeds the objective of best's decision (1.0)"],
+        [],
+        ["stated infeasible, but best's decision holds"],
+        ["stated bound 1.5 exceeds the objective of best's decision (1.0)"],
+    ]
+    ran = judged(hetplan, tmp_path, path, wrong, none)  # a decision that does not hold refutes nothing
+    assert [len(v["complaints"]) for v in ran.json["decisions"]] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -251,7 +326,12 @@ def test_check(
         ([], "decision.json: not usable"),
         ({"index": 1, "also": 2}, "decision.json: also: unknown key"),
         ({"index": -1}, "decision.json: index: not usable (got -1"),
-        (answer(decision=None), "decision.json: results: holds no decision"),
+        (answer() | {"results": []}, "decision.json: results: is empty (expected one result at least)"),
+        (
+            answer(status="solved"),
+            "decision.json: results[0].status: not usable (got 'solved', expected 'opt",
+        ),
+        (answer(gap="none"), "decision.json: results[0].gap: not usable (got 'none'"),
         (answer(decision={"index": "x"}), "decision.json: results[0].decision.index: not usable (got 'x'"),
         (answer() | {"problem": "amp"}, "decision.json: problem: answers another problem (got 'amp'"),
         (answer() | {"results": 3}, "decision.json: results: not usable (got 3"),

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan import __version__
 from hetplan.errors import InputError
 from hetplan.instances.envelope import Instance, plain
 from hetplan.instances.library import BEST_FORMAT, parse_best_known
-from hetplan.schema import Name, NonNegative, parse
-from hetplan.solvers.registry import Evaluation, evaluate
+from hetplan.schema import Name, parse
 from hetplan.solvers.result import Result
 
-# Stated and recomputed objectives are equal up to this relative difference.
-TOLERANCE = 1e-6
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+Figure = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Answer(BaseModel):
@@ -32,8 +31,10 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
     method: Name
-    objective: NonNegative | None = None
-    bound: NonNegative | None = None
+    status: Status | None = None
+    objective: Figure | None = None
+    bound: Figure | None = None
+    gap: Figure | None = None
     decision: dict[str, Any] | None = None
 
 
@@ -49,33 +50,17 @@ class AnswerFile(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A decision that somebody states, with what they say of it. source: method, or where it stands."""
+    """What somebody states of a decision, or of there being none; None: nothing is stated.
+
+    source: method, or where it stands. decision: a model of the family's, None where no decision is given.
+    """
 
     source: str
-    decision: Any
+    decision: Any = None
+    status: Status | None = None
     objective: float | None = None
     bound: float | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim as judged by the evaluator; `complaints` are violations and disagreements, one line each."""
-
-    claim: Claim
-    evaluation: Evaluation
-    complaints: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {
-            "source": self.claim.source,
-            "valid": not self.complaints,
-            "objective": self.evaluation.objective,
-            "stated_objective": self.claim.objective,
-            "stated_bound": self.claim.bound,
-            "parts": dict(self.evaluation.parts),
-            "complaints": list(self.complaints),
-        }
+    gap: float | None = None
 
 
 def result_document(result: Result[Any]) -> dict[str, Any]:
@@ -111,7 +96,7 @@ def answer_document(
 
 
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
-    """The decisions in an answer document, a best-known record or a raw decision; raises InputError."""
+    """What an answer document, a best-known record or a raw decision claims; raises InputError."""
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = parse_best_known(value, where=where)
         check_problem(best.problem, instance, where)
@@ -120,20 +105,25 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     if isinstance(value, dict) and "results" in value:
         answers = parse(AnswerFile, value, where=where)
         check_problem(answers.problem, instance, where)
-        found = [
-            Claim(
-                source=answer.method,
-                decision=parse_decision(answer.decision, instance, where, "results", i, "decision"),
-                objective=answer.objective,
-                bound=answer.bound,
-            )
-            for i, answer in enumerate(answers.results)
-            if answer.decision is not None
-        ]
-        if not found:
-            raise InputError("holds no decision", where=f"{where}: results", expected="one at least")
-        return found
+        if not answers.results:
+            raise InputError("is empty", where=f"{where}: results", expected="one result at least")
+        return [claim_of(answer, i, instance, where) for i, answer in enumerate(answers.results)]
     return [Claim(source="decision", decision=parse_decision(value, instance, where))]
+
+
+def claim_of(answer: Answer, index: int, instance: Instance, where: str) -> Claim:
+    """The result number `index` of an answer document; raises InputError where its decision is malformed."""
+    decision = answer.decision
+    if decision is not None:
+        decision = parse_decision(decision, instance, where, "results", index, "decision")
+    return Claim(
+        source=answer.method,
+        decision=decision,
+        status=answer.status,
+        objective=answer.objective,
+        bound=answer.bound,
+        gap=answer.gap,
+    )
 
 
 def parse_decision(value: Any, instance: Instance, where: str, *place: int | str) -> Any:
@@ -146,19 +136,3 @@ def check_problem(problem: str, instance: Instance, where: str) -> None:
     if problem != instance.problem:
         expected = f"{instance.problem}, the problem of {instance.name}"
         raise InputError("answers another problem", where=f"{where}: problem", got=problem, expected=expected)
-
-
-def judge(claim: Claim, instance: Instance) -> Verdict:
-    """The evaluator's word on a claim: violations, another objective than stated, a bound above it."""
-    evaluation = evaluate(instance.family, instance.data, claim.decision)
-    complaints = list(evaluation.violations)
-    objective = evaluation.objective
-    if objective is not None:
-        slack = TOLERANCE * max(objective, 1e-300)
-        if claim.objective is not None and abs(claim.objective - objective) > slack:
-            complaints.append(f"stated objective {claim.objective!r} is not the decision's ({objective!r})")
-        if claim.bound is not None and claim.bound > objective + slack:
-            complaints.append(
-                f"stated bound {claim.bound!r} exceeds the decision's objective ({objective!r})"
-            )
-    return Verdict(claim, evaluation, tuple(complaints))

@@ -22,7 +22,7 @@ from hetplan.instances.envelope import Instance, parse_instance
 from hetplan.instances.shelf import shelved
 from hetplan.names import unknown_name
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
-from hetplan.solvers.result import OPTIMAL_GAP
+from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 
 BEST_FORMAT = "hetplan-best-known"
 BEST_VERSION = 1
@@ -48,9 +48,7 @@ class BestKnown(StrictModel):
     @property
     def gap(self) -> float | None:
         """(objective - bound) / objective; None without a bound."""
-        if self.bound is None:
-            return None
-        return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
+        return relative_gap(self.objective, self.bound)
 
     @property
     def status(self) -> str:

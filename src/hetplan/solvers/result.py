@@ -12,6 +12,15 @@ D = TypeVar("D")
 OPTIMAL_GAP = 1e-6
 
 
+def relative_gap(objective: float | None, bound: float | None) -> float | None:
+    """(objective - bound) / objective, never below 0; None when either side is unknown."""
+    if objective is None or bound is None:
+        return None
+    if objective <= 0:  # only possible when everything costs nothing
+        return 0.0
+    return max(0.0, (objective - bound) / objective)
+
+
 class Stop(StrEnum):
     """Why a run ended; whether it has a decision is a separate question."""
 
@@ -70,11 +79,7 @@ class Result(Generic[D]):
     @property
     def gap(self) -> float | None:
         """(objective - bound) / objective, never below 0; None when either side is unknown."""
-        if self.objective is None or self.bound is None:
-            return None
-        if self.objective <= 0:  # only possible when everything costs nothing
-            return 0.0
-        return max(0.0, (self.objective - self.bound) / self.objective)
+        return relative_gap(self.objective, self.bound)
 
     @property
     def status(self) -> str:
