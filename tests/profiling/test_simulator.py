@@ -48,6 +48,11 @@ def random_tasks(draw: st.DrawFn) -> Tasks:
     return tasks.build(1)
 
 
+def ports_of(tasks: Tasks, task: int) -> set[int]:
+    """The ports that a task holds."""
+    return {int(p) for p in tasks.port[tasks.port_begin[task] : tasks.port_begin[task + 1]]}
+
+
 def before(tasks: Tasks) -> list[list[int]]:
     """Each task's predecessors."""
     found: list[list[int]] = [[] for _ in range(len(tasks))]
@@ -84,9 +89,9 @@ def interpreted(tasks: Tasks) -> list[float]:
                     int(p)
                     for u in range(count)
                     if (s := start[u]) is not None and s <= now < s + tasks.seconds[u]
-                    for p in tasks.ports[u]
+                    for p in ports_of(tasks, u)
                 }
-                if not ({int(p) for p in tasks.ports[t]} - {NO_PORT}) & held:
+                if not ports_of(tasks, t) & held:
                     start[t] = now
                     ready.remove(entry)
                     progress = True
@@ -105,20 +110,18 @@ def test_rules_hold_for_random_tasks(tasks: Tasks) -> None:
     ready = np.array([max((done[a] for a in wanted[t]), default=0.0) for t in range(len(tasks))])
     assert (start >= ready).all()
     for port in range(3):
-        users = [t for t in range(len(tasks)) if port in tasks.ports[t] and tasks.seconds[t] > 0]
+        users = [t for t in range(len(tasks)) if port in ports_of(tasks, t) and tasks.seconds[t] > 0]
         users.sort(key=lambda t: start[t])
         assert all(end[a] <= start[b] for a, b in pairwise(users))
     for t in range(len(tasks)):  # nobody waits while its ports are free
         if start[t] > ready[t]:
-            held = [p for p in tasks.ports[t] if p != NO_PORT]
-            assert any(
-                end[u] == start[t] and set(held) & set(tasks.ports[u]) for u in range(len(tasks)) if u != t
-            )
+            held = ports_of(tasks, t)
+            assert any(end[u] == start[t] and held & ports_of(tasks, u) for u in range(len(tasks)) if u != t)
 
 
 @given(random_tasks())
 def test_without_contention_starts_are_those_of_an_interpreter(tasks: Tasks) -> None:
-    alone = Tasks(**{**vars(tasks), "ports": np.full_like(tasks.ports, NO_PORT)})
+    alone = Tasks(**{**vars(tasks), "port_begin": 0 * tasks.port_begin, "port": tasks.port[:0]})
     assert simulate(alone).start.tolist() == interpreted(alone)
 
 
@@ -215,8 +218,8 @@ def test_no_timeline_beats_its_work_and_blocking_never_helps(
                 forward=local.random(hops),
                 backward=local.random(hops),
                 latency=local.random(stages - 1),
-                forward_ports=cards if ports else NO_PORT,
-                backward_ports=cards[:, ::-1] if ports else NO_PORT,
+                forward_ports=cards if ports else [NO_PORT],
+                backward_ports=cards[:, ::-1] if ports else [NO_PORT],
             ),
             blocking=blocking,
         )
@@ -276,7 +279,7 @@ def test_overlap_hides_all_but_the_last_bucket() -> None:
 
 def test_collectives_that_share_a_card_go_one_after_the_other() -> None:
     replica = Replica(stages=2, micro_batches=1, forward=0.0, backward=0.0)
-    groups = [Collective(members=[(0, s), (1, s)], seconds=3.0, ports=(0, NO_PORT)) for s in range(2)]
+    groups = [Collective(members=[(0, s), (1, s)], seconds=3.0, ports=(0,)) for s in range(2)]
     assert simulate_replicas([replica, replica], groups).seconds == pytest.approx(6.0)
     apart = [Collective(members=group.members, seconds=3.0) for group in groups]
     assert simulate_replicas([replica, replica], apart).seconds == pytest.approx(3.0)

@@ -17,10 +17,10 @@ Flags = NDArray[np.bool_]
 
 def run(tasks: Tasks) -> tuple[Floats, Floats]:
     """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a circle."""
-    ports = int(tasks.ports.max(initial=-1)) + 1
     start, end, finished = _run(
-        tasks.seconds, tasks.delay, tasks.ports, tasks.begin, tasks.after, tasks.waits.copy(), ports
-    )
+        tasks.seconds, tasks.delay, tasks.port_begin, tasks.port, tasks.begin, tasks.after, tasks.waits.copy(),
+        tasks.ports,
+    )  # fmt: skip
     if finished < len(tasks):
         stuck = int(np.flatnonzero(np.isnan(start))[0])
         raise ValueError(
@@ -69,25 +69,24 @@ def _pop(heap: Ints, size: int, key: Floats) -> int:
 
 
 @kernel
-def _blocked(ports: Ints, busy: Flags, task: int) -> int:
+def _blocked(port_begin: Ints, ports: Ints, busy: Flags, task: int) -> int:
     """A port of the task that is busy, or -1."""
-    for q in range(2):
-        port = ports[task, q]
-        if port >= 0 and busy[port]:
-            return int(port)
+    for q in range(port_begin[task], port_begin[task + 1]):
+        if busy[ports[q]]:
+            return int(ports[q])
     return -1
 
 
 @kernel
-def _first_waiting(queues: Ints, behind: Ints, ports: Ints, busy: Flags, port: int) -> int:
-    """Take the first task off the port's queue that can start; those before it wait at their other port. Or -1."""
+def _first_waiting(queues: Ints, behind: Ints, port_begin: Ints, ports: Ints, busy: Flags, port: int) -> int:
+    """Take the first task off the port's queue that can start; those before it wait at another port. Or -1."""
     while queues[0, port] >= 0:
         task = queues[0, port]
         queues[0, port] = behind[task]
         if behind[task] < 0:
             queues[1, port] = -1
         behind[task] = -1
-        blocked = _blocked(ports, busy, task)
+        blocked = _blocked(port_begin, ports, busy, task)
         if blocked < 0:
             return int(task)
         _enqueue(queues, behind, blocked, task)
@@ -106,7 +105,14 @@ def _enqueue(queues: Ints, behind: Ints, port: int, task: int) -> None:
 
 @kernel
 def _run(
-    seconds: Floats, delay: Floats, ports: Ints, begin: Ints, after: Ints, waits: Ints, count: int
+    seconds: Floats,
+    delay: Floats,
+    port_begin: Ints,
+    ports: Ints,
+    begin: Ints,
+    after: Ints,
+    waits: Ints,
+    count: int,
 ) -> tuple[Floats, Floats, int]:
     """(start, end, tasks finished). Event i < T: task i lets go of its ports; T + i: task i may start."""
     T = len(seconds)
@@ -115,7 +121,7 @@ def _run(
     start, end = np.full(T, np.nan), np.full(T, np.nan)
     busy = np.zeros(count, np.bool_)
     queues, behind = np.full((2, count), -1), np.full(T, -1)
-    starting = np.empty(2, np.int64)
+    starting = np.empty(count + 1, np.int64)
     size = finished = 0
     for i in range(T):
         if waits[i] == 0:
@@ -126,33 +132,30 @@ def _run(
         now = key[event]
         chosen = 0
         if event >= T:
-            blocked = _blocked(ports, busy, event - T)
+            blocked = _blocked(port_begin, ports, busy, event - T)
             if blocked >= 0:
                 _enqueue(queues, behind, blocked, event - T)
             else:
                 starting[0] = event - T
                 chosen = 1
         else:
-            for q in range(2):
-                if ports[event, q] >= 0:
-                    busy[ports[event, q]] = False
-            for q in range(2):
-                if ports[event, q] >= 0 and not busy[ports[event, q]]:
-                    task = _first_waiting(queues, behind, ports, busy, ports[event, q])
+            for q in range(port_begin[event], port_begin[event + 1]):
+                busy[ports[q]] = False
+            for q in range(port_begin[event], port_begin[event + 1]):
+                if not busy[ports[q]]:
+                    task = _first_waiting(queues, behind, port_begin, ports, busy, ports[q])
                     if task >= 0:
                         starting[chosen] = task
                         chosen += 1
-                        for r in range(2):
-                            if ports[task, r] >= 0:
-                                busy[ports[task, r]] = True
+                        for r in range(port_begin[task], port_begin[task + 1]):
+                            busy[ports[r]] = True
         for c in range(chosen):
             task = starting[c]
             start[task], end[task] = now, now + seconds[task]
             finished += 1
-            if ports[task, 0] >= 0 or ports[task, 1] >= 0:
-                for r in range(2):
-                    if ports[task, r] >= 0:
-                        busy[ports[task, r]] = True
+            if port_begin[task + 1] > port_begin[task]:
+                for r in range(port_begin[task], port_begin[task + 1]):
+                    busy[ports[r]] = True
                 key[task] = end[task]
                 size = _push(heap, size, key, task)
             done = end[task] + delay[task]

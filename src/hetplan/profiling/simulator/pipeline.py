@@ -25,15 +25,15 @@ class Hops:
     """Transfers between virtual stages v and v + 1, H = S C - 1 of them.
 
     forward, backward [H, M]: seconds that one holds its ports. latency [H]: seconds until the receiver has it, beside.
-    forward_ports, backward_ports [H, 2]: such as the network cards' sending and receiving sides.
+    forward_ports, backward_ports [H, W]: such as the network cards' sending and receiving sides; NO_PORT for none.
     All are broadcast to these shapes.
     """
 
     forward: ArrayLike = 0.0
     backward: ArrayLike = 0.0
     latency: ArrayLike = 0.0
-    forward_ports: ArrayLike = NO_PORT
-    backward_ports: ArrayLike = NO_PORT
+    forward_ports: ArrayLike = (NO_PORT,)
+    backward_ports: ArrayLike = (NO_PORT,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Collective:
     when: When = "gradients"
     buckets: int = 1
     overlap: bool = False
-    ports: tuple[int, int] = (NO_PORT, NO_PORT)
+    ports: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,15 @@ def _transfers(
         (1, virtual[1:], virtual[:-1], hops.backward, hops.backward_ports),
     )
     for side, source, target, seconds, ports in sides:
-        ports_of = np.broadcast_to(np.asarray(ports, np.int64), (H, 2))
+        cards = np.asarray(ports, np.int64)
+        cards = np.broadcast_to(cards, (H, cards.shape[-1]))
         numbers = tasks.add(
             (H, M),
             kind=Kind.TRANSFER,
             unit=units[stage[source]][:, None],
             seconds=np.broadcast_to(np.asarray(seconds, float), (H, M)),
             delay=latency,
-            ports=ports_of[:, None, :],
+            ports=cards[:, None, :],
             chunk=chunk[source][:, None],
             micro_batch=np.arange(M)[None, :],
         )

@@ -40,15 +40,16 @@ COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER)
 class Tasks:
     """T tasks of U units (a unit: what computes as one, such as the devices of a stage).
 
-    seconds, delay [T]. ports [T, 2]: ports held, NO_PORT where fewer. kind, unit, chunk, micro_batch [T]: for people
-    (of a collective: its first unit; -1 where it does not apply). takes, gives [T]: bytes that the unit holds from the
-    task's start on, and no longer from its end on. begin [T + 1], after [E]: task i is before those of
-    after[begin[i]:begin[i + 1]]. waits [T]: how many tasks are before it.
+    seconds, delay [T]. port[port_begin[i] : port_begin[i + 1]]: the ports that task i holds. kind, unit, chunk,
+    micro_batch [T]: for people (of a collective: its first unit; -1 where it does not apply). takes, gives [T]: bytes
+    that the unit holds from the task's start on, and no longer from its end on. waits [T]: how many tasks are before
+    it. after[begin[i] : begin[i + 1]]: the tasks that task i is before.
     """
 
     seconds: Floats
     delay: Floats
-    ports: Ints
+    port_begin: Ints
+    port: Ints
     kind: Ints
     unit: Ints
     chunk: Ints
@@ -64,6 +65,16 @@ class Tasks:
         """T."""
         return len(self.seconds)
 
+    @property
+    def ports(self) -> int:
+        """Ports are numbered 0 .. ports - 1."""
+        return int(self.port.max(initial=-1)) + 1
+
+    @property
+    def holders(self) -> Ints:
+        """The task of each entry of `port`."""
+        return np.repeat(np.arange(len(self)), np.diff(self.port_begin))
+
 
 class TaskList:
     """Collects tasks and their order; `build` makes the arrays. Whole arrays at a time: there are millions."""
@@ -72,6 +83,7 @@ class TaskList:
         self.count = 0
         self._columns: dict[str, list[Floats]] = {name: [] for name in COLUMNS}
         self._ports: list[Ints] = []
+        self._port_counts: list[Ints] = []
         self._before: list[Ints] = []
         self._after: list[Ints] = []
 
@@ -83,18 +95,25 @@ class TaskList:
         unit: ArrayLike,
         seconds: ArrayLike,
         delay: ArrayLike = 0.0,
-        ports: ArrayLike = NO_PORT,
+        ports: ArrayLike = (),
         chunk: ArrayLike = -1,
         micro_batch: ArrayLike = -1,
         takes: ArrayLike = 0.0,
         gives: ArrayLike = 0.0,
     ) -> Ints:
-        """Numbers of new tasks, in the given shape; every column is broadcast to it (ports: to shape + [2])."""
+        """Numbers of new tasks, in the given shape; every column is broadcast to it.
+
+        ports: broadcast to shape + [ports of one task]; NO_PORT stands for none.
+        """
         given = (seconds, delay, kind, unit, chunk, micro_batch, takes, gives)
         for name, value in zip(COLUMNS, given, strict=True):
             self._columns[name].append(np.broadcast_to(np.asarray(value, dtype=float), shape).ravel())
-        self._ports.append(np.broadcast_to(np.asarray(ports, dtype=np.int64), (*shape, 2)).reshape(-1, 2))
         size = int(np.prod(shape))
+        held = np.asarray(ports, dtype=np.int64)
+        width = held.shape[-1] if held.ndim else 1
+        held = np.broadcast_to(held, (*shape, width)).reshape(size, width)
+        self._ports.append(held[held != NO_PORT])
+        self._port_counts.append((held != NO_PORT).sum(axis=1))
         numbers = np.arange(self.count, self.count + size, dtype=np.int64).reshape(shape)
         self.count += size
         return numbers
@@ -118,7 +137,8 @@ class TaskList:
             takes=columns["takes"],
             gives=columns["gives"],
             **whole,
-            ports=np.concatenate([np.empty((0, 2), np.int64), *self._ports]),
+            port_begin=np.concatenate([[0], np.cumsum(np.concatenate([empty, *self._port_counts]))]),
+            port=np.concatenate([empty, *self._ports]),
             begin=begin,
             after=ordered,
             waits=np.bincount(after, minlength=self.count).astype(np.int64),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hetplan.profiling.simulator.engine import run
-from hetplan.profiling.simulator.tasks import COMPUTES, NO_PORT, Floats, Ints, Kind, Tasks
+from hetplan.profiling.simulator.tasks import COMPUTES, Floats, Ints, Kind, Tasks
 
 LABELS = {
     Kind.FORWARD: "forward",
@@ -58,12 +58,9 @@ class Timeline:
     @cached_property
     def port_seconds(self) -> Floats:
         """[ports] seconds in which each port is held."""
-        count = int(self.tasks.ports.max(initial=NO_PORT)) + 1
-        held = np.zeros(count)
-        for side in range(2):
-            of = self.tasks.ports[:, side] != NO_PORT
-            held += np.bincount(self.tasks.ports[of, side], self.tasks.seconds[of], minlength=count)
-        return held
+        tasks = self.tasks
+        held = np.bincount(tasks.port, tasks.seconds[tasks.holders], minlength=tasks.ports)
+        return held.astype(float)
 
     def memory(self, unit: int) -> tuple[Floats, Floats]:
         """(moments, bytes from each on): what the unit's tasks hold beside what it always holds.
@@ -117,8 +114,9 @@ def path_to_end(timeline: Timeline) -> Ints:
     tight = done[before] == start[tasks.after]
     cause = np.full(len(tasks), -1, np.int64)
     cause[tasks.after[tight]] = before[tight]
-    for port in range(int(tasks.ports.max(initial=NO_PORT)) + 1):
-        users = np.flatnonzero((tasks.ports == port).any(axis=1))
+    holders = tasks.holders
+    for port in range(tasks.ports):
+        users = holders[tasks.port == port]
         users = users[np.argsort(start[users], kind="stable")]
         released = users[:-1][end[users[:-1]] == start[users[1:]]]
         followers = users[1:][end[users[:-1]] == start[users[1:]]]
