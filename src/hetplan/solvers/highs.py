@@ -94,14 +94,14 @@ def solve(
     try:
         arrays = model.arrays() if isinstance(model, LinearModel) else model
         run.check()
+        if arrays.shape[1] == 0:
+            return _without_columns(arrays, scale)
+        highs = _prepared(arrays, run, model.start if isinstance(model, LinearModel) else None)
+        run.check()
     except Stopped:
         return MilpAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
-    start = model.start if isinstance(model, LinearModel) else None
-    if arrays.shape[1] == 0:
-        return _without_columns(arrays, scale)
     latest = Latest()
     listener = _Listener(latest)
-    highs = _prepared(arrays, run, start)
     _listen(highs, listener)
     relay = latest.relay(scale, run, report)
     ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
@@ -149,13 +149,13 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
         _check(highs.setOptionValue(name, value), f"option {name}")
     for name, value in run.options.native.get(BACKEND, {}).items():
         set_native(highs, name, value, f"native option {BACKEND}.{name}")
-    _check(highs.passModel(_as_lp(arrays)), "passing the model")
+    _check(_pass(highs, arrays), "passing the model")
     if start is not None:
         solution = highspy.HighsSolution()
         solution.col_value = list(start)
         highs.setSolution(solution)
-    if math.isfinite(run.remaining):  # last, as passing the model takes time too
-        _check(highs.setOptionValue("time_limit", run.remaining), "option time_limit")
+    if (left := run.remaining) < math.inf:  # last, as passing the model takes time too
+        _check(highs.setOptionValue("time_limit", left), "option time_limit")
     return highs
 
 
@@ -176,21 +176,16 @@ def _check(status: Any, what: str) -> None:
     assert status == highspy.HighsStatus.kOk, f"HiGHS: {what}: {status}"
 
 
-def _as_lp(arrays: LinearArrays) -> Any:
-    """The arrays as a HighsLp (row-wise matrix)."""
-    lp = highspy.HighsLp()
-    lp.num_row_, lp.num_col_ = arrays.shape
-    lp.col_cost_, lp.offset_ = arrays.cost, arrays.constant
-    lp.col_lower_, lp.col_upper_ = arrays.lower, arrays.upper
-    lp.row_lower_, lp.row_upper_ = arrays.row_lower, arrays.row_upper
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = arrays.starts.astype(np.int32)
-    lp.a_matrix_.index_ = arrays.columns.astype(np.int32)
-    lp.a_matrix_.value_ = arrays.values
-    if arrays.integer.any():
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(whole)] for whole in arrays.integer]
-    return lp
+def _pass(highs: Any, arrays: LinearArrays) -> Any:
+    """Hand the programme over row by row, in one call that takes whole arrays."""
+    rows, columns = arrays.shape
+    entries = (arrays.starts[:-1].astype(np.int32), arrays.columns.astype(np.int32), arrays.values)
+    bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
+    layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
+    return highs.passModel(
+        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds, *entries,
+        arrays.integer.astype(np.int32),
+    )  # fmt: skip
 
 
 def _listen(highs: Any, listener: _Listener) -> None:

@@ -77,28 +77,25 @@ def as_pyomo(arrays: LinearArrays, name: str = "model", run: Run | None = None) 
     """
     model, run = pyo.ConcreteModel(name), run or Run()
     rows, columns = arrays.shape
-
-    def bounds(_: Any, i: int) -> tuple[float | None, float | None]:
-        run.check()
-        return _finite(arrays.lower[i]), _finite(arrays.upper[i])
-
-    model.x = pyo.Var(range(columns), bounds=bounds)
-    for i in np.flatnonzero(arrays.integer):
-        model.x[int(i)].domain = pyo.Integers
+    model.x = pyo.Var(range(columns))
     x = list(model.x.values())
-
-    def row(_: Any, r: int) -> Any:
+    for i, variable in enumerate(x):
+        run.check()
+        variable.setlb(_finite(arrays.lower[i]))
+        variable.setub(_finite(arrays.upper[i]))
+        if arrays.integer[i]:
+            variable.domain = pyo.Integers
+    model.row = pyo.Constraint(range(rows))
+    for r in range(rows):
         run.check()
         entries = slice(arrays.starts[r], arrays.starts[r + 1])
         lower, upper = _finite(arrays.row_lower[r]), _finite(arrays.row_upper[r])
         if entries.start == entries.stop or (lower is None and upper is None):
-            return pyo.Constraint.Skip
+            continue
         terms = LinearExpression(
             linear_coefs=arrays.values[entries].tolist(), linear_vars=[x[c] for c in arrays.columns[entries]]
         )
-        return (lower, terms, upper) if lower != upper else terms == lower
-
-    model.row = pyo.Constraint(range(rows), rule=row)
+        model.row.add(r, (lower, terms, upper) if lower != upper else terms == lower)
     used = np.flatnonzero(arrays.cost)
     cost = LinearExpression(
         constant=arrays.constant, linear_coefs=arrays.cost[used].tolist(), linear_vars=[x[c] for c in used]

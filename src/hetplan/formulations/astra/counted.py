@@ -25,7 +25,19 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints, even_decision
+from hetplan.formulations.astra.data import AstraDecision
+from hetplan.formulations.astra.problem import (
+    AstraProblem,
+    Floats,
+    Ints,
+    decision_of,
+    even_decision,
+    even_stages,
+)
+from hetplan.solvers.whole import Known
+
+# Bounds are sums in another order than the evaluator's.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -88,11 +100,21 @@ class Kinds:
 
     @cached_property
     def range(self) -> tuple[float, float]:
-        """(lower, upper) bounds on the optimum and on every total of a model, seconds; for scaling only."""
+        """(lower, upper) bounds on the optimum and on every total of a model, seconds."""
         p = self.problem
         work = least_work(p)
         lower = work + (p.K - 1) * max(float(p.thresholds[0]), work / p.P)
         return lower, max(lower, self.upper, p.P * float(self.seconds.max()))
+
+
+def known_before(kinds: Kinds) -> Known[AstraDecision]:
+    """What needs no solver: the simplest decision, and the bound from the least work and its even share."""
+    stages = even_stages(kinds.problem)
+    return Known(
+        bound=kinds.range[0] * (1 - ROUNDING),
+        decision=None if stages is None else decision_of(kinds.problem, stages),
+        objective=even_decision(kinds.problem),
+    )
 
 
 def least_work(problem: AstraProblem) -> float:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hetplan.formulations.astra.counted import Kinds
+from hetplan.formulations.astra.counted import Kinds, known_before
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.problem import compile_problem, decision_of, infeasible_because
 from hetplan.solvers import cpsat
 from hetplan.solvers.native import Scale
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
+from hetplan.solvers.whole import Whole
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,17 @@ def one_number_per_type(cp: cp_model.CpModel, kinds: Kinds, v: Variables) -> Non
             cp.add_at_most_one(v.pick[q] for q in kinds.of(i))
 
 
-def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """Proven optimum up to the rounding stated in the bound, or what there is when time runs out."""
-    begun = time.perf_counter()
-    problem = compile_problem(data)
-    reason = infeasible_because(problem)
-    if reason is not None:
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, solver=cpsat.SOLVER)
-    kinds = Kinds(problem)
-    lower, upper = kinds.range
-    roundings = problem.P + problem.K - 1
-    per_unit = cpsat.integer_scale(max(lower, upper * 1e-6), upper, roundings) if upper > 0 else 1.0
-    seconds = [int(a) for a in cpsat.rounded_down(kinds.seconds, per_unit)]
-    cp = cp_model.CpModel()
+@dataclass(frozen=True)
+class Model:
+    """The CP-SAT model and its variables."""
+
+    cp: cpsat.Model
+    v: Variables
+
+
+def build(kinds: Kinds, seconds: list[int], run: Run) -> Model:
+    """The whole model; seconds [Q] in integer time units. Raises `Stopped` when `run` should stop."""
+    cp = cpsat.Model(run)
     v = make_variables(cp, kinds, seconds)
     for constrain in (
         fill_all_stages,
@@ -108,18 +107,33 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
         constrain(cp, kinds, v)
     cover_slowest_stage(cp, seconds, v)
     outlast_the_average(cp, kinds, seconds, v)
-    cp.minimize(cp_model.LinearExpr.weighted_sum(v.w, seconds) + (problem.K - 1) * v.theta)
-    built = time.perf_counter()
-    answer = cpsat.solve(cp, run, Scale(per_unit=per_unit, under=roundings / per_unit))
-    counts = np.array([answer.value(w) for w in v.w]) if answer.has_solution else None
-    return Outcome(
-        stop=answer.stop,
-        decision=None if counts is None else decision_of(problem, kinds.stages(counts)),
-        bound=answer.bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
-        solver=answer.solver,
-        message=answer.message
-        or ("CP-SAT proves that no layers per type add up" if answer.stop is Stop.INFEASIBLE else ""),
-        details=answer.statistics,
-    )
+    cp.minimize(cp_model.LinearExpr.weighted_sum(v.w, seconds) + (kinds.problem.K - 1) * v.theta)
+    return Model(cp, v)
+
+
+def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
+    """Proven optimum up to the rounding stated in the bound, or what there is when time runs out."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        spent = time.perf_counter() - begun
+        return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=cpsat.SOLVER)
+    kinds = Kinds(problem)
+    lower, upper = kinds.range
+    roundings = problem.P + problem.K - 1
+    per_unit = cpsat.integer_scale(max(lower, upper * 1e-6), upper, roundings) if upper > 0 else 1.0
+    seconds = [int(a) for a in cpsat.rounded_down(kinds.seconds, per_unit)]
+
+    def read(model: Model, answer: cpsat.CpAnswer) -> AstraDecision:
+        counts = np.array([answer.value(w) for w in model.v.w])
+        return decision_of(problem, kinds.stages(counts))
+
+    return Whole(
+        build=lambda: build(kinds, seconds, run),
+        ask=lambda model: cpsat.solve(model.cp, run, Scale(per_unit=per_unit, under=roundings / per_unit)),
+        read=read,
+        solver=cpsat.SOLVER,
+        infeasible="CP-SAT proves that no layers per type add up",
+        known=known_before(kinds),
+    ).solve(run, begun)

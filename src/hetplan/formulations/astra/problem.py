@@ -116,9 +116,9 @@ def infeasible_because(problem: AstraProblem) -> str | None:
     return None
 
 
-def even_decision(problem: AstraProblem) -> float | None:
-    """Objective of the simplest decision: fastest types first, layers as even as they go; None where it breaks
-    a limit."""
+def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:
+    """The simplest decision as stages (type, layers): fastest types first, layers as even as they go; None where
+    it breaks a limit."""
     kinds = np.repeat(np.arange(problem.M), problem.most_stages)[: problem.P]
     base, more = divmod(problem.N, problem.P)
     layers = np.full(problem.P, base)
@@ -126,6 +126,15 @@ def even_decision(problem: AstraProblem) -> float | None:
     uneven = problem.equal and any(len(set(layers[kinds == i])) > 1 for i in range(problem.M))
     if uneven or (layers > problem.most_layers[kinds]).any():
         return None
+    return list(zip(kinds.tolist(), layers.tolist(), strict=True))
+
+
+def even_decision(problem: AstraProblem) -> float | None:
+    """Objective of the simplest decision (`even_stages`); None where it breaks a limit."""
+    stages = even_stages(problem)
+    if stages is None:
+        return None
+    kinds, layers = np.array(stages).T
     seconds = problem.stage_seconds[kinds, layers]
     return float(seconds.sum() + (problem.K - 1) * seconds.max())
 

@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.formulations.astra.counted import Kinds
-from hetplan.formulations.astra.problem import AstraProblem, Floats
+from hetplan.formulations.astra.problem import Floats
 from hetplan.solvers.linear_model import Columns, LinearModel
+from hetplan.solvers.run import Run
 
 SAME = 1e-9  # relative
 
@@ -30,13 +31,16 @@ class Programme:
     per_second: float
 
 
-def build(problem: AstraProblem, unit: float | None = None) -> Programme:
-    """The programme of a problem that `infeasible_because` has no objection to, its objective about 1e3."""
-    kinds = Kinds(problem)
+def build(kinds: Kinds, run: Run | None = None) -> Programme:
+    """The programme of a problem that `infeasible_because` has no objection to, its objective about 1e3.
+
+    Raises `Stopped` when `run` should stop.
+    """
+    problem = kinds.problem
     lower, upper = kinds.range
     estimate = lower if lower > 0 else upper
-    per_second = unit or (2.0 ** (10 - np.ceil(np.log2(estimate))) if estimate > 0 else 1.0)
-    model = LinearModel("astra")
+    per_second = 2.0 ** (10 - np.ceil(np.log2(estimate))) if estimate > 0 else 1.0
+    model = LinearModel("astra", run)
     w = model.integer("w", len(kinds.type), 0, kinds.most)
     steps = distinct_times(kinds.seconds)
     step = model.binary("step", len(steps))

@@ -39,6 +39,7 @@ class Model:
     before: list[cp_model.IntVar]
     after: list[cp_model.IntVar]
     peak: list[cp_model.IntVar]
+    theta: cp_model.IntVar
 
     def total(self, arcs: Ints, values: Ints) -> cp_model.LinearExprT:
         """Sum over the given arcs, in all roles, of their values (values [Q])."""
@@ -63,13 +64,13 @@ def follow_a_path(m: Model) -> None:  # (1)
 
 
 def keep_below_the_slowest(m: Model) -> None:  # (2)
-    """No stage in front of k* is slower than it, none behind it by more than the tie."""
-    slowest = cp_model.LinearExpr.weighted_sum(m.peak, m.seconds[m.arcs.peak_arc].tolist())
+    """No stage in front of k* is slower than it, none behind it by more than the tie; theta: its time."""
+    m.cp.add(m.theta == cp_model.LinearExpr.weighted_sum(m.peak, m.seconds[m.arcs.peak_arc].tolist()))
     for layer in range(m.arcs.problem.layers):
         q = m.arcs.covering(layer)
         variables = [block[i] for block in (m.before, m.after) for i in q.tolist()]
         times = np.concatenate([m.seconds[q], np.maximum(m.seconds[q] - m.slack, 0)])
-        m.cp.add(cp_model.LinearExpr.weighted_sum(variables, times.tolist()) <= slowest)
+        m.cp.add(cp_model.LinearExpr.weighted_sum(variables, times.tolist()) <= m.theta)
 
 
 def count_stages_behind(m: Model) -> None:  # (3)
@@ -122,14 +123,16 @@ CONSTRAINTS = (
 def build(arcs: Arcs, scale: float, run: Run) -> Model:
     """The whole model; `scale`: integer time units per second. Raises `Stopped` when `run` should stop."""
     cp, every = cpsat.Model(run), range(len(arcs))
+    seconds = cpsat.rounded_down(arcs.seconds, scale)
     model = Model(
         cp=cp,
         arcs=arcs,
-        seconds=cpsat.rounded_down(arcs.seconds, scale),
+        seconds=seconds,
         slack=math.ceil(arcs.tie * scale),
         before=[cp.new_bool_var(f"before{q}") for q in every],
         after=[cp.new_bool_var(f"after{q}") for q in every],
         peak=[cp.new_bool_var(f"peak{p}") for p in range(len(arcs.peak_arc))],
+        theta=cp.new_int_var(0, int(seconds.max(initial=0)), "theta"),
     )
     for constrain in CONSTRAINTS:
         constrain(model)
@@ -139,6 +142,7 @@ def build(arcs: Arcs, scale: float, run: Run) -> Model:
             chosen = set(used.tolist())
             for number, variable in enumerate(block):
                 cp.add_hint(variable, number in chosen)
+        cp.add_hint(model.theta, int(seconds[arcs.peak_arc[arcs.roles()[1]]].sum()))
     return model
 
 

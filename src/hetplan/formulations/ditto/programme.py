@@ -17,13 +17,14 @@ from hetplan.solvers.run import Run
 
 @dataclass(frozen=True)
 class Programme:
-    """The model with its columns: before, after [Q], peak [P]. unit: of the model per second."""
+    """The model with its columns: before, after [Q], peak [P], theta. unit: of the model per second."""
 
     model: LinearModel
     arcs: Arcs
     before: Ints
     peak: Ints
     after: Ints
+    theta: int
     unit: float
 
     @property
@@ -54,14 +55,17 @@ def follow_a_path(m: Programme) -> None:  # (1)
 
 
 def keep_below_the_slowest(m: Programme) -> None:  # (2)
-    """No stage in front of k* is slower than it, none behind it by more than the tie."""
-    slack = m.arcs.tie * m.unit
+    """No stage in front of k* is slower than it, none behind it by more than the tie.
+
+    A column theta for the sum over peaks keeps it out of the rows of all layers.
+    """
+    slack, peaks = m.arcs.tie * m.unit, m.seconds[m.arcs.peak_arc]
+    m.model.equal("theta", np.append(m.peak, m.theta), np.append(peaks, -1.0), to=0.0)
     for layer in range(m.arcs.problem.layers):
         q = m.arcs.covering(layer)
-        columns = np.concatenate([m.before[q], m.after[q], m.peak])
+        columns = np.concatenate([m.before[q], m.after[q], [m.theta]])
         behind = np.maximum(m.seconds[q] - slack, 0.0)
-        values = np.concatenate([m.seconds[q], behind, -m.seconds[m.arcs.peak_arc]])
-        m.model.row("slowest", columns, values, upper=0.0)
+        m.model.row("slowest", columns, np.concatenate([m.seconds[q], behind, [-1.0]]), upper=0.0)
 
 
 def count_stages_behind(m: Programme) -> None:  # (3)
@@ -123,6 +127,7 @@ def build(arcs: Arcs, run: Run | None = None) -> Programme:
         before=model.binary("before", count),
         peak=model.binary("peak", len(arcs.peak_arc)),
         after=model.binary("after", count),
+        theta=int(model.continuous("theta")),
         unit=float(2.0 ** (10 - np.ceil(np.log2(estimate)))) if estimate > 0 else 1.0,
     )
     for constrain in CONSTRAINTS:
@@ -134,4 +139,5 @@ def build(arcs: Arcs, run: Run | None = None) -> Programme:
         model.start[
             np.concatenate([programme.before[before], programme.peak[peaks], programme.after[after]])
         ] = 1.0
+        model.start[programme.theta] = programme.seconds[arcs.peak_arc[peaks]].sum()
     return programme

@@ -15,12 +15,14 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.levels import TOO_LARGE, Levels, build_levels, decode
+from hetplan.formulations.poplar.first import known_before, too_large
+from hetplan.formulations.poplar.levels import NO_PLAN, Levels, build_levels, decode
 from hetplan.formulations.poplar.problem import NOTHING_FITS, Ints, compile_problem
 from hetplan.solvers import cpsat
 from hetplan.solvers.native import Scale
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
+from hetplan.solvers.whole import Whole
 
 
 @dataclass(frozen=True)
@@ -37,41 +39,47 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     begun = time.perf_counter()
     problem = compile_problem(data)
     if not problem.groups:
-        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, solver=cpsat.SOLVER)
+        spent = time.perf_counter() - begun
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=spent, solver=cpsat.SOLVER)
     levels = build_levels(problem)
     if levels is None:
-        return Outcome(stop=Stop.LIMIT, message=TOO_LARGE, solver=cpsat.SOLVER)
+        return too_large(problem, cpsat.SOLVER, time.perf_counter() - begun)
     largest = max(levels.ceiling, float(levels.times[-1])) + levels.step_seconds
     per_second = cpsat.integer_scale(levels.floor, largest, levels.most_steps)
-    model, v = build(levels, per_second)
     scale = Scale(per_unit=per_second, offset=levels.offset, under=levels.most_steps / per_second)
-    built = time.perf_counter()
-    answer = cpsat.solve(model, run, scale)
-    decision = None
-    if answer.has_solution:
+
+    def read(model: Model, answer: cpsat.CpAnswer) -> PoplarDecision:
+        v = model.v
         loads = [Counter({l: n for l, y in enumerate(row, 1) if (n := answer.value(y))}) for row in v.y]
-        decision = decode(levels, loads, [answer.value(s) for s in v.s])
-    return Outcome(
-        stop=answer.stop,
-        decision=decision,
-        bound=answer.bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
-        solver=answer.solver,
-        message=answer.message,
-        details=answer.statistics,
-    )
+        return decode(levels, loads, [answer.value(s) for s in v.s])
+
+    return Whole(
+        build=lambda: build(levels, per_second, run),
+        ask=lambda model: cpsat.solve(model.cp, run, scale),
+        read=read,
+        solver=cpsat.SOLVER,
+        infeasible=NO_PLAN,
+        known=known_before(problem),
+    ).solve(run, begun)
 
 
-def build(levels: Levels, per_second: float) -> tuple[Any, Variables]:
-    """The model and its variables."""
-    model = cp_model.CpModel()
+@dataclass(frozen=True)
+class Model:
+    """The CP-SAT model and its variables."""
+
+    cp: cpsat.Model
+    v: Variables
+
+
+def build(levels: Levels, per_second: float, run: Run) -> Model:
+    """The whole model; raises `Stopped` when `run` should stop."""
+    model = cpsat.Model(run)
     v = make_variables(model, levels, per_second)
     for constrain in (add_up_to_the_batch, order_steps, fit_into_steps):
         constrain(model, levels, v)
     rises = np.diff(v.cost, prepend=0)
     model.minimize(cp_model.LinearExpr.weighted_sum(v.s, rises.tolist()))
-    return model, v
+    return Model(model, v)
 
 
 def make_variables(model: Any, levels: Levels, per_second: float) -> Variables:

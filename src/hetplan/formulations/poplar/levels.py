@@ -23,12 +23,13 @@ import numpy as np
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.decode import shares_decision, steps_decision
 from hetplan.formulations.poplar.kernels import share_seconds
-from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
+from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
 from hetplan.formulations.poplar.share_times import largest_shares, proportional_time
 
 # Beyond this many loads or times general solvers get nowhere; the message names the method that does.
 MAX_LOADS = 20_000
 TOO_LARGE = "too many different loads and times for a general model; the method exact does not need one"
+NO_PLAN = "proven by the solver: no loads add up to the batch"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
     if problem.stepwise:
         seconds = [group.seconds[1 : problem.total + 1] for group in problem.groups]
         batch: list[Ints] = []
-        ceiling = simple_seconds(problem)
+        ceiling = min(alone(problem, group)[0] for group in problem.groups)
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
     else:
         ceiling = proportional_time(problem)
@@ -90,18 +91,12 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
     return levels if levels.size <= MAX_LOADS else None
 
 
-def simple_seconds(problem: PoplarProblem) -> float:
-    """ZeRO 2, 3: time of a plan of one group alone: its best micro-batches, then single samples."""
-    found = []
-    for group in problem.groups:
-        batch = min(group.peak_batch, problem.total)
-        full, rest = divmod(problem.total, batch * group.count)
-        singles = -(-rest // group.count)
-        found.append(
-            full * (float(group.seconds[batch]) + problem.comm)
-            + singles * (float(group.seconds[1]) + problem.comm)
-        )
-    return min(found)
+def alone(problem: PoplarProblem, group: Group) -> tuple[float, int, int, int]:
+    """(seconds, micro-batch, steps with it on every device, samples left) when only `group` works, for ZeRO 2 and 3."""
+    batch = min(group.peak_batch, problem.total)
+    full, rest = divmod(problem.total, batch * group.count)
+    step, single = (float(group.seconds[b]) + problem.comm for b in (batch, 1))
+    return full * step + -(-rest // group.count) * single, batch, full, rest
 
 
 def decode(levels: Levels, loads: Sequence[Counter[int]], at_least: Sequence[int]) -> PoplarDecision:

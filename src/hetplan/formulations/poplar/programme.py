@@ -14,6 +14,7 @@ import numpy as np
 from hetplan.formulations.poplar.levels import Levels
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.solvers.linear_model import Columns, LinearModel
+from hetplan.solvers.run import Run
 
 # In units of which the objective has about a thousand.
 SMALLEST_RISE = 1e-9
@@ -37,9 +38,9 @@ class Programme:
         return loads, np.rint(values(self.s)).astype(int).tolist()
 
 
-def build(levels: Levels, per_second: float) -> Programme:
-    """The programme, constraints in the order of their numbers."""
-    model = LinearModel("poplar")
+def build(levels: Levels, per_second: float, run: Run | None = None) -> Programme:
+    """The programme, constraints in the order of their numbers; raises `Stopped` when `run` should stop."""
+    model = LinearModel("poplar", run)
     p = make_columns(model, levels, per_second)
     for constrain in (add_up_to_the_batch, order_steps, fit_into_steps):
         constrain(levels, p)

@@ -11,4 +11,5 @@ from hetplan.solvers.run import Run
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     """Proven optimum up to the solver's tolerances, or what there is when time runs out."""
-    return solve_through(pyomo_driver.solve, data, run)
+    pyomo_driver.require(run.options)
+    return solve_through(pyomo_driver.solve, pyomo_driver.solver_label(run.options), data, run)

@@ -76,13 +76,14 @@ Size = Callable[[Tables], int]
 class Case:
     """One configuration. bound: proven so far, +inf when it has no decision at all. terms: of its model.
 
-    chained: whether `least_seconds` had its say. closed: nothing left to find. given_up: open, but another try
-    would be in vain.
+    tried: whether first decisions were looked for. chained: whether `least_seconds` had its say. closed: nothing left
+    to find. given_up: open, but another try would be in vain.
     """
 
     tables: Tables
     bound: float
     terms: int
+    tried: bool = False
     chained: bool = False
     closed: bool = False
     given_up: bool = False
@@ -138,16 +139,17 @@ def solve_each(
     """The best decision over all configurations by `model`, with the bound that it proves."""
     begun = time.perf_counter()
     problem = compile_problem(data)
-    cells = find_cells(problem)
+    cells, nodes = find_cells(problem), [device.node for device in data.devices]
     tables = [Tables(problem, configuration, cells) for configuration in problem.configurations()]
     state = State(run, cases=[Case(one, quick_seconds(one), size(one)) for one in tables])
     if tables:
-        find_first(state, problem, [device.node for device in data.devices])
+        find_first(state, problem, nodes, share_of(run, FIRST_SHARE))
         find_bounds(state, share_of(run, BOUND_SHARE))
     state.build_seconds = time.perf_counter() - begun
     if tables:
         run.report(bound=state.bound if math.isfinite(state.bound) else None)
     sweep(state, problem, model)
+    find_first(state, problem, nodes, run)  # what the shares left undone, where no model takes the time
     find_bounds(state, run)
     state.prune()
     return outcome(state, solver, time.perf_counter() - begun)
@@ -158,12 +160,14 @@ def share_of(run: Run, share: float) -> Run:
     return run.part(time_limit=share * run.remaining if math.isfinite(run.remaining) else None)
 
 
-def find_first(state: State, problem: AmpProblem, nodes: list[int]) -> None:
-    """Incumbents by rule, where the bounds promise most first, within a share of the time."""
-    part = share_of(state.run, FIRST_SHARE)
+def find_first(state: State, problem: AmpProblem, nodes: list[int], run: Run) -> None:
+    """Incumbents by rule for the open configurations that had none yet, in `run`'s time."""
     orders = device_orders(problem, nodes)
-    for case in sorted(state.cases, key=lambda case: case.bound):
-        found = first_strategy(problem, orders, case.tables.configuration, part)
+    for case in state.cases:
+        if case.tried or case.closed or run.should_stop:
+            continue
+        found = first_strategy(problem, orders, case.tables.configuration, run)
+        case.tried = not run.should_stop
         if found is not None:
             state.offer(problem, found[1])
 
