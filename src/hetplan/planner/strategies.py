@@ -39,11 +39,14 @@ class Strategy:
     ) -> list[Candidate]:
         """The candidates of this strategy; `given`: its settings by name, as JSON types."""
         from hetplan.planner.settings import parse_settings
+        from hetplan.schema import derived
 
         function: Propose = load(self.target)
-        if self.settings is None:
-            return function(workload, run)
-        return function(workload, run, parse_settings(self.settings_model(), given or {}, self.name))
+        own = (
+            () if self.settings is None else (parse_settings(self.settings_model(), given or {}, self.name),)
+        )
+        with derived(f"{workload.model.name} on {workload.cluster.name} as {self.name}"):
+            return function(workload, run, *own)
 
     def settings_model(self) -> Any:
         """The pydantic model of its settings, None where it has none."""
@@ -73,6 +76,12 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.astra:propose",
             "the whole strategy search, segments by type (Astra)",
             ("hetplan.planner.warm:astra",),
+        ),
+        Strategy(
+            "ditto",
+            "hetplan.planner.ditto:propose",
+            "one pipeline, stages of unequal width (Ditto)",
+            ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
         ),
         Strategy("dp", "hetplan.planner.data_parallel:propose", "plain data parallelism, the floor"),
     )

@@ -1,0 +1,181 @@
+"""The strategy `ditto`: templates become plans that hold, priced like AMP's plans where both can say the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.formulations import family
+from hetplan.formulations.amp.data import AmpDecision
+from hetplan.formulations.amp.pose import pose as amp_pose
+from hetplan.formulations.ditto.data import DittoDecision, DittoStage
+from hetplan.formulations.ditto.pose import group_size, pose
+from hetplan.planner.candidate import Candidate
+from hetplan.planner.ditto import METHODS, propose
+from hetplan.planner.template import place, price
+from hetplan.profiling.cluster import ClusterFile, build_cluster, example_cluster
+from hetplan.profiling.profile import Profile
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.runtime.plan import Plan
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import evaluate
+from hetplan.solvers.run import Run
+
+
+def workload_on(*nodes: dict[str, Any], model: str = "gpt2", batch: int = 8) -> Workload:
+    """A model on nodes given as the cluster file has them."""
+    links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0}
+    header = {"format": "hetplan-cluster", "version": 1, "name": "test"}
+    document = {**header, "nodes": [{**links, **node} for node in nodes]}
+    return make_workload(model, build_cluster(ClusterFile.model_validate(document)), batch)
+
+
+V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 4}
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """gpt2-medium on twelve V100 and four T4."""
+    return make_workload("gpt2-medium", example_cluster("amp-mixed"), 32)
+
+
+@pytest.fixture(scope="module")
+def candidates(workload: Workload) -> dict[str, Candidate]:
+    return {c.method: c for c in propose(workload, Run(Options(threads=1)))}
+
+
+def test_templates_become_plans_that_hold(workload: Workload, candidates: dict[str, Candidate]) -> None:
+    assert tuple(candidates) == METHODS
+    best = candidates["auto"]
+    assert best.status == "optimal" and best.bound is not None and best.objective is not None
+    assert best.bound <= best.objective * (1 + 1e-9)
+    assert candidates["paper"].plan is None and "as many layers" in candidates["paper"].message
+    for candidate in candidates.values():
+        if candidate.plan is None:
+            continue
+        plan = Plan.model_validate_json(candidate.plan.model_dump_json())
+        assert plan == candidate.plan
+        (replica,) = plan.replicas
+        assert replica.samples == workload.global_batch
+        for stage in replica.stages:
+            (group,) = stage.devices
+            assert len({plan.devices[d] for d in group}) == 1  # one node of one type
+            assert stage.tensor_shares == [1.0] * len(group)
+        usable = workload.device_bytes()
+        assert candidate.fits_memory and candidate.peak_bytes is not None
+        for device, peak in zip(workload.cluster.devices, candidate.peak_bytes, strict=True):
+            assert peak <= usable[device.type] * (1 + 1e-9)
+        used = {d for stage in replica.stages for d in stage.all_devices}
+        assert {d for d, peak in enumerate(candidate.peak_bytes) if peak} == used
+    widths = [len(stage.devices[0]) for stage in best.plan.replicas[0].stages] if best.plan else []
+    assert len(set(widths)) > 1  # the four T4 share the head: no plan of equal widths says that
+
+
+def test_the_optimum_is_no_dearer_than_the_papers(candidates: dict[str, Candidate]) -> None:
+    for name in ("oobleck", "greedy"):
+        other, best = candidates[name], candidates["auto"]
+        assert other.bound is None and other.status == "feasible"
+        assert other.objective is not None and best.objective is not None
+        assert other.plan is not None and best.plan is not None
+        assert other.plan.replicas[0].micro_batches == best.plan.replicas[0].micro_batches
+        assert other.objective >= best.objective * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_stages_of_one_width_cost_what_amp_says(width: int) -> None:
+    w = workload_on({**V100, "count": 2}, {**T4, "devices": 2}, batch=12)
+    stages = 6 // width
+    cuts = [round(i * 14 / stages) for i in range(stages + 1)]
+    names = (["V100-SXM2-16GB"] * 4 + ["T4"] * 2)[::width]
+    decision = DittoDecision(
+        stages=[
+            DittoStage(first=cuts[k], last=cuts[k + 1], type=names[k], devices=width) for k in range(stages)
+        ]
+    )
+    groups = place(w, decision)
+    same = AmpDecision(
+        pipeline=stages,
+        data=1,
+        tensor=width,
+        micro_batch=2,
+        placement=[[group] for group in groups],
+        stages=[(s.first, s.last) for s in decision.stages],
+    )
+    data = amp_pose(w)
+    assert price(w, data, decision, groups, 2).seconds == pytest.approx(
+        evaluate(family("amp"), data, same).objective, rel=1e-12
+    )
+
+
+def test_stages_of_other_widths_by_hand() -> None:
+    w = workload_on(V100, T4, batch=6)
+    decision = DittoDecision(
+        stages=[
+            DittoStage(first=0, last=7, type="V100-SXM2-16GB", devices=1),
+            DittoStage(first=7, last=12, type="V100-SXM2-16GB", devices=1),
+            DittoStage(first=12, last=14, type="T4", devices=2),
+        ]
+    )
+    groups = place(w, decision)
+    assert groups == [[0], [1], [2, 3]]
+    found = price(w, amp_pose(w), decision, groups, 3)
+    layers, tables = w.profile.layers, [w.profile.table("V100-SXM2-16GB", 1, 3), w.profile.table("T4", 2, 3)]
+    assert tables[0] is not None and tables[1] is not None
+    # all-reduce on two devices moves each byte once, at 80 Gbit/s
+    wide = sum(tables[1].seconds()[12:]) + sum(layer.tensor_bytes for layer in layers[12:]) * 3 / 10e9
+    times = [sum(tables[0].seconds()[:7]), sum(tables[0].seconds()[7:12]), wide]
+    links = [layers[6].activation_bytes * 3 / 10e9, layers[11].activation_bytes * 3 / 1.25e9]
+    assert found.stages == pytest.approx(times, rel=1e-12)
+    assert found.links == pytest.approx([*links, 0.0], rel=1e-12)
+    assert found.seconds == pytest.approx(max(times) + sum(times) + sum(links), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
+    """Any stages within the posed problem's devices are placed: whole groups in one node, no device twice."""
+    sizes = draw.draw(st.lists(st.sampled_from([2, 4, 6, 8, 12]), min_size=1, max_size=4))
+    w = workload_on(
+        *({"device": draw.draw(st.sampled_from(["T4", "P100-PCIE-16GB"])), "devices": n} for n in sizes)
+    )
+    data = pose(w, 1)
+    left = Counter({kind.name: kind.nodes * data.devices_per_node for kind in data.device_types})
+    stages: list[DittoStage] = []
+    while len(stages) < data.layers and left:
+        name = draw.draw(st.sampled_from(sorted(left)))
+        fitting = [x for x in (1, 2, 4) if x <= min(group_size(w), left[name])]
+        x = draw.draw(st.sampled_from(fitting))
+        stages.append(DittoStage(first=len(stages), last=len(stages) + 1, type=name, devices=x))
+        left[name] -= x
+        left = +left
+    groups = place(w, DittoDecision(stages=stages))
+    taken = [device for group in groups for device in group]
+    assert len(taken) == len(set(taken)) == sum(stage.devices for stage in stages)
+    for stage, group in zip(stages, groups, strict=True):
+        assert len(group) == stage.devices
+        assert {w.cluster.devices[d].type for d in group} == {stage.type}
+        assert len({w.cluster.devices[d].node for d in group}) == 1
+
+
+def test_memory_that_no_template_meets_has_a_reason() -> None:
+    found = propose(workload_on({"device": "T4", "devices": 1}, model="llama2-7b"), Run(Options(threads=1)))
+    assert [c.status for c in found if c.method == "auto"] == ["infeasible"]
+    assert all(c.plan is None and c.message for c in found)
+
+
+def test_a_profile_without_single_devices_has_a_reason(workload: Workload) -> None:
+    document = workload.profile.model_dump()
+    tables = [table for table in document["tables"] if table["tensor"] > 1]
+    profile = Profile.model_validate(document | {"tables": tables})
+    found = propose(make_workload("gpt2-medium", workload.cluster, 32, profile=profile), Run())
+    assert all(c.plan is None and "times of single devices" in c.message for c in found)
+
+
+def test_nothing_begins_after_an_interruption(workload: Workload) -> None:
+    run = Run()
+    run.cancel.set()
+    assert all(c.plan is None and "not begun" in c.message for c in propose(workload, run))
