@@ -162,10 +162,11 @@ def share_of(run: Run, share: float) -> Run:
 
 def find_first(state: State, problem: AmpProblem, nodes: list[int], run: Run) -> None:
     """Incumbents by rule for the open configurations that had none yet, in `run`'s time."""
-    orders = device_orders(problem, nodes)
-    for case in state.cases:
-        if case.tried or case.closed or run.should_stop:
-            continue
+    waiting = [case for case in state.cases if not case.tried and not case.closed]
+    orders = device_orders(problem, nodes) if waiting else []
+    for case in waiting:
+        if run.should_stop:
+            return
         found = first_strategy(problem, orders, case.tables.configuration, run)
         case.tried = not run.should_stop
         if found is not None:
