@@ -5,10 +5,11 @@ All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 
 from hetplan.errors import InputError, json_path
 
@@ -19,18 +20,40 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def nothing_below(least: float) -> Callable[[float], float]:
+    """A validator of numbers >= 0: one that lets 0 and what is at least `least` pass."""
+
+    def check(value: float) -> float:
+        if 0 < value < least:
+            raise ValueError(f"is {value!r}, expected 0 or at least {least:g}")
+        return value
+
+    return check
+
+
 # Above 1e30 products of two entries stay far inside float64, so no evaluation can overflow.
 LARGEST = 1e30
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+# What describes hardware and what was measured on it (cluster, profile) stays far inside of that, so that what
+# instances derive from it does, too: sums over thousands of layers, products with a billion samples, quotients by
+# the slowest device and link. What is smaller than the least is no measurement, and quotients by it overflow.
+MOST_SECONDS, LEAST_SECONDS = 1e9, 1e-15
+MOST_BYTES, LEAST_BYTES = 1e21, 1e-3
+MOST_RATE, LEAST_RATE = 1e9, 1e-6
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS), AfterValidator(nothing_below(LEAST_SECONDS))]
+Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES), AfterValidator(nothing_below(LEAST_BYTES))]
+# A datasheet's figure in its own unit: TFLOP/s, GB/s, Gbit/s, GiB.
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
 # [first, last). JSON has no tuples, so a list of two is one; the entries themselves stay strict.
 Range = Annotated[tuple[Count, Count], Strict(False)]
 # Long lists stop at the first wrong entry: collecting millions of complaints takes minutes and gigabytes.
 Row = Annotated[list[NonNegative], FailFast()]
 Matrix = Annotated[list[Row], FailFast()]
+SecondsRow = Annotated[list[Seconds], FailFast()]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -41,6 +64,26 @@ def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str]
         return model.model_validate(value)
     except ValidationError as error:
         raise input_error(error, where=where, prefix=prefix) from None
+
+
+@contextlib.contextmanager
+def derived(where: str) -> Iterator[None]:
+    """Around what builds models from a user's numbers: one out of range is an InputError there, and no bug.
+
+    where: what the numbers are of. Anything else that is wrong with what is built stays a ValidationError.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] not in SIZES:
+            raise
+        raise InputError(
+            f"{json_path(first['loc'])} follows from what is given, and is out of range",
+            where=where,
+            got=first["input"],
+            expected=expectation(first),
+        ) from None
 
 
 def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
@@ -73,11 +116,27 @@ def input_error(error: ValidationError, *, where: str, prefix: Sequence[int | st
         return InputError(f"unknown key{more}", where=place)
     if kind == "value_error":  # our own checks already say what was got and expected
         return InputError(f"{message}{more}", where=place)
-    return InputError(f"not usable{more}", where=place, got=first["input"], expected=expectation(message))
+    return InputError(f"not usable{more}", where=place, got=first["input"], expected=expectation(first))
 
 
-def expectation(message: str) -> str:
-    """pydantic's `Input should be …` turned into what goes behind `expected`."""
+# pydantic's bounds in fewer words.
+BOUNDS = {
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+}
+# Complaints about the size of a number; a wrong type or shape is another matter.
+SIZES = {*BOUNDS, "finite_number"}
+
+
+def expectation(problem: Mapping[str, Any]) -> str:
+    """What a complaint of pydantic's expects: its bound, or its `Input should be …` without that opening."""
+    if problem["type"] in BOUNDS:
+        key, words = BOUNDS[problem["type"]]
+        bound = problem["ctx"][key]
+        return f"{words} {bound:g}" if isinstance(bound, float) or abs(bound) >= 1e12 else f"{words} {bound}"
+    message: str = problem["msg"]
     for opening in ("Input should be ", "Input should "):
         if message.startswith(opening):
             return message.removeprefix(opening)

@@ -111,7 +111,7 @@ def test_more_stages_than_micro_batches_are_refused() -> None:
         (("device_types", 0, "allreduce_seconds"), {"2": [0.1] * 3, "4": [0.1] * 3}, "expected 2"),
         (("memory", "device_bytes"), {"a": 1.0}, "lacks device type 'b'"),
         (("memory", "layer_state_bytes"), [1.0], "expected one per layer"),
-        (("micro_batches",), 0, "greater than or equal to 1"),
+        (("micro_batches",), 0, "at least 1"),
     ],
 )
 def test_unusable_data_is_refused_in_one_line(path: tuple[Any, ...], value: Any, message: str) -> None:

@@ -122,7 +122,7 @@ def broken(*path: Any, value: Any = ..., seed: int = 4) -> Document:
     return made
 
 
-AT_LEAST_0 = "expected greater than or equal to 0"
+AT_LEAST_0 = "expected at least 0"
 FINITE = "expected a finite number"
 
 

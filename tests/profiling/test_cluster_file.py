@@ -95,7 +95,7 @@ devices:
         ),
         (
             f"nodes: [{NODE.replace('50', '0')}]\n",
-            r"nodes\[0\]\.intra_node_gbit_per_s: .*got 0, expected greater than 0",
+            r"nodes\[0\]\.intra_node_gbit_per_s: .*got 0, expected at least 1e-06",
         ),
         (f"nodes: [{NODE.replace('10', '-1')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*got -1"),
         (f"nodes: [{NODE.replace('10', '.nan')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*finite"),

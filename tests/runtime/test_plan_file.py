@@ -207,7 +207,7 @@ def test_each_rule(wrong: Document, message: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (simple() | {"zero": 4}, "p.json: zero: not usable (got 4, expected less than or equal to 3)"),
+        (simple() | {"zero": 4}, "p.json: zero: not usable (got 4, expected at most 3)"),
         (
             simple() | {"schedule": "2f2b"},
             "p.json: schedule: not usable (got '2f2b', expected 'gpipe', '1f1b'",

@@ -16,11 +16,11 @@ from hetplan.errors import InputError
 from hetplan.files import read_yaml
 from hetplan.names import suggestion, unknown_name
 from hetplan.profiling.precision import Precision
-from hetplan.schema import Name, Positive, StrictModel, parse
+from hetplan.schema import Name, Rate, StrictModel, parse
 
 GIB = 2**30
 
-Peaks = Annotated[dict[Precision, Positive], Field(min_length=1)]
+Peaks = Annotated[dict[Precision, Rate], Field(min_length=1)]
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -31,9 +31,9 @@ class DeviceSpec(StrictModel):
     unknown.
     """
 
-    memory_gib: Positive
+    memory_gib: Rate
     peak_tflops: Peaks
-    memory_gb_per_s: Positive
+    memory_gb_per_s: Rate
     price_per_hour: Price | None = None
     source: Name
     price_source: Name | None = None
@@ -62,9 +62,9 @@ class DeviceSpec(StrictModel):
 class DeviceOverride(StrictModel):
     """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type."""
 
-    memory_gib: Positive | None = None
+    memory_gib: Rate | None = None
     peak_tflops: Peaks | None = None
-    memory_gb_per_s: Positive | None = None
+    memory_gb_per_s: Rate | None = None
     price_per_hour: Price | None = None
     source: Name | None = None
     price_source: Name | None = None

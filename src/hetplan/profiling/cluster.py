@@ -21,7 +21,7 @@ from hetplan.files import read_yaml
 from hetplan.names import unknown_name
 from hetplan.profiling.catalogue import DeviceOverride, DeviceSpec, device, overridden
 from hetplan.profiling.examples import FOLDER, example_clusters
-from hetplan.schema import Name, StrictModel, check_header, parse
+from hetplan.schema import Name, Rate, StrictModel, check_header, parse
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,6 @@ GBIT = 1e9 / 8  # bytes/s per Gbit/s
 INTRA_NODE_LATENCY_US = 6.0
 NETWORK_LATENCY_US = 20.0
 
-Gbit = Annotated[float, Field(gt=0, le=1e9)]
 Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 NodeCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
@@ -46,8 +45,8 @@ class NodeEntry(StrictModel):
     count: NodeCount = 1
     devices: NodeCount
     device: Name
-    intra_node_gbit_per_s: Gbit
-    network_gbit_per_s: Gbit
+    intra_node_gbit_per_s: Rate
+    network_gbit_per_s: Rate
     intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US
     network_latency_us: Microseconds = NETWORK_LATENCY_US
 

@@ -10,6 +10,7 @@ from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, layer_time
+from hetplan.schema import derived
 
 LARGEST_MICRO_BATCH = 64
 LARGEST_GLOBAL_BATCH = 10**9
@@ -32,26 +33,22 @@ def predict(
     degrees = tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
     for name in cluster.types:
         cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
-    tables = [
-        _table(model, cluster, name, tensor, micro_batch, efficiency)
-        for name in cluster.types
-        for tensor in degrees
-        for micro_batch in micro_batches
-    ]
-    if not tables:
+    sizes = [(name, tp, size) for name in cluster.types for tp in degrees for size in micro_batches]
+    if not sizes:
         raise InputError("nothing to predict", expected="at least one micro-batch size and one tensor degree")
-    return Profile(
-        model=model.name,
-        sequence=model.sequence,
-        precision=model.precision,
-        provenance=Provenance(
-            kind="predicted",
-            source="hetplan roofline from datasheets",
-            date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
-        ),
-        layers=profile_layers(model),
-        tables=tables,
-    )
+    with derived(f"profile of {model.name} on {cluster.name}"):
+        return Profile(
+            model=model.name,
+            sequence=model.sequence,
+            precision=model.precision,
+            provenance=Provenance(
+                kind="predicted",
+                source="hetplan roofline from datasheets",
+                date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
+            ),
+            layers=profile_layers(model),
+            tables=[_table(model, cluster, *size, efficiency) for size in sizes],
+        )
 
 
 def profile_layers(model: Model) -> list[ProfileLayer]:

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.precision import Precision
-from hetplan.schema import Name, NonNegative, PositiveCount, Row, StrictModel, check_header, parse
+from hetplan.schema import Bytes, Name, PositiveCount, SecondsRow, StrictModel, check_header, parse
 
 FORMAT, VERSION = "hetplan-profile", 1
 
@@ -42,12 +42,12 @@ class ProfileLayer(StrictModel):
     """
 
     name: Name
-    param_bytes: NonNegative
-    tied_param_bytes: NonNegative = 0.0
-    activation_bytes: NonNegative
-    tensor_bytes: NonNegative
-    saved_bytes: NonNegative
-    replicated_saved_bytes: NonNegative = 0.0
+    param_bytes: Bytes
+    tied_param_bytes: Bytes = 0.0
+    activation_bytes: Bytes
+    tensor_bytes: Bytes
+    saved_bytes: Bytes
+    replicated_saved_bytes: Bytes = 0.0
 
     @model_validator(mode="after")
     def _part_of_saved(self) -> Self:
@@ -70,8 +70,8 @@ class ProfileTable(StrictModel):
     device: Name
     tensor: PositiveCount
     micro_batch: PositiveCount
-    forward_seconds: Row
-    backward_seconds: Row
+    forward_seconds: SecondsRow
+    backward_seconds: SecondsRow
 
     def seconds(self) -> list[float]:
         """Forward + backward per layer [L]."""
