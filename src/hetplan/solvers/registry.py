@@ -13,8 +13,9 @@ from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError
 from hetplan.names import unknown_name
+from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Result, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 # A bound may exceed the objective by rounding in the last digits, not by more.
 BOUND_TOLERANCE = 1e-7
@@ -114,7 +115,8 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
 
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this instance,
     DisagreementError where the evaluator rejects the decision or finds it below the claimed bound.
-    A back end that fails otherwise gives a Result with stop `error`.
+    A back end that fails otherwise gives a Result with stop `error`. The result's seconds add up to what passed
+    here before judging: what the method did not call building was solving.
     """
     run = run or Run()
     chosen = family.method(method)
@@ -123,9 +125,11 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         outcome = chosen.load()(data, run)
     except (HetplanError, KeyboardInterrupt):
         raise
+    except Stopped:
+        outcome = Outcome(stop=stopped(run), bound=run.bound)
     except MemoryError:
-        spent = time.perf_counter() - begun
-        outcome = Outcome(stop=Stop.ERROR, solve_seconds=spent, message="out of memory")
+        outcome = Outcome(stop=Stop.ERROR, message="out of memory")
+    spent = time.perf_counter() - begun
     objective = None
     if outcome.decision is not None:
         evaluation = evaluate(family, data, outcome.decision)
@@ -144,7 +148,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         objective=objective,
         bound=outcome.bound if objective is None or outcome.bound is None else min(outcome.bound, objective),
         build_seconds=outcome.build_seconds,
-        solve_seconds=outcome.solve_seconds,
+        solve_seconds=max(outcome.solve_seconds, spent - outcome.build_seconds),
         solver=outcome.solver,
         options=run.options.as_dict(),
         seed=run.options.seed,
