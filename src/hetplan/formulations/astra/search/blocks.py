@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.astra.search.efficiency import EfficiencyModel, Floats, Work, compute_seconds
-from hetplan.formulations.astra.search.facts import CORE, ModelFacts
+from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.table import Ints
 from hetplan.profiling.operators import ELEMENT_BYTES, Elementwise, Layer, Matmul, Operator
 from hetplan.profiling.profile import Profile
+from hetplan.profiling.recomputation import CORE
 
 # Rows of `BlockSeconds.table`.
 FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING, HEAD = range(7)

@@ -13,12 +13,7 @@ from hetplan.errors import UnsupportedError
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul
 from hetplan.profiling.precision import Precision
-
-BLOCKS = ("block", "moe-block")
-# Operators and saved tensors between projections and output: what selective recomputation computes again
-# (Korthikanti et al. 2022, Section 5).
-CORE = ("scores", "softmax", "context")
-CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
+from hetplan.profiling.recomputation import BLOCKS, CORE_SAVED
 
 
 @dataclass(frozen=True)

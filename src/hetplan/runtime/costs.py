@@ -1,0 +1,230 @@
+"""What the parts of a plan cost on a workload's cluster: passes, transfers, rings, updates; seconds and bytes.
+
+All ranks of a node share its network card: what crosses nodes is charged at the card's bandwidth for all of them
+together. A stage with tensor ranks sends each activation once over the network (scatter-gather, Narayanan et al. 2021
+(SC), Section 4.1), in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.errors import InputError
+from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.recomputation import BLOCKS, Recomputation, kept_bytes, repeated_share
+from hetplan.profiling.times import DEFAULT_EFFICIENCY
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import Stage, split
+from hetplan.schema import Range
+
+Floats = NDArray[np.float64]
+
+# Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight and moments:
+# 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
+UPDATE_BYTES = 28
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """seconds of one message set, and the network cards' sides (2 n sends, 2 n + 1 receives of node n) it holds."""
+
+    seconds: float
+    latency: float
+    cards: tuple[int, ...]
+
+
+class Costs:
+    """Costs on one workload's cluster and profile; repeated questions are answered from memory."""
+
+    def __init__(self, workload: Workload, recomputation: Recomputation = "none") -> None:
+        self.workload = workload
+        self.mode = recomputation
+        self.bandwidth = workload.cluster.bandwidth()
+        self.delay = workload.cluster.latency()
+        self._layers: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
+        self._points: dict[tuple[str, int], tuple[Floats, Floats, Floats]] = {}
+
+    def node(self, device: int) -> int:
+        """The node of a device."""
+        return self.workload.cluster.devices[device].node
+
+    def kind(self, device: int) -> str:
+        """The type of a device."""
+        return self.workload.cluster.devices[device].type
+
+    def layer_seconds(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
+        """(forward, backward) [L] of `rows` samples on one device of a tensor group of that type.
+
+        Straight lines between the profile's micro-batches; below the first its time, beyond the last the
+        last piece's slope.
+        Recomputation is part of the backward pass. Without a table of the degree, an even part of one device's.
+        """
+        key = (kind, tensor, rows)
+        if key not in self._layers:
+            forward, backward = self._interpolated(kind, tensor, rows)
+            self._layers[key] = forward, backward + forward * self._again(kind, tensor, max(rows, 1))
+        return self._layers[key]
+
+    def _interpolated(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
+        count = len(self.workload.profile.layers)
+        if rows == 0:
+            return np.zeros(count), np.zeros(count)
+        sizes, forward, backward = self._table(kind, tensor)
+        at = int(np.searchsorted(sizes, rows))
+        if at == len(sizes):
+            beyond = rows - sizes[-1]
+            return forward[-1] + beyond * slope(sizes, forward), backward[-1] + beyond * slope(
+                sizes, backward
+            )
+        if sizes[at] == rows or at == 0:
+            return forward[at], backward[at]
+        share = (rows - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
+        return tuple(table[at - 1] + share * (table[at] - table[at - 1]) for table in (forward, backward))
+
+    def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats, Floats]:
+        """(micro-batches [B], forward, backward [B, L])."""
+        profile = self.workload.profile
+        if (kind, tensor) not in self._points:
+            degree = tensor if profile.micro_batches(kind, tensor) else 1
+            sizes = profile.micro_batches(kind, degree)
+            tables = [table for b in sizes if (table := profile.table(kind, degree, b)) is not None]
+            if not tables:
+                raise InputError(
+                    f"no times of {kind} at tensor degree 1", where=f"profile of {profile.model}"
+                )
+            parts = tensor / degree
+            self._points[kind, tensor] = (
+                np.array(sizes, float),
+                np.array([table.forward_seconds for table in tables]) / parts,
+                np.array([table.backward_seconds for table in tables]) / parts,
+            )
+        return self._points[kind, tensor]
+
+    def _again(self, kind: str, tensor: int, rows: int) -> Floats:
+        """[L] share of the forward pass that the backward pass repeats."""
+        model, spec = self.workload.model, self.workload.cluster.specs[kind]
+        shares = {
+            layer.operators: repeated_share(layer, self.mode, spec, model.precision, rows, tensor)
+            for layer in model.layers
+        }
+        return np.array([shares[layer.operators] for layer in model.layers])
+
+    def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
+        """(forward, backward) seconds of one micro-batch on a stage: its slowest device, and tensor all-reduces."""
+        first, last = layers
+        slowest = (0.0, 0.0)
+        for group, (begin, end) in zip(stage.devices, split(samples, stage.row_shares), strict=True):
+            rows = end - begin
+            both = [0.0, 0.0]
+            for rank, share in zip(group, stage.tensor_shares, strict=True):
+                even = len(set(stage.tensor_shares)) == 1
+                tables = self.layer_seconds(self.kind(rank), len(group) if even else 1, rows)
+                scale = 1.0 if even else share / sum(stage.tensor_shares)
+                both = [max(b, scale * float(t[first:last].sum())) for b, t in zip(both, tables, strict=True)]
+            size = sum(layer.tensor_bytes for layer in self.workload.profile.layers[first:last]) * rows
+            reduce = self.ring([group], size).seconds / 2
+            slowest = max(slowest, (both[0] + reduce, both[1] + reduce), key=sum)
+        return slowest
+
+    def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
+        """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
+        size = self.workload.profile.layers[layer].activation_bytes
+        pairs = []
+        sends, takes = split(samples, here.row_shares), split(samples, there.row_shares)
+        for g, (a, b) in zip(here.devices, sends, strict=True):
+            for h, (c, d) in zip(there.devices, takes, strict=True):
+                rows = min(b, d) - max(a, c)
+                most = max(len(g), len(h))
+                if rows > 0:
+                    ranks = range(most)
+                    each = rows * size / most
+                    pairs += [(g[r * len(g) // most], h[r * len(h) // most], each) for r in ranks]
+        return self.messages(pairs)
+
+    def messages(self, pairs: Iterable[tuple[int, int, float]]) -> Traffic:
+        """Messages (from, to, bytes) at once: the slowest pair or the fullest card, whichever takes longer."""
+        loads: dict[int, float] = {}
+        seconds = latency = 0.0
+        for a, b, size in pairs:
+            if a == b:
+                continue
+            seconds = max(seconds, size / self.bandwidth[a, b])
+            latency = max(latency, float(self.delay[a, b]))
+            if self.node(a) != self.node(b):
+                for card in (2 * self.node(a), 2 * self.node(b) + 1):
+                    loads[card] = loads.get(card, 0.0) + size
+        nodes = self.workload.cluster.nodes
+        for card, load in loads.items():
+            seconds = max(seconds, load / nodes[card // 2].network_bandwidth)
+        return Traffic(float(seconds), latency, tuple(sorted(loads)))
+
+    def ring(self, groups: Sequence[Sequence[int]], size: float) -> Traffic:
+        """Ring all-reduces of `size` bytes side by side, one per group: 2 (n - 1) rounds of size / n and a latency.
+
+        Devices stand in the ring in their own order, so that a ring enters and leaves each node once.
+        """
+        seconds = latency = 0.0
+        cards: tuple[int, ...] = ()
+        rounds = 2 * (max(len(group) for group in groups) - 1)
+        if rounds == 0:
+            return Traffic(0.0, 0.0, ())
+        pairs = []
+        for group in groups:
+            order = sorted(group)
+            pairs += [(a, b, size / len(group)) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
+        once = self.messages(pairs)
+        seconds, latency, cards = once.seconds, once.latency, once.cards
+        return Traffic(rounds * (seconds + latency), 0.0, cards)
+
+    def update_seconds(self, device: int, param_bytes: float) -> float:
+        """The optimizer's step on `param_bytes` of weights: memory-bound."""
+        spec = self.workload.cluster.specs[self.kind(device)]
+        params = param_bytes / ELEMENT_BYTES[self.workload.precision]
+        return params * UPDATE_BYTES / (spec.memory_bytes_per_s * DEFAULT_EFFICIENCY.memory)
+
+    @cached_property
+    def inputs(self) -> tuple[float, ...]:
+        """[L] bytes per sample of each layer's input (of the first: nothing that needs keeping)."""
+        return (0.0, *(layer.activation_bytes for layer in self.workload.profile.layers[:-1]))
+
+    def saved_bytes(self, layers: Range, tensor: int) -> float:
+        """Bytes per sample that each device of a stage keeps from forward to backward."""
+        first, last = layers
+        profile, model = self.workload.profile.layers, self.workload.model.layers
+        if self.mode == "none":
+            return sum(
+                layer.replicated_saved_bytes + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
+                for layer in profile[first:last]
+            )
+        return sum(
+            kept_bytes(model[l], self.mode, self.workload.precision, tensor, self.inputs[l])
+            for l in range(first, last)
+        )
+
+    def working_bytes(self, layers: Range, tensor: int) -> float:
+        """Bytes per sample that one layer needs beside while it is computed again."""
+        if self.mode == "none":
+            return 0.0
+        first, last = layers
+        precision = self.workload.precision
+        return max(
+            sum(tensor_.size(precision) / (tensor if tensor_.split else 1) for tensor_ in layer.saved)
+            - kept_bytes(layer, self.mode, precision, tensor, self.inputs[first + i])
+            if layer.kind in BLOCKS
+            else 0.0
+            for i, layer in enumerate(self.workload.model.layers[first:last])
+        )
+
+
+def slope(sizes: Floats, seconds: Floats) -> Floats:
+    """[L] seconds per further sample beyond the last of `sizes` [B]; the last one's speed where times do not grow."""
+    speed: Floats = seconds[-1] / sizes[-1]
+    if len(sizes) == 1:
+        return speed
+    rise = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+    return np.asarray(np.where(rise > 0, rise, speed))

@@ -1,0 +1,344 @@
+"""A plan replayed on the simulator: seconds per iteration and memory per device, predicted from a workload's profile.
+
+Beyond the families' closed forms it counts: every micro-batch's transfers in their order, network cards that ranks of a
+node share, gradients joined where they belong (layer by layer when replicas are cut differently, tied embeddings across
+stages), and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.poplar.zero import States, communication
+from hetplan.profiling.simulator.pipeline import Collective, Hops, simulate_replicas
+from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.simulator.tasks import Ints
+from hetplan.profiling.simulator.timeline import Timeline
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.costs import Costs, Floats, Traffic
+from hetplan.runtime.plan import Plan, Replica, Stage
+
+Owner = tuple[int, int]  # replica, stage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """buckets: parts of the last backward pass that gradients leave in (1: no overlap). blocking: senders wait for
+    their transfers."""
+
+    buckets: int = 1
+    blocking: bool = False
+
+
+@dataclass(frozen=True)
+class Replay:
+    """timeline: of units, the stages of the first replica, then those of the second, … owners [U]: which. devices [U].
+
+    peak_bytes [D]: model states and activations, 0 on unused devices. limit_bytes [D]: what they may hold.
+    """
+
+    timeline: Timeline
+    owners: tuple[Owner, ...]
+    devices: tuple[tuple[int, ...], ...]
+    peak_bytes: tuple[float, ...]
+    limit_bytes: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per iteration."""
+        return self.timeline.seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds what it must."""
+        return all(held <= limit for held, limit in zip(self.peak_bytes, self.limit_bytes, strict=True))
+
+
+def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
+    """One iteration of the plan. Raises InputError unless plan and workload belong together."""
+    settings = settings or Settings()
+    check_same(plan, workload)
+    costs = Costs(workload, plan.recomputation)
+    zero = ZeroCosts.of(plan, workload)
+    pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
+    joined = [*gradient_collectives(plan, costs, settings), *zero.collectives(plan)]
+    timeline = simulate_replicas(pipelines, joined)
+    owners = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
+    return Replay(
+        timeline,
+        tuple(owners),
+        tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
+        memory(plan, costs, zero, owners, timeline),
+        tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
+    )
+
+
+def check_same(plan: Plan, workload: Workload) -> None:
+    """Raise InputError unless the plan was made for such a model, cluster and batch."""
+    layers = [layer.name for layer in workload.profile.layers]
+    checks = (
+        ("model", plan.workload.model, workload.model.name),
+        ("global_batch", plan.workload.global_batch, workload.global_batch),
+        ("sequence", plan.workload.sequence, workload.sequence),
+        ("precision", plan.workload.precision, workload.precision),
+        ("number of layers", len(plan.workload.layers), len(layers)),
+        ("devices", [d.type for d in plan.devices], [d.type for d in workload.cluster.devices]),
+        ("nodes", [d.node for d in plan.devices], [d.node for d in workload.cluster.devices]),
+    )
+    for name, of_plan, of_workload in checks:
+        if of_plan != of_workload:
+            raise InputError(
+                f"{name} of the plan is not the workload's",
+                where=plan.name,
+                got=of_plan,
+                expected=repr(of_workload),
+            )
+
+
+def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings) -> Pipeline:
+    """The replica's passes, transfers and updates as the simulator takes them."""
+    S, C = len(replica.stages), len(replica.stages[0].layers)
+    sizes = np.array([b.samples for b in replica.micro_batches])
+    which = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
+    passes = np.array(
+        [
+            [[costs.passes(stage, stage.layers[c], int(n)) for n in sizes] for c in range(C)]
+            for stage in replica.stages
+        ]
+    )
+    saved = np.array([[saved_bytes(stage, c, sizes, costs) for c in range(C)] for stage in replica.stages])
+    return Pipeline(
+        stages=S,
+        micro_batches=len(which),
+        chunks=C,
+        schedule=plan.schedule,
+        forward=passes[:, :, which, 0],
+        backward=passes[:, :, which, 1],
+        optimizer=[zero.update_seconds(plan, stage, costs) for stage in replica.stages],
+        saved_bytes=saved[:, :, which],
+        hops=hops(replica, sizes, which, costs),
+        blocking=settings.blocking,
+    )
+
+
+def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[float]:
+    """[sizes] bytes that the fullest device of the stage keeps of one micro-batch."""
+    most = max(stage.row_shares) / sum(stage.row_shares)
+    each = costs.saved_bytes(stage.layers[chunk], len(stage.tensor_shares))
+    return [float(np.ceil(n * most)) * each for n in sizes]
+
+
+def hops(replica: Replica, sizes: Ints, which: Ints, costs: Costs) -> Hops:
+    """Transfers between the replica's virtual stages."""
+    S, C = len(replica.stages), len(replica.stages[0].layers)
+    forward, backward, latency, there, back = [], [], [], [], []
+    for v in range(S * C - 1):
+        here, after = replica.stages[v % S], replica.stages[(v + 1) % S]
+        layer = here.layers[v // S][1] - 1
+        out = [costs.transfer(here, after, layer, int(n)) for n in sizes]
+        home = [costs.transfer(after, here, layer, int(n)) for n in sizes]
+        forward.append([t.seconds for t in out])
+        backward.append([t.seconds for t in home])
+        latency.append(max(t.latency for t in out))
+        there.append(max((t.cards for t in out), key=len))
+        back.append(max((t.cards for t in home), key=len))
+    if not forward:
+        return Hops()
+    return Hops(
+        forward=np.array(forward)[:, which],
+        backward=np.array(backward)[:, which],
+        latency=latency,
+        forward_ports=padded(there),
+        backward_ports=padded(back),
+    )
+
+
+def padded(cards: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Rows of equal length, -1 where there is none."""
+    width = max(map(len, cards))
+    return [[*row, *[-1] * (width - len(row))] for row in cards]
+
+
+def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[Collective]:
+    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 on pipelines.
+
+    Layers with the same owners go together. ZeRO 1 reduces and scatters first, and gathers after the update.
+    """
+    if plan.zero >= 2 or (plan.zero == 1 and single_stage(plan)):
+        return []
+    by_owners: dict[tuple[Owner, ...], float] = {}
+    for layer, described in enumerate(costs.workload.profile.layers):
+        owners = tuple(owners_of(plan, layer))
+        by_owners[owners] = (
+            by_owners.get(owners, 0.0) + described.param_bytes + copied_bytes(plan, layer, costs)
+        )
+    found = []
+    for owners, size in by_owners.items():
+        traffic = ring_of(plan, owners, size, costs)
+        if traffic.seconds == 0:
+            continue
+        halves = ("gradients", "parameters") if plan.zero == 1 else ("gradients",)
+        for when in halves:
+            found.append(
+                Collective(
+                    members=owners,
+                    seconds=traffic.seconds / len(halves),
+                    when="gradients" if when == "gradients" else "parameters",
+                    buckets=settings.buckets if when == "gradients" else 1,
+                    ports=traffic.cards,
+                )
+            )
+    return [*found, *tied_collectives(plan, costs)]
+
+
+def owners_of(plan: Plan, layer: int) -> list[Owner]:
+    """The stage of every replica that holds the layer."""
+    return [
+        (i, j)
+        for i, replica in enumerate(plan.replicas)
+        for j, stage in enumerate(replica.stages)
+        if any(first <= layer < last for first, last in stage.layers)
+    ]
+
+
+def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
+    """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first one's)."""
+    tied = costs.workload.profile.layers[layer].tied_param_bytes
+    return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied
+
+
+def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:
+    """Rings over the owners' row groups, one per tensor rank, each with its part of `size` bytes."""
+    groups = [group for i, j in owners for group in plan.replicas[i].stages[j].devices]
+    ranks = max(map(len, groups))
+    rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
+    return costs.ring(rings, size / ranks)
+
+
+def tied_collectives(plan: Plan, costs: Costs) -> list[Collective]:
+    """First and last stage of each replica join the gradients of weights that both hold a copy of."""
+    found = []
+    for layer, described in enumerate(costs.workload.profile.layers):
+        if not copied_bytes(plan, layer, costs):
+            continue
+        for i, (owner, holder) in enumerate(zip(owners_of(plan, 0), owners_of(plan, layer), strict=True)):
+            both = [plan.replicas[i].stages[j].devices[0] for _, j in (owner, holder)]
+            ranks = max(map(len, both))
+            rings = [[group[r * len(group) // ranks] for group in both] for r in range(ranks)]
+            traffic = costs.ring(rings, described.tied_param_bytes / ranks)
+            found.append(Collective(members=(owner, holder), seconds=traffic.seconds, ports=traffic.cards))
+    return found
+
+
+def single_stage(plan: Plan) -> bool:
+    """Whether every replica is one stage on one device: data parallelism."""
+    return all(
+        len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1 for replica in plan.replicas
+    )
+
+
+@dataclass(frozen=True)
+class ZeroCosts:
+    """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an iteration."""
+
+    shares: Floats
+    per_step: float
+    per_iteration: float
+    sharded: bool
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload) -> ZeroCosts:
+        """Poplar's collectives over all devices in use; raises UnsupportedError for ZeRO 2 and 3 on pipelines."""
+        used = sorted(plan.ranks)
+        shares = np.zeros(len(plan.devices))
+        given = plan.zero_shares or [1.0] * len(plan.devices)
+        for device in used:
+            shares[device] = given[device] / sum(given[d] for d in used)
+        if plan.zero == 0 or not single_stage(plan):
+            if plan.zero >= 2:
+                raise UnsupportedError(
+                    "ZeRO 2 and 3 are replayed for replicas of one device each", where=plan.name,
+                    got=f"ZeRO {plan.zero} on pipelines or tensor groups", expected="ZeRO 0 or 1",
+                )  # fmt: skip
+            return cls(shares, 0.0, 0.0, False)
+        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used)
+        return cls(shares, spent.per_step, spent.per_iteration, True)
+
+    def collectives(self, plan: Plan) -> list[Collective]:
+        """Of every step, and once after the update."""
+        if not self.sharded or plan.world_size == 1:
+            return []
+        members = [(i, 0) for i in range(len(plan.replicas))]
+        found = []
+        if plan.zero == 1:
+            half = self.per_iteration / 2
+            found.append(Collective(members=members, seconds=half))
+            found.append(Collective(members=members, seconds=half, when="parameters"))
+        else:
+            found.append(Collective(members=members, seconds=self.per_step, when="step"))
+            if self.per_iteration:
+                found.append(Collective(members=members, seconds=self.per_iteration, when="parameters"))
+        return found
+
+    def update_seconds(self, plan: Plan, stage: Stage, costs: Costs) -> float:
+        """The optimizer's step on the slowest device of a stage."""
+        held = stage_params(plan, stage, costs)
+        return max(costs.update_seconds(d, held * self._part(plan, stage, d)) for d in stage.all_devices)
+
+    def _part(self, plan: Plan, stage: Stage, device: int) -> float:
+        """The share of the stage's states that the device updates."""
+        if self.sharded:
+            return float(self.shares[device])
+        tensor = tensor_part(stage, device)
+        if plan.zero == 0:
+            return tensor
+        return tensor / sum(
+            len(r.stages[min(_index(r, stage), len(r.stages) - 1)].devices) for r in plan.replicas
+        )
+
+    def state_bytes(self, plan: Plan, stage: Stage, device: int, costs: Costs) -> float:
+        """Weights, gradients and optimizer states on a device."""
+        workload = costs.workload
+        if self.sharded:
+            return States.of(workload).resident(plan.zero, float(self.shares[device]))
+        held = stage_params(plan, stage, costs)
+        optimizer = (workload.state_bytes_per_param_byte - 2) * held * self._part(plan, stage, device)
+        return 2 * held * tensor_part(stage, device) + optimizer
+
+
+def _index(replica: Replica, stage: Stage) -> int:
+    """The place of the replica's stage that begins where `stage` does, or the nearest before."""
+    first = stage.layers[0][0]
+    return max((j for j, other in enumerate(replica.stages) if other.layers[0][0] <= first), default=0)
+
+
+def tensor_part(stage: Stage, device: int) -> float:
+    """The share of every weight that a device of the stage holds."""
+    rank = next(group.index(device) for group in stage.devices if device in group)
+    return stage.tensor_shares[rank] / sum(stage.tensor_shares)
+
+
+def stage_params(plan: Plan, stage: Stage, costs: Costs) -> float:
+    """Bytes of weights of a stage, copies of tied ones included."""
+    layers = costs.workload.profile.layers
+    inside = [l for first, last in stage.layers for l in range(first, last)]
+    return sum(layers[l].param_bytes + copied_bytes(plan, l, costs) for l in inside)
+
+
+def memory(
+    plan: Plan, costs: Costs, zero: ZeroCosts, owners: Sequence[Owner], timeline: Timeline
+) -> tuple[float, ...]:
+    """[D] peak bytes: states, the activations kept at once, and what recomputation needs beside."""
+    peak = [0.0] * len(plan.devices)
+    for unit, (i, j) in enumerate(owners):
+        stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
+        most = max(batch.samples for batch in batches) * max(stage.row_shares) / sum(stage.row_shares)
+        working = max(costs.working_bytes(layers, len(stage.tensor_shares)) for layers in stage.layers)
+        kept = float(timeline.peak_bytes[unit]) + most * working
+        for device in stage.all_devices:
+            peak[device] = zero.state_bytes(plan, stage, device, costs) + kept
+    return tuple(peak)

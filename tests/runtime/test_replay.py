@@ -1,0 +1,278 @@
+"""Plans replayed: against families' prices where those are exact, and by hand where they are not."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.workloads import cluster_document, small
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.planner.amp import posed, to_plan
+from hetplan.planner.strategies import STRATEGIES
+from hetplan.profiling.recomputation import kept_bytes, repeated_share
+from hetplan.profiling.simulator.tasks import Kind
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.costs import Costs
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.replay import Settings, replay
+from hetplan.solvers.run import Run
+
+GBIT = 1e9 / 8
+
+
+@cache
+def workload() -> Workload:
+    """gpt2 on two V100 and two T4, global batch 8."""
+    return small()
+
+
+def plan_of(*cuts: tuple[int, int], batches: list[tuple[int, int]] | None = None, **changes: Any) -> Plan:
+    """gpt2's 14 layers as one pipeline, stage j on device j, micro-batches of 1."""
+    stages = [{"layers": [cut], "devices": [[j]]} for j, cut in enumerate(cuts)]
+    steps = [{"count": count, "samples": samples} for count, samples in batches or [(8, 1)]]
+    return made([{"stages": stages, "micro_batches": steps}], **changes)
+
+
+def made(replicas: list[dict[str, Any]], **changes: Any) -> Plan:
+    """A plan for `workload()`."""
+    w = workload()
+    document = {
+        "name": "test",
+        "workload": {
+            "model": w.model.name,
+            "cluster": w.cluster.name,
+            "global_batch": w.global_batch,
+            "sequence": w.sequence,
+            "precision": w.precision,
+            "layers": [layer.name for layer in w.profile.layers],
+        },
+        "devices": [{"type": d.type, "node": d.node} for d in w.cluster.devices],
+        "replicas": replicas,
+    }
+    return Plan.model_validate(document | changes)
+
+
+def data_parallel(samples: list[list[tuple[int, int]]], **changes: Any) -> Plan:
+    """Replicas of one device each; samples: (count, samples) per replica."""
+    return made(
+        [
+            {
+                "stages": [{"layers": [(0, 14)], "devices": [[d]]}],
+                "micro_batches": [{"count": c, "samples": s} for c, s in given],
+            }
+            for d, given in enumerate(samples)
+        ],
+        **changes,
+    )
+
+
+def test_one_stage_takes_its_passes_and_the_update() -> None:
+    w = workload()
+    found = replay(plan_of((0, 14)), w)
+    table = w.profile.table("V100-SXM2-16GB", 1, 1)
+    assert table is not None
+    update = Costs(w).update_seconds(0, sum(layer.param_bytes for layer in w.profile.layers))
+    assert found.seconds == pytest.approx(8 * sum(table.seconds()) + update)
+    assert update > 0
+    assert found.timeline.spent(Kind.TRANSFER).sum() == 0
+
+
+def test_two_stages_send_activations_there_and_gradients_back() -> None:
+    w = workload()
+    found = replay(plan_of((0, 7), (7, 14), batches=[(1, 8)]), w)
+    layer = w.profile.layers[6]
+    each = 8 * layer.activation_bytes / (170 * GBIT)
+    sends = found.timeline.spent(Kind.TRANSFER)
+    assert sends.tolist() == pytest.approx([each, each])
+    table = w.profile.table("V100-SXM2-16GB", 1, 2)
+    assert table is not None
+    single = w.profile.table("V100-SXM2-16GB", 1, 1)
+    assert single is not None
+    one, two = sum(single.seconds()), sum(table.seconds())
+    compute = two + 6 * (two - one)  # beyond two samples, the largest in the profile, the slope goes on
+    latency = 2 * w.cluster.latency()[0, 1]
+    tied = found.timeline.spent(Kind.COLLECTIVE).sum()
+    assert tied == pytest.approx(w.profile.layers[-1].tied_param_bytes / (170 * GBIT) + latency)
+    updates = found.timeline.spent(Kind.OPTIMIZER).max()
+    assert found.seconds == pytest.approx(compute + 2 * each + latency + tied + updates)
+
+
+def test_a_node_shares_its_network_card() -> None:
+    costs = Costs(workload())
+    card = 10 * GBIT
+    one = costs.messages([(0, 2, 1e6)])
+    assert one.seconds == pytest.approx(1e6 / card)
+    assert one.cards == (0, 3)
+    both = costs.messages([(0, 2, 1e6), (1, 3, 1e6)])
+    assert both.seconds == pytest.approx(2e6 / card)
+    inside = costs.messages([(0, 1, 1e6), (2, 3, 1e6)])
+    assert inside.seconds == pytest.approx(1e6 / (50 * GBIT))
+    assert inside.cards == ()
+
+
+def test_rings_enter_a_node_once_and_share_it() -> None:
+    costs = Costs(workload())
+    latency = float(workload().cluster.latency()[0, 2])
+    alone = costs.ring([[0, 1, 2, 3]], 4e6)
+    assert alone.seconds == pytest.approx(6 * (1e6 / (10 * GBIT) + latency))
+    pairs = costs.ring([[0, 2], [1, 3]], 4e6)  # two rings through the same cards
+    assert pairs.seconds == pytest.approx(2 * (2 * 2e6 / (10 * GBIT) + latency))
+    assert costs.ring([[3]], 4e6).seconds == 0
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
+    w = workload()
+    found = STRATEGIES["poplar"].propose(w, Run())
+    mine = next(c for c in found if c.method == f"auto-zero{zero}" and c.plan is not None)
+    assert mine.plan is not None
+    assert mine.predicted_seconds is not None
+    again = replay(mine.plan, w)
+    # Beside the family's price there is the update; under ZeRO 1 the parameters are gathered after it.
+    update = again.timeline.spent(Kind.OPTIMIZER).max()
+    assert 0 < update < 0.05 * again.seconds
+    assert again.seconds == pytest.approx(mine.predicted_seconds + update, rel=1e-9)
+    assert mine.peak_bytes is not None
+    assert again.peak_bytes == pytest.approx(mine.peak_bytes)
+
+
+def test_memory_is_that_of_the_amp_family() -> None:
+    from hetplan.formulations.amp.breakdown import peak_bytes
+    from hetplan.formulations.amp.data import AmpDecision
+
+    w = workload()
+    data = posed(w)
+    decision = AmpDecision(
+        pipeline=2,
+        data=2,
+        tensor=1,
+        micro_batch=2,
+        placement=[[[0], [1]], [[2], [3]]],
+        stages=[(0, 8), (8, 14)],
+    )
+    again = replay(to_plan(w, data, decision, "test"), w)
+    assert again.peak_bytes == pytest.approx(peak_bytes(data, decision))
+    assert again.fits
+
+
+def test_gradients_join_layer_by_layer_where_replicas_are_cut_differently() -> None:
+    cut = [(0, 3), (3, 14)], [(0, 10), (10, 14)]
+    replicas = [
+        {
+            "stages": [{"layers": [c], "devices": [[2 * j + i]]} for j, c in enumerate(cuts)],
+            "micro_batches": [{"count": 4, "samples": 1}],
+        }
+        for i, cuts in enumerate(cut)
+    ]
+    found = replay(made(replicas), workload())
+    tasks = found.timeline.tasks
+    assert (
+        int((tasks.kind == Kind.COLLECTIVE).sum()) == 3 + 2
+    )  # layers 0-2, 3-9, 10-13; one tied pair per replica
+    assert np.isfinite(found.seconds)
+
+
+def test_overlapping_and_not_blocking_never_take_longer() -> None:
+    replicas = [
+        {
+            "stages": [{"layers": [c], "devices": [[2 * j + i]]} for j, c in enumerate([(0, 7), (7, 14)])],
+            "micro_batches": [{"count": 4, "samples": 1}],
+        }
+        for i in range(2)
+    ]
+    plan, w = made(replicas), workload()
+    plain = replay(plan, w).seconds
+    assert replay(plan, w, Settings(buckets=8)).seconds < plain
+    assert replay(plan, w, Settings(blocking=True)).seconds > plain
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    w = workload()
+    runs = {
+        mode: replay(plan_of((0, 7), (7, 14), recomputation=mode), w)
+        for mode in ("none", "selective", "full")
+    }
+    times = [runs[mode].seconds for mode in ("none", "selective", "full")]
+    peaks = [max(runs[mode].peak_bytes) for mode in ("none", "selective", "full")]
+    assert times == sorted(times) and times[0] < times[2]
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[1] > peaks[2]
+    block, spec = w.model.layers[1], w.cluster.specs["T4"]
+    assert repeated_share(block, "full", spec, "fp16", 1, 1) == 1.0
+    assert 0 < repeated_share(block, "selective", spec, "fp16", 1, 1) < 1
+    assert repeated_share(w.model.layers[0], "full", spec, "fp16", 1, 1) == 0.0
+    assert kept_bytes(block, "full", "fp16", 1, 77.0) == 77.0
+
+
+def test_uneven_rows_and_widths_are_sent_where_they_belong() -> None:
+    wide = {"layers": [(0, 7)], "devices": [[0], [1]], "row_shares": [3.0, 1.0]}
+    narrow = {"layers": [(7, 14)], "devices": [[2, 3]], "tensor_shares": [1.0, 1.0]}
+    plan = made([{"stages": [wide, narrow], "micro_batches": [{"count": 1, "samples": 8}]}])
+    costs = Costs(workload())
+    here, there = plan.replicas[0].stages
+    sent = costs.transfer(here, there, 6, 8)
+    size = 8 * workload().profile.layers[6].activation_bytes
+    assert sent.seconds == pytest.approx(size / (10 * GBIT))  # all of it through the V100s' card
+    found = replay(plan, workload())
+    assert found.seconds > sum(costs.passes(here, (0, 7), 8)) + sum(costs.passes(there, (7, 14), 8))
+
+
+def test_unequal_micro_batches_keep_their_own_times() -> None:
+    mixed = replay(plan_of((0, 7), (7, 14), batches=[(2, 1), (3, 2)]), workload())
+    even = replay(plan_of((0, 7), (7, 14), batches=[(4, 2)]), workload())
+    assert mixed.seconds != even.seconds
+    work = mixed.timeline.spent(Kind.FORWARD)
+    costs = Costs(workload())
+    stage = plan_of((0, 7), (7, 14)).replicas[0].stages[0]
+    expected = 2 * costs.passes(stage, (0, 7), 1)[0] + 3 * costs.passes(stage, (0, 7), 2)[0]
+    assert work[0] == pytest.approx(expected)
+
+
+def test_idle_devices_hold_nothing() -> None:
+    found = replay(plan_of((0, 14)), workload())
+    assert found.peak_bytes[1:] == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: small(global_batch=4), "global_batch of the plan"),
+        (lambda: small(model="gpt2-medium"), "model of the plan"),
+        (
+            lambda: small(nodes=[cluster_document()["nodes"][0]]),
+            "devices of the plan",
+        ),
+    ],
+)
+def test_a_plan_for_something_else_is_refused(other: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replay(plan_of((0, 14)), other())
+
+
+def test_sharded_pipelines_are_refused() -> None:
+    replicas = [
+        {
+            "stages": [{"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])],
+            "micro_batches": [{"count": 4, "samples": 1}],
+        }
+        for i in range(2)
+    ]
+    with pytest.raises(UnsupportedError, match="ZeRO 2 and 3"):
+        replay(made(replicas, zero=2), workload())
+    whole, sharded = (replay(made(replicas, zero=zero), workload()) for zero in (0, 1))
+    assert max(sharded.peak_bytes) < max(whole.peak_bytes)
+
+
+def test_interleaved_chunks_visit_every_stage_again() -> None:
+    stages = [
+        {"layers": [(0, 4), (7, 10)], "devices": [[0]]},
+        {"layers": [(4, 7), (10, 14)], "devices": [[1]]},
+    ]
+    replica = {"stages": stages, "micro_batches": [{"count": 8, "samples": 1}]}
+    plan = made([replica], schedule="interleaved-1f1b")
+    found = replay(plan, workload())
+    tasks = found.timeline.tasks
+    assert int((tasks.kind == Kind.TRANSFER).sum()) == 2 * 3 * 8
+    assert found.seconds > 0
