@@ -80,7 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         if not (sys.warnoptions or debugging()):  # those of libraries are for developers
             warnings.simplefilter("ignore")
-        return guarded(arguments)
+        code = guarded(arguments)
+    if arguments is None and "hetplan.solvers.native" in sys.modules:
+        from hetplan.solvers.native import end_process
+
+        end_process(code)
+    return code
 
 
 def guarded(arguments: Sequence[str] | None) -> int:

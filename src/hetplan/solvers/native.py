@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -137,6 +139,17 @@ def _settle() -> None:
     deadline = time.perf_counter() + SETTLE_SECONDS
     for thread in _left:
         thread.join(max(0.0, deadline - time.perf_counter()))
+
+
+def end_process(code: int) -> None:
+    """End the process with `code` if native code was left behind that still runs; else return.
+
+    For the command line, which has nothing to do after its answer: an ordinary exit would wait for that code.
+    """
+    if any(thread.is_alive() for thread in _left):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def drive(
