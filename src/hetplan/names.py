@@ -9,15 +9,25 @@ from hetplan.errors import InputError
 
 # Where there are more names than this, an error lists the nearest only.
 FEW = 12
+# Three letters of four.
+ALIKE = 0.75
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names that resemble `name`, the nearest first, then those that contain it."""
+    """Known names that resemble `name`, the nearest first, then those that contain it or begin much like it."""
     lower = {other.lower(): other for other in known}
     wanted = name.lower()
     near = difflib.get_close_matches(wanted, lower, n=3, cutoff=0.5)
     near += [n for n in lower if wanted and wanted in n and n not in near]
+    near += [n for n in lower if n not in near and _begins_like(n, wanted)]
     return [lower[n] for n in near[:most]]
+
+
+def _begins_like(name: str, wanted: str) -> bool:
+    """Whether a longer name begins with nearly these letters: `a800-sxm4-80gb` like `a801`."""
+    if not 3 <= len(wanted) < len(name):
+        return False
+    return difflib.SequenceMatcher(None, name[: len(wanted)], wanted).ratio() >= ALIKE
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -19,6 +19,11 @@ LISTS = ("pipeline", "tensor", "expert", "micro_batch", "virtual", "recompute_la
 SWITCHES = ("sequence_parallel", "distributed_optimizer", "no_overlap_offload")
 SINGLE = ("overlap", "interleaving", "offload")
 WORDS = ("recompute", "recompute_method")
+LINK_OPTIONS = {
+    "node_devices": "--devices-per-node",
+    "intra_gbit": "--intra-node-gbit",
+    "network_gbit": "--network-gbit",
+}
 PARAMETERS = (*LISTS, *SWITCHES, *SINGLE, *WORDS)
 
 
@@ -29,7 +34,8 @@ def offers_from(
     from dataclasses import replace
 
     from hetplan.formulations.astra.search.pool import offer_of, offers_of_cluster
-    from hetplan.profiling.cluster import GBIT
+    from hetplan.profiling.cluster import GBIT, MAX_DEVICES
+    from hetplan.schema import LEAST_RATE, MOST_RATE
 
     if (gpus is None) == (cluster is None):
         raise InputError("the pool is given by --gpus or by --cluster", expected="one of the two")
@@ -38,10 +44,10 @@ def offers_from(
     else:
         offers = tuple(offer_of(*name_and_count(text)) for text in split_list(gpus or []))
     for name, value in links.items():
-        if value is not None and not value > 0:
-            raise InputError(
-                "not usable", where=f"--{name.replace('_', '-')}", got=value, expected="more than 0"
-            )
+        least, most = (1, MAX_DEVICES) if name == "node_devices" else (LEAST_RATE, MOST_RATE)
+        if value is not None and not least <= value <= most:
+            expected = f"{least:g} to {most:g}"
+            raise InputError("not usable", where=LINK_OPTIONS[name], got=value, expected=expected)
     changes: dict[str, Any] = {}
     if links["node_devices"] is not None:
         changes["node_devices"] = int(links["node_devices"])
@@ -72,7 +78,8 @@ def make_pool(offers: tuple[Offer, ...], mode: str | None, total: int | None) ->
     if mode == "cost":
         return pool.cost(offers, max(offer.most for offer in offers))
     if mode == "heterogeneous":
-        return pool.heterogeneous(total or sum(offer.most for offer in offers), offers)
+        most = sum(offer.most for offer in offers)
+        return pool.heterogeneous(most if total is None else total, offers)
     if len(offers) != 1:
         raise InputError("the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types")
     return pool.homogeneous(offers[0])

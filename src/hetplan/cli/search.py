@@ -118,6 +118,7 @@ def search(
     from hetplan.formulations.astra.search.job import Job
     from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
     from hetplan.profiling.models import load_model
+    from hetplan.schema import derived
     from hetplan.solvers.run import Run
 
     if show_rules:
@@ -134,14 +135,9 @@ def search(
     job = Job(load_model(model, sequence=sequence, precision=precision), global_batch, tokens, money_limit)
     links = {"node_devices": node_devices, "intra_gbit": intra_gbit, "network_gbit": network_gbit}
     pool = make_pool(offers_from(gpus, cluster, links), mode, total)
-    found = engine.search(
-        job,
-        pool,
-        space=make_space(parameter or []),
-        rules=make_rules(pool, rules or [], default_rules),
-        run=run,
-        top=top,
-    )
+    space, dropping = make_space(parameter or []), make_rules(pool, rules or [], default_rules)
+    with derived(f"{job.model.name} on the pool"):
+        found = engine.search(job, pool, space=space, rules=dropping, run=run, top=top)
     document = as_document(job, pool, found)
     write_document(output, document)
     if plot is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
 from hetplan.errors import InputError
 from hetplan.profiling.models import Model
+from hetplan.profiling.predict import check_global_batch
 
 JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
+MOST_TOKENS = 1e18
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,11 @@ class Job:
     money_limit: float | None = None
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1:
-            raise InputError("global batch", got=self.global_batch, expected="at least 1")
-        if not self.tokens > 0:
-            raise InputError("tokens of the job", got=self.tokens, expected="more than 0")
-        if self.money_limit is not None and not self.money_limit >= 0:
+        check_global_batch(self.global_batch)
+        if not 0 < self.tokens <= MOST_TOKENS:
+            expected = f"more than 0, at most {MOST_TOKENS:g}"
+            raise InputError("tokens of the job", got=self.tokens, expected=expected)
+        if self.money_limit is not None and not 0 <= self.money_limit < math.inf:
             raise InputError("money limit", got=self.money_limit, expected="dollars, at least 0")
 
     @property
