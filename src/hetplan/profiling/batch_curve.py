@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.models import Model
-from hetplan.profiling.catalogue import Precision
+from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Provenance
-from hetplan.schema import Count, Name, Positive, PositiveCount, StrictModel, check_header, parse
+from hetplan.schema import Bytes, Count, Name, PositiveCount, Seconds, StrictModel, check_header, parse
 
 FORMAT, VERSION = "hetplan-batch-curve", 1
 
@@ -28,8 +28,8 @@ class CurvePoint(StrictModel):
     """
 
     micro_batch: PositiveCount
-    seconds: Positive
-    spread_seconds: Annotated[float, Field(ge=0)] = 0.0
+    seconds: Annotated[Seconds, Field(gt=0)]
+    spread_seconds: Seconds = 0.0
 
 
 class BatchCurve(StrictModel):
@@ -47,11 +47,11 @@ class BatchCurve(StrictModel):
     precision: Precision
     device: Name
     devices: PositiveCount
-    memory_bytes: Positive
+    memory_bytes: Annotated[Bytes, Field(gt=0)]
     provenance: Provenance
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None
     largest: list[Count] = Field(min_length=4, max_length=4)
-    saved_bytes_per_sample: Positive | None = None
+    saved_bytes_per_sample: Annotated[Bytes, Field(gt=0)] | None = None
     points: list[CurvePoint] = Field(max_length=100_000)
 
     @model_validator(mode="after")
