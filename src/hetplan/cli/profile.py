@@ -1,4 +1,4 @@
-"""`hetplan profile`: a profile file to look at, to replace numbers in, and to give to `hetplan plan --profile`."""
+"""`hetplan profile`: what a model costs, predicted per layer (a profile file), or measured here (a batch curve)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import JsonOption, split_list
+from hetplan.cli import batch_curve as curves
+from hetplan.cli.options import JsonOption, QuietOption, split_list
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
@@ -25,6 +26,12 @@ LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any
 def profile(
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
+    ] = False,
+    batch_curve: Annotated[
+        bool,
+        typer.Option(
+            "--batch-curve", help="Measure seconds per micro-batch, and the largest that fits (needs torch)."
+        ),
     ] = False,
     model: Annotated[
         str | None,
@@ -50,24 +57,73 @@ def profile(
         int | None, typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's.")
     ] = None,
     precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
+    device: Annotated[
+        str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Batch curve: where to run.")
+    ] = "cpu",
+    device_type: Annotated[
+        str | None,
+        typer.Option(
+            "--device-type", metavar="NAME", help="Batch curve: the device's name in cluster files."
+        ),
+    ] = None,
+    devices: Annotated[
+        int, typer.Option("--devices", metavar="N", help="Batch curve: devices that share ZeRO's shards.")
+    ] = 1,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-gib", metavar="GIB", help="Batch curve: limit; default the GPU's free memory."
+        ),
+    ] = None,
+    max_micro_batch: Annotated[
+        int, typer.Option("--max-micro-batch", metavar="N", help="Batch curve: try none beyond this.")
+    ] = 256,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Batch curve: timed passes per size.")
+    ] = 3,
     json: JsonOption = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the profile to a file.")
     ] = None,
+    quiet: QuietOption = False,
 ) -> int:
-    """Write a profile: what a model's layers cost on every device type of a cluster.
+    """Write what a model costs: predicted for every device type of a cluster, or measured on this machine.
 
-    Replace predicted seconds by measured ones in the file, and plan with it by `hetplan plan --profile FILE`.
+    --predict: a profile. Replace predicted seconds by measured ones in the file, and plan with it by `hetplan plan
+    --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set poplar.curves=FILE`.
     """
-    if not predict:
-        raise InputError("nothing to do", where="hetplan profile", expected="--predict")
-    for option, value in (("--model", model), ("--cluster", cluster)):
+    if predict == batch_curve:
+        raise InputError("nothing to do", where="hetplan profile", expected="--predict or --batch-curve")
+    needed = {"--model": model} if batch_curve else {"--model": model, "--cluster": cluster}
+    for option, value in needed.items():
         if value is None:
             raise InputError("missing", where=option, expected="a name or a file")
-    assert model is not None and cluster is not None
+    assert model is not None
     check_target(output)
     from hetplan.profiling.models import load_model
 
+    if batch_curve:
+        for option, given in {
+            "--cluster": cluster,
+            "--global-batch": global_batch,
+            "--micro-batches": micro_batches,
+            "--tensor": tensor,
+        }.items():
+            if given is not None:
+                raise InputError("does not go with --batch-curve", where=option)
+        return curves.run(
+            load_model(model, sequence=sequence, precision=precision),
+            device,
+            memory_gib=memory_gib,
+            device_type=device_type,
+            devices=devices,
+            largest=max_micro_batch,
+            repeats=repeats,
+            json=json,
+            output=output,
+            quiet=quiet,
+        )
+    assert cluster is not None
     chosen = load_model(model, sequence=sequence, precision=precision)
     found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor)
     document = found.model_dump(mode="json")

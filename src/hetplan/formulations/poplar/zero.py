@@ -28,6 +28,7 @@ import numpy as np
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.precision import Precision
 from hetplan.profiling.workload import PARAM_BYTES, STATE_BYTES_PER_PARAM, Workload
 
 Shards = Literal["equal", "memory"]
@@ -49,15 +50,20 @@ class States:
     @classmethod
     def of(cls, workload: Workload) -> States:
         """From the profile's layers; tied parameters count once, as one device holds the whole model."""
-        each = PARAM_BYTES[workload.precision]
         layers = workload.profile.layers
-        weights = sum(layer.param_bytes for layer in layers)
+        saved = sum(layer.saved_bytes for layer in layers)
+        return cls.of_weights([layer.param_bytes for layer in layers], workload.precision, saved)
+
+    @classmethod
+    def of_weights(cls, layers: Sequence[float], precision: Precision, per_sample: float = 0.0) -> States:
+        """From the bytes of weights that each layer owns, with Adam's states."""
+        each, weights = PARAM_BYTES[precision], float(sum(layers))
         return cls(
             weights=weights,
             gradients=weights,
             optimizer=weights / each * (STATE_BYTES_PER_PARAM - 2 * each),
-            layer=max(layer.param_bytes for layer in layers),
-            per_sample=sum(layer.saved_bytes for layer in layers),
+            layer=float(max(layers)),
+            per_sample=per_sample,
             layers=len(layers),
         )
 
