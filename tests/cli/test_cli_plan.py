@@ -133,6 +133,40 @@ def test_measured_profile(plan: Callable[..., Ran], tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "gpt3"}, "model: profile is of another model (got 'gpt3', expected gpt2)"),
+        ({"sequence": 99}, "sequence: sequence differs from the workload's (got 99, expected 1024)"),
+        (
+            {"precision": "fp32"},
+            "precision: precision differs from the workload's (got 'fp32', expected 'fp16')",
+        ),
+        ({"tables": []}, "tables: not usable (got a list of 0, expected"),
+        (
+            {"tables": "T4"},
+            "tables: no table for device type 'V100-SXM2-16GB' of cluster two-by-two (got 'T4'",
+        ),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_named(
+    plan: Callable[..., Ran], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path, document = tmp_path / "profile.json", profile_document()
+    if change.get("tables"):
+        change = {"tables": [t for t in document["tables"] if t["device"] == change["tables"]]}
+    path.write_text(json.dumps(document | change))
+    assert plan("--profile", path, "--strategies", "dp").error.startswith(f"{path}: {message}")
+
+
+def test_what_is_wrong_is_told_before_kernels_compile(
+    plan: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetplan.solvers.warm.prepare", lambda *_: pytest.fail("compiles"))
+    for wrong in (("--money-limit", "-1"), ("--strategies", "foo"), ("--set", "poplar.x=1"), ("--set", "x")):
+        assert plan(*wrong).error
+
+
 def test_example_cluster_by_name(hetplan: Call) -> None:
     ran = hetplan(
         "plan", "--model", "gpt2", "--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"
@@ -161,7 +195,10 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
         (("--model", "gpt-none"), "unknown model"),
         (("--model", "no/such/config.json"), "no/such/config.json: no such file"),
         (("--cluster", "no-such.yaml"), "no-such.yaml: no such file"),
-        (("--cluster", "amp-mxed"), "neither a file nor an example cluster: 'amp-mxed'; did you mean amp-mixed?"),
+        (
+            ("--cluster", "amp-mxed"),
+            "neither a file nor an example cluster: 'amp-mxed'; did you mean amp-mixed?",
+        ),
         (("--model", "gpt2-mediun"), "unknown model 'gpt2-mediun'; did you mean gpt2-medium"),
         (("--threads", "0"), "threads (got 0"),
     ],

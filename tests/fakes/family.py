@@ -98,17 +98,19 @@ FAMILY = Family(
     data="fakes.family:Data",
     decision="fakes.family:Decision",
     evaluate="fakes.family:evaluate",
-    methods=tuple(
-        Method(name, f"fakes.family:{function}", exact, summary)
-        for name, function, exact, summary in (
-            ("auto", "exact", True, "the least"),
-            ("first", "first", False, "the first"),
-            ("patient", "patient", False, "waits"),
-            ("deaf", "deaf", False, "sleeps"),
-            ("clueless", "clueless", False, "nothing"),
-            ("broken", "broken", False, "a bug"),
-            ("liar", "liar", False, "a lie"),
-            ("picky", "picky", False, "refuses"),
-        )
+    methods=(
+        Method("auto", "fakes.family:exact", True, "the least", uses=("cp-sat", "highs", "pyomo")),
+        *(
+            Method(name, f"fakes.family:{function}", False, summary)
+            for name, function, summary in (
+                ("first", "first", "the first"),
+                ("patient", "patient", "waits"),
+                ("deaf", "deaf", "sleeps"),
+                ("clueless", "clueless", "nothing"),
+                ("broken", "broken", "a bug"),
+                ("liar", "liar", "a lie"),
+                ("picky", "picky", "refuses"),
+            )
+        ),
     ),
 )

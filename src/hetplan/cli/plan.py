@@ -98,8 +98,7 @@ def plan(
 
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
-    from hetplan.planner.ranking import make_plans
-    from hetplan.planner.strategies import chosen
+    from hetplan.planner.ranking import make_plans, picked_strategies
     from hetplan.profiling.workload import make_workload
     from hetplan.runtime.plan import save_plan
     from hetplan.solvers.run import Run
@@ -117,7 +116,8 @@ def plan(
     )
     names = split_list(strategies) if strategies is not None else None
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
-    prepare([w for strategy in chosen(names) for w in strategy.warmers], None if quiet else note)
+    picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
+    prepare([w for strategy in picked for w in strategy.warmers], None if quiet else note)
     run = Run(options)
     planning = watched(
         run,

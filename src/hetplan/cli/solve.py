@@ -74,6 +74,7 @@ def solve(
     )
     found = sources.open_instance(instance)
     methods = chosen_methods(found.family, method)
+    check_back_ends(found.family, methods, options, pyomo_solver)
     if {"auto", "exact"} & set(methods):
         prepare(found.family.warmers, None if quiet else note)
     results = run_methods(found, methods, options, quiet=quiet)
@@ -94,6 +95,24 @@ def chosen_methods(family: Family, wanted: Sequence[str] | None) -> list[str]:
     if "all" in names:
         names = [method.name for method in family.methods] + [name for name in names if name != "all"]
     return [family.method(name).name for name in dict.fromkeys(names)]
+
+
+def check_back_ends(
+    family: Family, methods: Sequence[str], options: Options, pyomo_solver: str | None
+) -> None:
+    """Refuse options of a back end that none of the methods runs: they would change nothing, silently."""
+    wanted = {backend: f"--native {backend}.{next(iter(given))}" for backend, given in options.native.items()}
+    if pyomo_solver is not None:
+        wanted = {"pyomo": f"--pyomo-solver {pyomo_solver}"} | wanted
+    for backend, option in wanted.items():
+        users = [method.name for method in family.methods if backend in method.backends]
+        if not set(users) & set(methods):
+            raise InputError(
+                f"no method chosen runs {backend}",
+                where=option,
+                got=", ".join(methods),
+                expected=f"--method {' or '.join(users)}" if users else None,
+            )
 
 
 def run_methods(

@@ -10,7 +10,7 @@ from typing import Any
 from hetplan.errors import InputError
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.settings import Settings, check_settings
-from hetplan.planner.strategies import chosen
+from hetplan.planner.strategies import Strategy, chosen
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 from hetplan.text import number_text
@@ -54,15 +54,27 @@ def make_plans(
     prices, or a workload that cannot be posed.
     """
     run, settings = run or Run(), settings or {}
-    picked = chosen(strategies)
-    if settings:
-        check_settings(settings, {strategy.name: strategy.settings_model() for strategy in picked})
-    check_money_limit(workload, money_limit)
+    picked = picked_strategies(workload, strategies, money_limit=money_limit, settings=settings)
     found = [c for strategy in picked for c in strategy.propose(workload, run, settings.get(strategy.name))]
     judged = [over_budget(c, workload, money_limit) for c in found]
     ranked = sorted(judged, key=lambda pair: rank(pair[0], workload, pair[1]))
     won = bool(ranked) and eligible(ranked[0][0], ranked[0][1])
     return Planning(workload, tuple(candidate for candidate, _ in ranked), 0 if won else None)
+
+
+def picked_strategies(
+    workload: Workload,
+    strategies: Sequence[str] | None = None,
+    *,
+    money_limit: float | None = None,
+    settings: Settings | None = None,
+) -> list[Strategy]:
+    """The strategies that `make_plans` would try with these arguments, which are checked; raises InputError."""
+    picked = chosen(strategies)
+    if settings:
+        check_settings(settings, {strategy.name: strategy.settings_model() for strategy in picked})
+    check_money_limit(workload, money_limit)
+    return picked
 
 
 def check_money_limit(workload: Workload, limit: float | None) -> None:

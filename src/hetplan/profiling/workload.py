@@ -93,29 +93,40 @@ def make_workload(
     if profile is None:
         profile = predict(model, cluster, micro_batches=default_micro_batches(global_batch))
     elif not isinstance(profile, Profile):
+        where = os.fspath(profile)
         profile = load_profile(profile)
+        check_profile(profile, model, cluster, where=where)
     return Workload(model, cluster, profile, global_batch)
 
 
-def check_profile(profile: Profile, model: Model, cluster: Cluster) -> None:
-    """Raise InputError unless the profile is one of this model for every device type of this cluster."""
-    where = f"profile of {profile.model}"
+def check_profile(profile: Profile, model: Model, cluster: Cluster, *, where: str | None = None) -> None:
+    """Raise InputError unless the profile is one of this model for every device type of this cluster.
+
+    where: the profile's file, for messages.
+    """
+    where = where or f"profile of {profile.model}"
     if profile.model != model.name:
-        raise InputError("profile is of another model", got=profile.model, expected=model.name)
+        raise InputError(
+            "profile is of another model", where=f"{where}: model", got=profile.model, expected=model.name
+        )
     for key in ("sequence", "precision"):
         got, expected = getattr(profile, key), getattr(model, key)
         if got != expected:
             raise InputError(
-                f"{key} differs from the workload's", where=where, got=got, expected=repr(expected)
+                f"{key} differs from the workload's",
+                where=f"{where}: {key}",
+                got=got,
+                expected=repr(expected),
             )
     if len(profile.layers) != len(model.layers):
         count = len(profile.layers)
-        raise InputError("number of layers differs", where=where, got=count, expected=f"{len(model.layers)}")
+        expected = f"{len(model.layers)}, as {model.name} has"
+        raise InputError("number of layers differs", where=f"{where}: layers", got=count, expected=expected)
     missing = [name for name in cluster.types if name not in profile.devices()]
     if missing:
         raise InputError(
             f"no table for device type {missing[0]!r} of cluster {cluster.name}",
-            where=where,
+            where=f"{where}: tables",
             got=", ".join(profile.devices()),
             expected="every device type of the cluster",
         )

@@ -17,6 +17,8 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Result, Stop
 from hetplan.solvers.run import Run, Stopped
 
+# The general solvers behind the methods that every family has.
+BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo",)}
 # A bound may exceed the objective by rounding in the last digits, not by more.
 BOUND_TOLERANCE = 1e-7
 
@@ -28,7 +30,8 @@ class Method:
     target: "module:function"; the function takes (data, run) and returns an Outcome.
     exact: whether it proves optimality when it is given enough time (else a heuristic, without a bound).
     summary: one line for the method tables. source: paper and algorithm, or "hetplan".
-    baseline: one of the paper's comparison methods.
+    baseline: one of the paper's comparison methods. uses: back ends that take their native options from it;
+    None: what every family's method of that name uses.
     """
 
     name: str
@@ -37,6 +40,12 @@ class Method:
     summary: str
     source: str = "hetplan"
     baseline: bool = False
+    uses: tuple[str, ...] | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The back ends whose native options it passes on."""
+        return BACKENDS.get(self.name, ()) if self.uses is None else self.uses
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
         """The function behind the method; this is where its solver gets imported."""
