@@ -169,9 +169,8 @@ def test_gradients_join_layer_by_layer_where_replicas_are_cut_differently() -> N
     ]
     found = replay(made(replicas), workload())
     tasks = found.timeline.tasks
-    assert (
-        int((tasks.kind == Kind.COLLECTIVE).sum()) == 3 + 2
-    )  # layers 0-2, 3-9, 10-13; one tied pair per replica
+    # Layers 0-2, 3-9, 10-13, and the tied weights.
+    assert int((tasks.kind == Kind.COLLECTIVE).sum()) == 4
     assert np.isfinite(found.seconds)
 
 
@@ -276,3 +275,29 @@ def test_interleaved_chunks_visit_every_stage_again() -> None:
     tasks = found.timeline.tasks
     assert int((tasks.kind == Kind.TRANSFER).sum()) == 2 * 3 * 8
     assert found.seconds > 0
+
+
+def test_tensor_groups_pay_for_their_all_reduces() -> None:
+    w = workload()
+    stage = made(
+        [{"stages": [{"layers": [(0, 14)], "devices": [[0, 1]], "tensor_shares": [1, 1]}],
+          "micro_batches": [{"count": 8, "samples": 1}]}]
+    ).replicas[0].stages[0]  # fmt: skip
+    costs = Costs(w)
+    forward, backward = costs.layer_seconds("V100-SXM2-16GB", 2, 1)
+    size = sum(layer.tensor_bytes for layer in w.profile.layers)
+    ring = 2 * (size / 2 / (170 * GBIT) + w.cluster.latency()[0, 1])
+    assert sum(costs.passes(stage, (0, 14), 1)) == pytest.approx(forward.sum() + backward.sum() + ring)
+
+
+def test_zero_1_moves_as_much_as_an_all_reduce() -> None:
+    replicas = [
+        {
+            "stages": [{"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])],
+            "micro_batches": [{"count": 4, "samples": 1}],
+        }
+        for i in range(2)
+    ]
+    whole, sharded = (replay(made(replicas, zero=zero), workload()).timeline for zero in (0, 1))
+    assert sharded.spent(Kind.COLLECTIVE) == pytest.approx(whole.spent(Kind.COLLECTIVE))
+    assert sharded.spent(Kind.OPTIMIZER) == pytest.approx(whole.spent(Kind.OPTIMIZER) / 2)

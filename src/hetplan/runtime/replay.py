@@ -7,7 +7,7 @@ stages), and the optimizer's step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,11 +171,8 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
     if plan.zero >= 2 or (plan.zero == 1 and single_stage(plan)):
         return []
     by_owners: dict[tuple[Owner, ...], float] = {}
-    for layer, described in enumerate(costs.workload.profile.layers):
-        owners = tuple(owners_of(plan, layer))
-        by_owners[owners] = (
-            by_owners.get(owners, 0.0) + described.param_bytes + copied_bytes(plan, layer, costs)
-        )
+    for owners, size in shared_parts(plan, costs):
+        by_owners[owners] = by_owners.get(owners, 0.0) + size
     found = []
     for owners, size in by_owners.items():
         traffic = ring_of(plan, owners, size, costs)
@@ -192,7 +189,18 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
                     ports=traffic.cards,
                 )
             )
-    return [*found, *tied_collectives(plan, costs)]
+    return found
+
+
+def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], float]]:
+    """(who holds them, bytes) of all weights; tied weights in two stages have the holders of both."""
+    for layer, described in enumerate(costs.workload.profile.layers):
+        owners, copied = owners_of(plan, layer), copied_bytes(plan, layer, costs)
+        yield tuple(owners), described.param_bytes
+        if copied:
+            first = owners_of(plan, 0)
+            yield tuple(first), -copied  # the first layer's own, joined with the copies instead
+            yield tuple(sorted({*first, *owners})), copied
 
 
 def owners_of(plan: Plan, layer: int) -> list[Owner]:
@@ -217,21 +225,6 @@ def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> T
     ranks = max(map(len, groups))
     rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
     return costs.ring(rings, size / ranks)
-
-
-def tied_collectives(plan: Plan, costs: Costs) -> list[Collective]:
-    """First and last stage of each replica join the gradients of weights that both hold a copy of."""
-    found = []
-    for layer, described in enumerate(costs.workload.profile.layers):
-        if not copied_bytes(plan, layer, costs):
-            continue
-        for i, (owner, holder) in enumerate(zip(owners_of(plan, 0), owners_of(plan, layer), strict=True)):
-            both = [plan.replicas[i].stages[j].devices[0] for _, j in (owner, holder)]
-            ranks = max(map(len, both))
-            rings = [[group[r * len(group) // ranks] for group in both] for r in range(ranks)]
-            traffic = costs.ring(rings, described.tied_param_bytes / ranks)
-            found.append(Collective(members=(owner, holder), seconds=traffic.seconds, ports=traffic.cards))
-    return found
 
 
 def single_stage(plan: Plan) -> bool:

@@ -1,0 +1,150 @@
+"""`hetplan simulate`: a plan file replayed, event by event, on a described cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetplan.cli import completion, sources
+from hetplan.cli.options import JsonOption
+from hetplan.cli.output import check_target, print_json, print_tables, write_document
+from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
+
+if TYPE_CHECKING:
+    from hetplan.profiling.workload import Workload
+    from hetplan.runtime.plan import Plan
+    from hetplan.runtime.replay import Replay
+
+LISTED = 64  # stages
+
+
+def simulate(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="FILE|NAME",
+            help="Cluster file (YAML); default an example of the plan's cluster's name.",
+            autocompletion=completion.clusters,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME|FILE",
+            help="Built-in model or config.json; default the plan's.",
+            autocompletion=completion.models,
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
+    ] = None,
+    overlap: Annotated[
+        int,
+        typer.Option(
+            "--overlap",
+            metavar="BUCKETS",
+            help="Gradients leave in that many parts while others are computed.",
+        ),
+    ] = 1,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Senders wait for their transfers to the next stage.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (JSON).")
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Replay a plan on the event-driven simulator: seconds per iteration, idle time, memory; all predicted.
+
+    Exit code 0 when the plan fits in memory, 1 when it does not.
+    """
+    from hetplan.errors import InputError
+    from hetplan.profiling.workload import make_workload
+    from hetplan.runtime.plan import load_plan
+    from hetplan.runtime.replay import Settings, replay
+
+    check_target(trace)
+    if overlap < 1:
+        raise InputError("--overlap", got=overlap, expected="1 part or more")
+    loaded = load_plan(plan)
+    told = loaded.workload
+    workload = make_workload(
+        model or told.model,
+        sources.open_cluster(cluster or told.cluster),
+        told.global_batch,
+        sequence=told.sequence,
+        precision=told.precision,
+        profile=profile,
+    )
+    found = replay(loaded, workload, Settings(buckets=overlap, blocking=blocking))
+    if trace is not None:
+        from hetplan.runtime.trace import trace as traced
+
+        write_document(trace, traced(found))
+    if json:
+        print_json(document(loaded, found))
+    else:
+        print_tables([stages(loaded, found, workload)])
+    return 0 if found.fits else 1
+
+
+def document(plan: Plan, found: Replay) -> dict[str, Any]:
+    """As JSON types; seconds and bytes."""
+    timeline = found.timeline
+    return {
+        "plan": plan.name,
+        "origin": plan.origin,
+        "predicted_seconds": found.seconds,
+        "bubble": timeline.bubble,
+        "fits_memory": found.fits,
+        "peak_bytes": list(found.peak_bytes),
+        "stages": [
+            {
+                "replica": replica,
+                "stage": stage,
+                "devices": list(devices),
+                "busy_seconds": float(timeline.busy[unit]),
+                "idle_seconds": float(timeline.idle[unit]),
+            }
+            for unit, ((replica, stage), devices) in enumerate(zip(found.owners, found.devices, strict=True))
+        ],
+    }
+
+
+def stages(plan: Plan, found: Replay, workload: Workload) -> Table:
+    """One line per stage of every replica."""
+    timeline = found.timeline
+    places = [(device.node, device.type) for device in workload.cluster.devices]
+    rows = []
+    for unit, ((replica, stage), devices) in enumerate(zip(found.owners, found.devices, strict=True)):
+        ranges = ", ".join(
+            f"{first}-{last - 1}" for first, last in plan.replicas[replica].stages[stage].layers
+        )
+        fullest = max(devices, key=lambda d: found.peak_bytes[d] / max(found.limit_bytes[d], 1.0))
+        rows.append(
+            (
+                str(replica),
+                str(stage),
+                ranges,
+                devices_text(places, devices),
+                seconds_text(float(timeline.busy[unit])),
+                percent_text(float(timeline.idle[unit]) / found.seconds),
+                share_text(found.peak_bytes[fullest], found.limit_bytes[fullest]),
+            )
+        )
+    idle = percent_text(timeline.bubble)
+    notes = [f"{seconds_text(found.seconds)} per iteration, predicted; {idle} of the devices' time idle"]
+    if len(rows) > LISTED:
+        notes.append(f"{len(rows) - LISTED} more stages; --json lists all")
+    if not found.fits:
+        notes.append("does not fit in memory")
+    header = ("replica", "stage", "layers", "devices", "computes", "idle", "memory")
+    title = f"{plan.name}, {plan.origin or 'plan'}: {plan.schedule}, ZeRO {plan.zero}"
+    return Table(title, header, tuple(rows[:LISTED]), tuple(notes), right=(0, 1, 2, 4, 5))
