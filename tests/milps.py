@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.run import Run
 
 
 def small() -> LinearModel:
@@ -17,10 +18,10 @@ def small() -> LinearModel:
     return model
 
 
-def knapsack(items: int = 150, rows: int = 60, seed: int = 7) -> LinearModel:
+def knapsack(items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = None) -> LinearModel:
     """A multi-dimensional knapsack (cost: value left out); the default size takes any solver minutes."""
     draw = np.random.default_rng(seed)
-    model = LinearModel("knapsack")
+    model = LinearModel("knapsack", run)
     x = model.binary("x", (items,))
     for _ in range(rows):
         weights = draw.integers(1, 1000, items).astype(float)

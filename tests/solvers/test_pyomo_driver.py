@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+from typing import Any
 
 import pyomo.environ as pyo
 import pytest
@@ -103,12 +105,24 @@ def test_time_out_keeps_incumbent_and_bound(solver: str) -> None:
     assert 0 < answer.bound < answer.objective
 
 
-def test_cancel_keeps_what_is_known() -> None:
-    going = run("highs")
-    threading.Timer(1.5, going.cancel.set).start()
+def test_cancel_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS itself says when there is something to keep: then the user wants it to stop."""
+    going, fill = run("highs"), pyomo_driver._filled_highs
+
+    def look(event: Any) -> None:
+        if math.isfinite(event.data_out.mip_primal_bound) and math.isfinite(event.data_out.mip_dual_bound):
+            going.cancel.set()
+
+    def filled(*arguments: Any) -> Any:
+        native = fill(*arguments)
+        native.cbMipInterrupt.subscribe(look)
+        return native
+
+    monkeypatch.setattr(pyomo_driver, "_filled_highs", filled)
     answer = pyomo_driver.solve(knapsack(), going)
     assert answer.stop is Stop.INTERRUPTED
     assert answer.objective is not None and answer.bound is not None
+    assert answer.bound < answer.objective
 
 
 def test_nothing_is_printed_and_output_stays_ours(capfd: pytest.CaptureFixture[str]) -> None:
