@@ -78,6 +78,8 @@ class Family:
     -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data, feasible
     decision) -> list of hetplan.text.Table, how a decision reads for people (None: as JSON).
     warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
+    report: "module:function" of (name pattern or None, tell or None) -> (tables, rows as JSON types): the paper's
+    experiments, predicted (None: no such report).
     """
 
     name: str
@@ -89,6 +91,7 @@ class Family:
     methods: tuple[Method, ...]
     describe: str | None = None
     warmers: tuple[str, ...] = ()
+    report: str | None = None
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""

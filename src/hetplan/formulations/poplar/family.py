@@ -13,6 +13,7 @@ FAMILY = Family(
     data=f"{_HERE}.data:PoplarData",
     decision=f"{_HERE}.data:PoplarDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
+    report=f"{_HERE}.report:report",
     methods=(
         Method("auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"),
         Method(

@@ -1,0 +1,31 @@
+"""`hetplan report`: predicted figures, said to be so, beside the paper's ranges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fakes.cli import Call
+
+
+def test_report(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    ran = hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "-o", path)
+    assert (ran.code, ran.err) == (0, "")
+    for expected in (
+        "predicted by hetplan, not measured",
+        "poplar-a-llama-0.5b-zero3",
+        "As the paper measured it",
+        "1.02 to 3.92",
+        "none per ZeRO stage",
+    ):
+        assert expected in ran.out
+    document = json.loads(path.read_text())
+    assert document["predicted"] is True and len(document["rows"]) == 4
+    assert hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "--json").json == document
+
+
+def test_what_cannot_be_reported(hetplan: Call) -> None:
+    assert "problem has no report (got 'amp', expected poplar)" in hetplan("report", "amp").error
+    assert "no experiment matches" in hetplan("report", "poplar", "--name", "x*").error
+    assert "unknown problem" in hetplan("report", "tsp").error
