@@ -158,8 +158,39 @@ def test_gpus_by_nvidia_smi(tmp_path: Path, hetplan: Call, monkeypatch: pytest.M
         {"name": "Tesla T4", "memory_bytes": 15360 * 2**20, "driver": "535.104"},
         {"name": "Odd", "memory_bytes": None, "driver": "1"},
     ]
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert hetplan("doctor", "--json").json["gpus"] is None
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (None, "no nvidia-smi"),
+        (
+            "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not\ncommunicate'\nexit 9\n",
+            "exit code 9: NVIDIA-SMI has",
+        ),
+        ("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", "nvidia-smi failed with exit code 1: caf"),
+        ("#!/bin/sh\nexit 2\n", "nvidia-smi failed with exit code 2"),
+        ("#!/no/such/interpreter\n", "nvidia-smi cannot be run: No such file or directory"),
+        ("#!/bin/sh\nsleep 30\n", "nvidia-smi: no answer within 1 s"),
+        ("#!/bin/sh\nexit 0\n", "none"),
+    ],
+)
+def test_no_gpus_and_why(
+    tmp_path: Path, hetplan: Call, monkeypatch: pytest.MonkeyPatch, program: str | None, reason: str
+) -> None:
+    path = tmp_path / "nvidia-smi"
+    if program is not None:
+        path.write_text(program)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
+    monkeypatch.setattr("hetplan.cli.doctor.PATIENCE_S", 1.0)
+    monkeypatch.setattr("hetplan.cli.doctor.check_together", lambda: {"check": "x", "ok": True, "detail": ""})
+    ran = hetplan("doctor", "--json")
+    assert ran.code == 0
+    assert ran.json["gpus"] == ([] if reason == "none" else None)
+    assert reason in ran.json["gpus_missing"]
+    lines = [line for line in hetplan("doctor").out.splitlines() if line.startswith("GPUs")]
+    assert len(lines) == 1 and reason[:60] in lines[0]
 
 
 def test_completion_script(hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hetplan.cli.options import JsonOption
 from hetplan.cli.output import print_json, print_tables
+from hetplan.errors import one_line
 from hetplan.text import Table, bytes_text
 
 PACKAGES = (
@@ -31,7 +32,7 @@ PACKAGES = (
 OPTIONAL = ("torch",)
 # Solvers that Pyomo can drive by their program.
 BINARIES = ("highs", "cbc", "glpsol", "scip", "gurobi_cl", "cplex", "ipopt", "xpress")
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 
 
 def doctor(json: JsonOption = False) -> int:
@@ -51,6 +52,7 @@ def examine() -> dict[str, Any]:
     """The whole report as JSON types; what could not be found out is None."""
     from hetplan import __version__
 
+    found, why = gpus()
     return {
         "hetplan": __version__,
         "python": platform.python_version(),
@@ -59,7 +61,8 @@ def examine() -> dict[str, Any]:
         "solver_binaries": {name: shutil.which(name) for name in BINARIES},
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": memory_bytes(),
-        "gpus": gpus(),
+        "gpus": found,
+        "gpus_missing": why or None,
         "kernel_cache": kernel_cache(),
         "checks": [
             *(needed(name) for name in PACKAGES),
@@ -105,19 +108,30 @@ def memory_bytes() -> int | None:
         return None
 
 
-def gpus() -> list[dict[str, Any]] | None:
-    """GPUs by nvidia-smi: name, memory and driver; None where there is no nvidia-smi or it fails."""
+def gpus() -> tuple[list[dict[str, Any]] | None, str]:
+    """GPUs by nvidia-smi: name, memory and driver; None, and the reason, where it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return None
+        return None, "no nvidia-smi"
     query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+            [program, *query],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            check=False,
         )
-    except (subprocess.SubprocessError, OSError):
-        return None
-    return [gpu for gpu in map(parse_gpu, done.stdout.splitlines()) if gpu is not None]
+    except subprocess.TimeoutExpired:
+        return None, f"nvidia-smi: no answer within {PATIENCE_S:.0f} s"
+    except OSError as error:
+        return None, f"nvidia-smi cannot be run: {error.strerror}"
+    if done.returncode != 0:
+        said = one_line(done.stdout or done.stderr)[:200]
+        return None, f"nvidia-smi failed with exit code {done.returncode}{': ' if said else ''}{said}"
+    found = [gpu for gpu in map(parse_gpu, done.stdout.splitlines()) if gpu is not None]
+    return found, "" if found else "none"
 
 
 def parse_gpu(line: str) -> dict[str, Any] | None:
@@ -162,7 +176,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
         *((name, version or "not installed") for name, version in report["packages"].items()),
         ("cores", str(report["cores"])),
         ("memory", bytes_text(report["memory_bytes"])),
-        ("GPUs", "; ".join(gpu_names) or ("none" if report["gpus"] == [] else "no nvidia-smi")),
+        ("GPUs", "; ".join(gpu_names) or report["gpus_missing"]),
         ("solver programs", ", ".join(k for k, v in report["solver_binaries"].items() if v) or "none found"),
         ("compiled kernels", f"{report['kernel_cache']['location']} ({report['kernel_cache']['chosen_by']})"),
     ]

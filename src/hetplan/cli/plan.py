@@ -142,12 +142,15 @@ def plan(
 def planning_tables(planning: Planning) -> list[Table]:
     """The ranking, what is proven about the winner, and the winner's stages."""
     workload, best = planning.workload, planning.best
-    rows = tuple(candidate_row(candidate, workload, best) for candidate in planning.candidates)
+    # A strategy whose own price leaves something out: its bound would stand beside another sum.
+    apart = any(priced_apart(candidate) for candidate in planning.candidates)
+    rows = tuple(candidate_row(candidate, workload, best, apart) for candidate in planning.candidates)
     header = (
         "plan",
         "status",
         "iteration",
         "vs best",
+        *(("objective",) if apart else ()),
         "bound",
         "gap",
         "least headroom",
@@ -156,6 +159,11 @@ def planning_tables(planning: Planning) -> list[Table]:
         "solve",
     )
     reasons = tuple(f"{c.strategy}/{c.method}: {c.message}" for c in planning.candidates if c.message)
+    if apart:
+        reasons = (
+            "status, objective, bound and gap are of each strategy's own problem; iteration is the prediction",
+            *reasons,
+        )
     ranking = Table(workload_title(workload), header, rows, reasons, right=tuple(range(2, len(header))))
     if best is None:
         return [
@@ -182,13 +190,22 @@ def workload_title(workload: Workload) -> str:
     )
 
 
-def candidate_row(candidate: Candidate, workload: Workload, best: Candidate | None) -> tuple[str, ...]:
-    """One line of the ranking."""
+def priced_apart(candidate: Candidate) -> bool:
+    """Whether the predicted iteration is another figure than the objective that the bound belongs to."""
+    seconds, objective = candidate.predicted_seconds, candidate.objective
+    return seconds is not None and objective is not None and abs(seconds - objective) > 1e-9 * seconds
+
+
+def candidate_row(
+    candidate: Candidate, workload: Workload, best: Candidate | None, apart: bool
+) -> tuple[str, ...]:
+    """One line of the ranking; with `apart` the objective has a column of its own."""
     return (
         f"{candidate.strategy}/{candidate.method}",
         candidate.status,
         seconds_text(candidate.predicted_seconds),
         relative_text(candidate, best),
+        *((seconds_text(candidate.objective),) if apart else ()),
         seconds_text(candidate.bound),
         percent_text(candidate.gap),
         memory_text(candidate, workload),
