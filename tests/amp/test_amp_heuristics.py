@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, heuristics, optimum_of
+from amp.generate import instance
 from hetplan.formulations.amp.annealing import Moves, accepts
 from hetplan.formulations.amp.baselines import megatron_trials
+from hetplan.formulations.amp.breakdown import peak_bytes
+from hetplan.formulations.amp.cut_kernels import interval_ranks
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.paper import average, rank, solve_released
+from hetplan.formulations.amp.paper_cut import paper_cut, table_bytes
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration, compile_problem
 from hetplan.formulations.amp.strategy import place
@@ -327,3 +331,54 @@ def test_annealing_takes_worse_neighbours_as_often_as_it_says() -> None:
     assert not accepts(1.0, infinite, 10.0, 0.0)
     assert accepts(1.0, 1.0 + 10 * np.log(2), 10.0, 0.49)
     assert not accepts(1.0, 1.0 + 10 * np.log(2), 10.0, 0.51)
+
+
+def test_an_exact_fit_is_a_fit_for_solvers_too() -> None:
+    """Rounding of a sum of bytes decides nothing: evaluator and arrays allow the same."""
+    found = (
+        (data, solve(FAMILY, data, "megatron", Run()).decision)
+        for data in map(instance, range(200))
+        if data.memory
+    )
+    data, decision = next((data, decision) for data, decision in found if decision is not None)
+    held = peak_bytes(data, decision)
+    assert held is not None and data.memory is not None
+    types = sorted({device.type for device in data.devices})
+    tight = {
+        name: max(h for h, d in zip(held, data.devices, strict=True) if d.type == name) * (1 - 5e-10)
+        for name in types
+    }
+    memory = data.memory.model_copy(update={"device_bytes": tight})
+    exact = data.model_copy(update={"memory": memory})
+    assert evaluate(exact, decision).objective is not None
+    problem = compile_problem(exact)
+    chosen = next(
+        c
+        for c in problem.configurations()
+        if (c.pipeline, c.data, c.tensor, c.micro_batch)
+        == (decision.pipeline, decision.data, decision.tensor, decision.micro_batch)
+    )
+    placed = place(problem, chosen, np.array(decision.placement))
+    cut = np.array([first for first, _ in decision.stages] + [len(data.layers)])
+    assert placed.fits(cut)
+
+
+def test_the_papers_programme_stops_within_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetplan.formulations.amp.paper_cut.STEPS_AT_ONCE", 1)
+    asked = []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) > 4
+
+    rng = np.random.default_rng(0)
+    assert paper_cut(rng.random(8), rng.random((1, 8)), 4, stop=stop) is None
+    whole = paper_cut(rng.random(8), rng.random((3, 8)), 4)
+    assert whole is not None and len(asked) == 5
+
+
+def test_the_tables_of_the_papers_programme_are_counted_whole() -> None:
+    values, _ = interval_ranks(np.random.default_rng(0).random(30))
+    costs = 2 * 31 * len(values) * 8
+    choices = 5 * 31 * len(values) * 2
+    assert costs + choices <= table_bytes(30, 5) <= 1.01 * (costs + choices)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, Floats, Ints
 
 
 @kernel
@@ -34,7 +34,7 @@ def memory_windows(
         for b in range(layers + 1):
             while a < b and factor * (params[b] - params[a]) + alive * (saved[b] - saved[a]) > room[
                 j
-            ] * tp * (1 + 1e-9):
+            ] * tp * (1 + MEMORY_TOLERANCE):
                 a += 1
             first[j, b] = a
     return first

@@ -20,18 +20,20 @@ def tolerance_stage(
     wait: float,
     stage: int,
     dropped: bool,
+    begin: int,
+    end: int,
 ) -> None:
-    """One stage of the programme over tolerances: AMP's eq. 8 for every boundary i and tolerance m.
+    """One stage of the programme over tolerances: AMP's eq. 8 for boundaries begin to end - 1, every tolerance m.
 
     before, after [L + 1, M]: entries with `stage` stages (read) and one more (written; +inf where none).
     choice [L + 1, M]: the last boundary chosen. values [M] ascending: the tolerances, seconds.
     rank [L + 1, L + 1]: index in `values` of the seconds of layers c to i - 1. link [L + 1]: seconds of the
     link at each boundary. wait: gas - 1. dropped: store costs without the link, as the released code does.
     """
-    layers, count = rank.shape[0] - 1, values.size
+    count = values.size
     stored = np.empty(count)
     best = np.empty(count)
-    for i in range(stage + 1, layers + 1):
+    for i in range(begin, end):
         best[:] = np.inf
         stored[:] = np.inf
         for c in range(stage, i):

@@ -21,13 +21,17 @@ import numpy as np
 
 from hetplan.formulations.amp.problem import Floats, Ints
 
-# The table keeps a choice of two bytes per entry.
 MAX_TABLE_BYTES = 2 * 2**30
+# Steps of the innermost loop between two questions whether to stop: well under a second.
+STEPS_AT_ONCE = 10**8
 
 
 def table_bytes(layers: int, stages: int) -> int:
-    """Bytes of the table of choices, at most: k L M entries of two bytes with M <= L (L + 1) / 2 + 1."""
-    return 2 * (stages - 1) * (layers + 1) * (layers * (layers + 1) // 2 + 1)
+    """Bytes of the tables, at most: costs of two stages (8 bytes) and choices of k stages (2 bytes) per (L + 1) M.
+
+    M <= L (L + 1) / 2 + 1 tolerances, one for each run of layers and 0.
+    """
+    return (2 * 8 + 2 * stages) * (layers + 1) * (layers * (layers + 1) // 2 + 1)
 
 
 def paper_cut(
@@ -42,7 +46,7 @@ def paper_cut(
 
     layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per pipeline.
     released: store costs as the released code does (the value then lacks links and the cut may be worse).
-    stop: asked before each stage. Returns (cut [k + 1], value); None when stopped.
+    stop: asked several times a second. Returns (cut [k + 1], value); None when stopped.
     Raises ValueError when k > L or the table would exceed 2 GiB.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
@@ -59,11 +63,25 @@ def paper_cut(
         table[i] = (gas - 1) * np.maximum(0.0, whole - values) + whole
     choice = np.zeros((stages, layers + 1, values.size), dtype=np.uint16)
     for j in range(1, stages):
-        if stop():
-            return None
         link = np.concatenate([[0.0], link_seconds[j - 1]])
         following = np.full_like(table, np.inf)
-        tolerance_stage(table, following, choice[j], values, rank, link, float(gas - 1), j, released)
+        rows = max(1, STEPS_AT_ONCE // (layers * values.size))
+        for i in range(j + 1, layers + 1, rows):
+            if stop():
+                return None
+            tolerance_stage(
+                table,
+                following,
+                choice[j],
+                values,
+                rank,
+                link,
+                float(gas - 1),
+                j,
+                released,
+                i,
+                min(i + rows, layers + 1),
+            )
         table = following
     return trace(choice, rank), float(table[layers, 0])
 

@@ -17,6 +17,9 @@ from hetplan.formulations.amp.data import AmpData
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# A sum of bytes may exceed a capacity by rounding in its last digits; the evaluator says the same for itself.
+MEMORY_TOLERANCE = 1e-9
+
 
 @dataclass(frozen=True)
 class Configuration:

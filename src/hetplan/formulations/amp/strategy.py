@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.formulations.amp.data import AmpDecision
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
+from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, AmpProblem, Configuration, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Placed:
 
     def fits(self, cut: Ints) -> bool:
         """Whether every stage fits the memory of its smallest device."""
-        return bool((stage_bytes(self.problem, self.configuration, cut) <= self.capacity).all())
+        room = self.capacity * (1 + MEMORY_TOLERANCE)
+        return bool((stage_bytes(self.problem, self.configuration, cut) <= room).all())
 
 
 def stage_bytes(problem: AmpProblem, configuration: Configuration, cut: Ints) -> Floats:

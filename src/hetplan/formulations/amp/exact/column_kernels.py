@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
 from hetplan.formulations.amp.exact.label_kernels import Labels
-from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, Floats, Ints
 
 
 class Grid(NamedTuple):
@@ -275,7 +275,7 @@ def expand(
                         continue
                     kind = shape_kind[n]
                     allowed[i, n] = False
-                    if 0 <= forced[j, i] != n or held > capacity[kind] * tp * (1 + 1e-9):
+                    if 0 <= forced[j, i] != n or held > capacity[kind] * tp * (1 + MEMORY_TOLERANCE):
                         continue
                     t = prefix[kind, b] - prefix[kind, a]
                     total = sums[x, i] + t

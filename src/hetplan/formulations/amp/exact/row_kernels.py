@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, Floats, Ints
 
 
 @kernel
@@ -145,7 +145,7 @@ def windows(
                     if dp > 1 and (params[b] - params[a]) * sync > tightest:
                         break
                     held = state_factor * (params[b] - params[a]) + kept * (saved[b] - saved[a])
-                    if held > capacity[z] * tp * (1.0 + 1e-9):
+                    if held > capacity[z] * tp * (1.0 + MEMORY_TOLERANCE):
                         break
                     end = b
                 window[j, z, a] = end

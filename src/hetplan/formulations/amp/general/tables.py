@@ -16,11 +16,11 @@ from itertools import combinations
 import numpy as np
 
 from hetplan.formulations.amp.cells import Cells
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
+from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, AmpProblem, Configuration, Floats, Ints
 from hetplan.formulations.amp.strategy import Strategy, ring_factor
 
-# Bytes may exceed a capacity by rounding in the last digits (half of what the evaluator lets pass).
-MEMORY_TOLERANCE = 5e-10
+# Half of what the evaluator lets pass: the other half is for the solvers' own tolerances.
+HALF_TOLERANCE = MEMORY_TOLERANCE / 2
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Tables:
     @cached_property
     def capacity(self) -> Floats:
         """[types] bytes of a device, with the tolerance for rounding."""
-        return self.problem.capacity * (1 + MEMORY_TOLERANCE)
+        return self.problem.capacity * (1 + HALF_TOLERANCE)
 
     @cached_property
     def slowest_seconds(self) -> float:
