@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from hetplan.errors import InputError, json_path, shorten
 
 MAX_DEPTH = 64
-CONSTANTS = ("NaN", "Infinity", "-Infinity")
 
 
 def parse_json(content: bytes | str, *, where: str) -> Any:
@@ -145,12 +144,17 @@ class _Walk:
         return None
 
 
+# What the parser reads of a word before it looks at what follows: a constant, or a number and its parts.
+_CONSTANT = re.compile(r"NaN|-?Infinity")
+_NUMBER = re.compile(r"-?(?P<digits>0|[1-9][0-9]*)(?P<rest>\.[0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)?")
+
+
 def _number_fault(word: str) -> tuple[str, str | None, str | None] | None:
     """What is wrong with a number (or true, false, null): what, got, expected."""
-    if word in CONSTANTS:
-        return "number is not finite", word, "a finite number"
-    limit = sys.get_int_max_str_digits()
-    digits = word.removeprefix("-")
-    if limit and len(digits) > limit and digits.isdecimal():
-        return f"an integer of {len(digits)} digits", None, f"at most {limit}"
+    constant = _CONSTANT.match(word)
+    if constant is not None:
+        return "number is not finite", constant.group(), "a finite number"
+    limit, number = sys.get_int_max_str_digits(), _NUMBER.match(word)
+    if limit and number is not None and number["rest"] is None and len(number["digits"]) > limit:
+        return f"an integer of {len(number['digits'])} digits", None, f"at most {limit}"
     return None

@@ -13,7 +13,7 @@ from amp.generate import instance as amp_data
 from fakes.cli import Call, Ran
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.instances.envelope import Instance
-from hetplan.instances.library import find
+from hetplan.instances.library import find, load_from_library
 
 BLOCK = 52  # files per test; five tests of edits and five of bytes for each kind
 
@@ -46,6 +46,70 @@ def test_instances(hetplan: Call, tmp_path: Path, block: int) -> None:
         check(ran)
         codes.append(ran.code)
     assert codes.count(2) > BLOCK / 3
+
+
+FAMILIES_LIBRARY = {"astra": "tiny-two-types", "ditto": "tiny-fast-slow", "poplar": "tiles-5-zero3"}
+
+
+@pytest.mark.parametrize("problem", FAMILIES_LIBRARY)
+def test_instances_and_decisions_of_other_families(hetplan: Call, tmp_path: Path, problem: str) -> None:
+    """240 damaged files of each: instances, decisions, answers and best-known records."""
+    name = FAMILIES_LIBRARY[problem]
+    instance = load_from_library(name)
+    best = find_best(name)
+    path = tmp_path / "f.json"
+    codes = []
+    for i in range(240):
+        rng = Random(f"{problem} {i}")
+        made: Any = instance.document() if i % 2 else rng.choice((best["decision"], best, answer_of(best)))
+        path.write_bytes(as_json(mutate(rng, made)) if rng.random() < 0.5 else damage(rng, as_json(made)))
+        ran = hetplan("instances", "validate", path) if i % 2 else hetplan("check", name, path, "--json")
+        check(ran)
+        codes.append(ran.code)
+    assert codes.count(2) > len(codes) / 3
+    assert codes.count(0) + codes.count(1) > 0
+
+
+def find_best(name: str) -> dict[str, Any]:
+    """The best-known record of a packaged instance, as JSON types."""
+    entry = find(name)
+    record = entry.best_known() if entry is not None else None
+    assert record is not None, name
+    return record.model_dump(mode="json")
+
+
+def answer_of(best: dict[str, Any]) -> dict[str, Any]:
+    """A best-known record as an answer document."""
+    result = {"method": "m", "status": "optimal", "gap": 0.0}
+    result |= {key: best[key] for key in ("objective", "bound", "decision")}
+    return {"instance": best["instance"], "problem": best["problem"], "results": [result]}
+
+
+RULES = """# rules
+$tensor_model_parallel_size > 4 && $pipeline_model_parallel_size == 1
+$recompute_granularity == 'full' || $micro_batch_size % 2 != 0
+$num_gpus % ($pipeline_model_parallel_size * $tensor_model_parallel_size) != 0
+$num_layers_per_virtual_pipeline_stage != None && -$num_micro_batches + 3 < 2 * $data_parallel_size
+"""
+SEARCH = ("--model", "gpt2", "--gpus", "A800:4", "--global-batch", 4, "--param", "tensor=1,2", "--json")
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_rules(hetplan: Call, tmp_path: Path, block: int) -> None:
+    """520 damaged files of rules, through the whole search."""
+    path = tmp_path / "my.rules"
+    codes = []
+    for i in range(104):
+        path.write_bytes(damage(Random(f"rules {block} {i}"), RULES.encode()))
+        ran = hetplan(
+            "search", *SEARCH, "--param", "micro_batch=1", "--param", "recompute=none", "--rules", path
+        )
+        check(ran)
+        if ran.code == 2:
+            assert str(path) in ran.error
+        codes.append(ran.code)
+    assert codes.count(2) > len(codes) / 3
+    assert codes.count(2) < len(codes)
 
 
 @pytest.mark.parametrize("block", range(10))

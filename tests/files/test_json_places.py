@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuzzing.mutations import check_one_line
 from hetplan.errors import InputError
 from hetplan.files import read_json
 from hetplan.json_text import line_and_column, parse_json
@@ -43,6 +45,10 @@ def message(text: str) -> str:
         ("9" * 100_000, "f: line 1 column 1: an integer of 100000 digits (expected at most 4300)"),
         ('{"a":\n' + "[" * 70, "f: line 2 column 64: nested too deeply (expected at most 64 levels)"),
         ('{"a": NaN, "b": nonsense', "f: a (line 1 column 7): number is not finite"),
+        ('{"a": [1, NaN0.5]}', "f: a[1] (line 1 column 11): number is not finite (got 'NaN', expected"),
+        ("[-Infinityx", "f: [0] (line 1 column 2): number is not finite (got '-Infinity', expected"),
+        (f"[{'7' * 5000}x]", "f: [0] (line 1 column 2): an integer of 5000 digits"),
+        (f"[{'7' * 5000}.5, NaN]", "f: [1] (line 1 column 5006): number is not finite"),
         ('{"a": 1, "b": }', "f: line 1 column 15: not valid JSON"),
     ],
 )
@@ -106,6 +112,40 @@ def offset_of_nan(text: str) -> int:
             inside = not inside
         escaped = character == "\\" and not escaped
     raise AssertionError(text)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_damaged_texts_never_escape(block: int) -> None:
+    """2000 texts with constants, keys and digits put where they do not belong: a value, or one line."""
+    document = {"name": "x", "rows": [[1, 2.5, -3e-7], []], "more": [{"a": None, "b": "NaN"}, {"a": True}]}
+    found = set()
+    for i in range(500):
+        rng = Random(f"{block} {i}")
+        text = json.dumps(document, indent=rng.choice((None, 1)))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(INSERTED) + text[at + rng.choice((0, 0, 1, 5)) :]
+        try:
+            parse_json(text, where="f")
+        except InputError as error:
+            check_one_line(str(error), "f: ")
+            found.add(str(error).split("(")[-1][:10])
+    assert len(found) > 3
+
+
+INSERTED = (
+    "NaN",
+    "-Infinity",
+    "Infinity",
+    '"a": 1, ',
+    '"name": 2, ',
+    "9" * 4400,
+    "-" + "9" * 4400,
+    ",",
+    '"',
+    "{",
+    "]",
+)
 
 
 @given(documents)
