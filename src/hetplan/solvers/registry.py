@@ -31,7 +31,8 @@ class Method:
     exact: whether it proves optimality when it is given enough time (else a heuristic, without a bound).
     summary: one line for the method tables. source: paper and algorithm, or "hetplan".
     baseline: one of the paper's comparison methods. uses: back ends that take their native options from it;
-    None: what every family's method of that name uses.
+    None: what every family's method of that name uses. ready: "module:function" that loads compiled kernels,
+    called before the clock of a solve starts.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Method:
     source: str = "hetplan"
     baseline: bool = False
     uses: tuple[str, ...] | None = None
+    ready: str | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -128,13 +130,17 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this instance,
     DisagreementError where the evaluator rejects the decision or finds it below the claimed bound.
     A back end that fails otherwise gives a Result with stop `error`. The result's seconds add up to what passed
-    here before judging: what the method did not call building was solving.
+    between loading the method, which only its time limit counts, and judging: what the method did not call
+    building was solving.
     """
     run = run or Run()
     chosen = family.method(method)
+    function = chosen.load()
+    if chosen.ready is not None:
+        load(chosen.ready)()
     begun = time.perf_counter()
     try:
-        outcome = chosen.load()(data, run)
+        outcome = function(data, run)
     except (HetplanError, KeyboardInterrupt):
         raise
     except Stopped:
