@@ -1,8 +1,8 @@
 """Draws a plan file as an SVG: `python docs/plan_picture.py PLAN.json CLUSTER.yaml PICTURE.svg [--check]`.
 
 One row per stage with its devices and its layers, as wide as the seconds that they take, and one bar for the whole
-iteration. Times are those of AMP's objective on the predicted profile. With --check nothing is written and the exit
-code is 1 if the picture is out of date.
+iteration. Times are those of AMP's objective on the predicted profile, for plans of strategies amp and ditto. With
+--check nothing is written and the exit code is 1 if the picture is out of date.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
+from math import fsum
 from pathlib import Path
 
 from hetplan.errors import InputError
-from hetplan.formulations.amp.breakdown import Breakdown, price
-from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.breakdown import price
+from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
-from hetplan.profiling.workload import make_workload
+from hetplan.formulations.ditto.data import DittoDecision, DittoStage
+from hetplan.planner import template
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan, load_plan
 from hetplan.text import names_text, ranges_text, seconds_text
 
@@ -28,40 +32,133 @@ PART_COLOURS = ("#3b6fb6", "#7fa3d1", "#b9b9b9", "#8a8a8a")
 LIGHT = "#b9b9b9"
 
 
+@dataclass(frozen=True)
+class DrawnStage:
+    """One stage: layers [first, last) with their seconds, devices of all pipelines, its seconds and those to send."""
+
+    first: int
+    last: int
+    devices: list[int]
+    layer_seconds: list[float]
+    seconds: float
+    send: float
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the picture shows: the stages of the slowest pipeline, and the parts of one iteration with their names."""
+
+    stages: list[DrawnStage]
+    parts: list[tuple[str, float]]
+    degrees: str
+
+    @property
+    def seconds(self) -> float:
+        """One iteration."""
+        return fsum(seconds for _, seconds in self.parts)
+
+
+def drawn(plan: Plan, workload: Workload) -> Drawn:
+    """The plan priced; raises InputError for plans that are neither AMP's nor one pipeline (ZeRO, row shares …)."""
+    first = plan.replicas[0]
+    single = all(len(stage.devices) == 1 for replica in plan.replicas for stage in replica.stages)
+    if not single or len(first.micro_batches) != 1 or plan.zero != 0 or plan.schedule != "1f1b":
+        raise InputError(
+            "only plans of strategies amp and ditto can be drawn", where=plan.name, got=plan.origin
+        )
+    if len(plan.replicas) == 1:
+        return drawn_template(plan, workload)
+    return drawn_amp(plan, workload)
+
+
+def drawn_template(plan: Plan, workload: Workload) -> Drawn:
+    """One pipeline, stages of any width."""
+    stages, (batches,) = plan.replicas[0].stages, plan.replicas[0].micro_batches
+    groups = [stage.devices[0] for stage in stages]
+    decision = DittoDecision(
+        stages=[
+            DittoStage(
+                first=stage.layers[0][0],
+                last=stage.layers[0][1],
+                type=plan.devices[group[0]].type,
+                devices=len(group),
+            )
+            for stage, group in zip(stages, groups, strict=True)
+        ]
+    )
+    priced = template.price(workload, pose(workload), decision, groups, batches.samples)
+    rows = [
+        DrawnStage(
+            stage.first,
+            stage.last,
+            group,
+            shared(template.layer_seconds(workload, group, batches.samples)[stage.first : stage.last], t),
+            t,
+            send,
+        )
+        for stage, group, t, send in zip(decision.stages, groups, priced.stages, priced.links, strict=True)
+    ]
+    parts = [
+        (f"{batches.count - 1} x slowest stage", (batches.count - 1) * max(priced.stages)),
+        ("one pass over the stages", fsum(priced.stages)),
+        ("links", fsum(priced.links)),
+    ]
+    degrees = f"{len(rows)} stages in one pipeline, {batches.count} micro-batches of {batches.samples}"
+    return Drawn(rows, parts, degrees)
+
+
+def drawn_amp(plan: Plan, workload: Workload) -> Drawn:
+    """Equal pipelines side by side."""
+    data, decision = pose(workload), decision_of(plan)
+    priced = price(data, decision)
+    row, terms = priced.slowest, priced.parts()
+    links = [*priced.links[row], 0.0]
+    key = (decision.tensor, decision.micro_batch)
+    rows = []
+    for j, (first, last) in enumerate(decision.stages):
+        types = {data.devices[device].type for device in decision.placement[j][row]}
+        tables = [
+            t.seconds for t in data.layer_seconds if t.type in types and (t.tensor, t.micro_batch) == key
+        ]
+        compute = [max(table[layer] for table in tables) for layer in range(first, last)]
+        seconds = priced.stages[row][j]
+        devices = [d for group in decision.placement[j] for d in group]
+        rows.append(DrawnStage(first, last, devices, shared(compute, seconds), seconds, links[j]))
+    parts = [
+        (f"{priced.gas - 1} x slowest stage", terms["bottleneck"]),
+        ("one pass over the stages", terms["fill"]),
+        ("links", terms["links"]),
+        ("gradients", terms["synchronisation"]),
+    ]
+    degrees = (
+        f"{decision.pipeline} stages x {decision.data} pipelines x tensor {decision.tensor}, "
+        f"{priced.gas} micro-batches of {decision.micro_batch} in each"
+    )
+    return Drawn(rows, parts, degrees)
+
+
+def shared(compute: list[float], seconds: float) -> list[float]:
+    """Seconds of each layer; the stage's all-reduces go to its layers in proportion."""
+    return [t * seconds / sum(compute) for t in compute]
+
+
 def decision_of(plan: Plan) -> AmpDecision:
-    """The plan as a decision of problem `amp`; raises InputError where it is none (unequal replicas, ZeRO …)."""
+    """The plan as a decision of problem `amp`; raises InputError where its pipelines differ."""
     first = plan.replicas[0]
     cut = [stage.layers for stage in first.stages]
-    alike = all(
-        [stage.layers for stage in replica.stages] == cut and replica.micro_batches == first.micro_batches
+    if any(
+        [stage.layers for stage in replica.stages] != cut or replica.micro_batches != first.micro_batches
         for replica in plan.replicas
-    )
-    groups = [[stage.devices for stage in replica.stages] for replica in plan.replicas]
-    single = all(len(devices) == 1 for replica in groups for devices in replica)
-    if not (
-        alike and single and len(first.micro_batches) == 1 and plan.zero == 0 and plan.schedule == "1f1b"
     ):
-        raise InputError("only plans of strategy amp can be drawn", where=plan.name, got=plan.origin)
+        raise InputError("pipelines that differ cannot be drawn", where=plan.name, got=plan.origin)
     return AmpDecision(
         pipeline=len(cut),
         data=len(plan.replicas),
-        tensor=len(groups[0][0][0]),
+        tensor=len(first.stages[0].devices[0]),
         micro_batch=first.micro_batches[0].samples,
-        placement=[[replica[j][0] for replica in groups] for j in range(len(cut))],
+        placement=[[replica.stages[j].devices[0] for replica in plan.replicas] for j in range(len(cut))],
         stages=[ranges[0] for ranges in cut],
     )
-
-
-def layer_times(data: AmpData, decision: AmpDecision, priced: Breakdown, j: int) -> list[float]:
-    """Seconds of each layer of stage j in the slowest pipeline; a share of the stage's all-reduces goes to each."""
-    row = priced.slowest
-    types = {data.devices[device].type for device in decision.placement[j][row]}
-    key = (decision.tensor, decision.micro_batch)
-    tables = [t.seconds for t in data.layer_seconds if t.type in types and (t.tensor, t.micro_batch) == key]
-    first, last = decision.stages[j]
-    compute = [max(table[layer] for table in tables) for layer in range(first, last)]
-    factor = priced.stages[row][j] / sum(compute)
-    return [seconds * factor for seconds in compute]
 
 
 def text(x: float, y: float, content: str, *, size: int = 13, anchor: str = "start", style: str = "") -> str:
@@ -77,61 +174,48 @@ def box(x: float, y: float, width: float, height: float, colour: str) -> str:
     )
 
 
-def stage_rows(
-    plan: Plan, data: AmpData, decision: AmpDecision, priced: Breakdown, top: float
-) -> Iterator[str]:
+def stage_rows(plan: Plan, picture: Drawn, top: float) -> Iterator[str]:
     """Label, layers and figures of each stage."""
-    row = priced.slowest
-    links = [*priced.links[row], 0.0]
     chart = WIDTH - 2 * MARGIN - LABELS - FIGURES
-    scale = chart / max(t + e for t, e in zip(priced.stages[row], links, strict=True))
-    types = list(dict.fromkeys(device.type for device in data.devices))
-    for j, (first, last) in enumerate(decision.stages):
-        devices = [d for group in decision.placement[j] for d in group]
-        counts = Counter(data.devices[d].type for d in devices)
-        nodes = ranges_text(data.devices[d].node for d in devices)
+    scale = chart / max(stage.seconds + stage.send for stage in picture.stages)
+    types = list(dict.fromkeys(device.type for device in plan.devices))
+    for j, stage in enumerate(picture.stages):
+        kinds = Counter(plan.devices[d].type for d in stage.devices)
+        nodes = ranges_text(plan.devices[d].node for d in stage.devices)
         y = top + j * ROW
-        kinds = " + ".join(f"{count} x {name}" for name, count in counts.items())
-        yield text(MARGIN, y + 14, f"stage {j}: {kinds}", style=' font-weight="600"')
-        names = names_text(plan.workload.layers[first:last])
-        yield text(MARGIN, y + 31, f"node {nodes}, devices {ranges_text(devices)}", size=12)
+        label = " + ".join(f"{count} x {name}" for name, count in kinds.items())
+        yield text(MARGIN, y + 14, f"stage {j}: {label}", style=' font-weight="600"')
+        yield text(MARGIN, y + 31, f"node {nodes}, devices {ranges_text(stage.devices)}", size=12)
         x = float(MARGIN + LABELS)
-        slowest = max((data.devices[d].type for d in decision.placement[j][row]), key=types.index)
-        colour = TYPE_COLOURS[types.index(slowest) % len(TYPE_COLOURS)]
-        for seconds in layer_times(data, decision, priced, j):
-            yield box(x, y, seconds * scale, BAR, colour)
+        slowest = max(kinds, key=types.index)
+        for seconds in stage.layer_seconds:
+            yield box(x, y, seconds * scale, BAR, TYPE_COLOURS[types.index(slowest) % len(TYPE_COLOURS)])
             x += seconds * scale
-        if links[j] > 0:
-            yield box(x, y + BAR / 4, links[j] * scale, BAR / 2, LIGHT)
-        yield text(MARGIN + LABELS + 2, y + BAR + 14, f"{last - first} layers: {names}", size=11)
+        if stage.send > 0:
+            yield box(x, y + BAR / 4, stage.send * scale, BAR / 2, LIGHT)
+        count = stage.last - stage.first
+        names = names_text(plan.workload.layers[stage.first : stage.last])
+        layers = f"{count} layer{'s' if count > 1 else ''}: {names}"
+        yield text(MARGIN + LABELS + 2, y + BAR + 14, layers, size=11)
         right = WIDTH - MARGIN
-        yield text(
-            right, y + 14, seconds_text(priced.stages[row][j]), anchor="end", style=' font-weight="600"'
-        )
-        if links[j] > 0:
-            yield text(right, y + 31, f"+ {seconds_text(links[j])} to send", size=12, anchor="end")
+        yield text(right, y + 14, seconds_text(stage.seconds), anchor="end", style=' font-weight="600"')
+        if stage.send > 0:
+            yield text(right, y + 31, f"+ {seconds_text(stage.send)} to send", size=12, anchor="end")
 
 
-def iteration_bar(priced: Breakdown, top: float) -> Iterator[str]:
+def iteration_bar(picture: Drawn, top: float) -> Iterator[str]:
     """What one iteration consists of."""
-    parts = priced.parts()
-    named = (
-        (f"{priced.gas - 1} x slowest stage", parts["bottleneck"]),
-        ("one pass over the stages", parts["fill"]),
-        ("links", parts["links"]),
-        ("gradients", parts["synchronisation"]),
-    )
-    scale = (WIDTH - 2 * MARGIN) / priced.objective
+    scale = (WIDTH - 2 * MARGIN) / picture.seconds
     x = float(MARGIN)
-    for (name, seconds), colour in zip(named, PART_COLOURS, strict=True):
+    for (name, seconds), colour in zip(picture.parts, PART_COLOURS, strict=False):
         yield box(x, top, seconds * scale, BAR, colour)
         room = seconds * scale
         if room > 8 * len(name):
             yield text(x + 6, top + 15, name, size=12, style=' fill="#ffffff"')
             yield text(x + 6, top + 29, seconds_text(seconds), size=12, style=' fill="#ffffff"')
         x += room
-    rest = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in named)
-    yield text(MARGIN, top + BAR + 16, f"one iteration, {seconds_text(priced.objective)}: {rest}", size=12)
+    rest = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in picture.parts)
+    yield text(MARGIN, top + BAR + 16, f"one iteration, {seconds_text(picture.seconds)}: {rest}", size=12)
 
 
 def draw(plan: Plan, cluster: Path) -> str:
@@ -142,17 +226,12 @@ def draw(plan: Plan, cluster: Path) -> str:
     )
     if [(d.type, d.node) for d in plan.devices] != [(d.type, d.node) for d in workload.cluster.devices]:
         raise InputError("plan is for other devices", where=plan.name, expected=workload.cluster.name)
-    data, decision = pose(workload), decision_of(plan)
-    priced = price(data, decision)
+    picture = drawn(plan, workload)
     rows = MARGIN + 62
-    bar = rows + len(decision.stages) * ROW + 14
+    bar = rows + len(picture.stages) * ROW + 14
     height = bar + BAR + 34
-    head = f"{asked.model} on {workload.cluster.name}: {seconds_text(priced.objective)} per iteration"
-    degrees = (
-        f"{decision.pipeline} stages x {decision.data} pipelines x tensor {decision.tensor}, "
-        f"{priced.gas} micro-batches of {decision.micro_batch} in each; "
-        "one micro-batch on each stage, forward and backward:"
-    )
+    head = f"{asked.model} on {workload.cluster.name}: {seconds_text(picture.seconds)} per iteration"
+    degrees = f"{picture.degrees}; one micro-batch on each stage, forward and backward:"
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
         f'height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" fill="#222222">',
@@ -160,8 +239,8 @@ def draw(plan: Plan, cluster: Path) -> str:
         f'<rect width="{WIDTH}" height="{height:.0f}" rx="8" fill="#ffffff"/>',
         text(MARGIN, MARGIN + 14, head, size=18, style=' font-weight="600"'),
         text(MARGIN, MARGIN + 36, degrees, size=12),
-        *stage_rows(plan, data, decision, priced, rows),
-        *iteration_bar(priced, bar),
+        *stage_rows(plan, picture, rows),
+        *iteration_bar(picture, bar),
         "</svg>",
     ]
     return "\n".join(body) + "\n"

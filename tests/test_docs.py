@@ -17,8 +17,9 @@ from packaging.utils import canonicalize_name
 
 from hetplan import __version__
 from hetplan.formulations import FAMILIES, family
-from hetplan.instances.answers import judge, read_claims
+from hetplan.instances.answers import read_claims
 from hetplan.instances.envelope import Instance, parse_instance
+from hetplan.instances.judging import judge
 from hetplan.profiling.cluster import load_cluster
 from hetplan.profiling.profile import load_profile
 from hetplan.runtime.plan import load_plan
@@ -99,7 +100,8 @@ def test_example_files_are_valid(format_name: str, suffix: str, load: Any, tmp_p
 def test_example_answer_holds() -> None:
     instance = example_instance()
     (claim,) = read_claims(example("answer"), instance, where="files.md")
-    assert judge(claim, instance).complaints == ()
+    (verdict,) = judge([claim], instance)
+    assert verdict.complaints == ()
     assert example("answer")["results"][0]["bound"] == claim.objective
 
 
