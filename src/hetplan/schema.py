@@ -33,8 +33,10 @@ def nothing_below(least: float) -> Callable[[float], float]:
 
 # Above 1e30 products of two entries stay far inside float64, so no evaluation can overflow.
 LARGEST = 1e30
+# What is divided by is no less than this, so that no quotient of two entries overflows.
+SMALLEST = 1e-30
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
-Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 # What describes hardware and what was measured on it (cluster, profile) stays far inside of that, so that what
 # instances derive from it does, too: sums over thousands of layers, products with a billion samples, quotients by
 # the slowest device and link. What is smaller than the least is no measurement, and quotients by it overflow.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -135,13 +136,19 @@ def test_decisions(hetplan: Call, tmp_path: Path, block: int) -> None:
     assert codes.count(1) > 0 or block % 2 == 0
 
 
-def test_solving_odd_numbers(hetplan: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize("problem", ["amp", *FAMILIES_LIBRARY])
+def test_solving_odd_numbers(hetplan: Call, tmp_path: Path, problem: str) -> None:
     """Instances with zeros, huge and tiny numbers pass their schema; no method falls over them."""
     path = tmp_path / "f.json"
     codes = []
     for i in range(60):
         rng = Random(f"solve {i}")
-        path.write_bytes(as_json(odd_numbers(rng, document(rng.randrange(30)))))
+        if problem == "amp":
+            made = document(rng.randrange(30))
+        else:
+            made = load_from_library(FAMILIES_LIBRARY[problem]).document()
+        least = (1e-30, 1e-30) if problem == "poplar" else (0.0, 5e-324)  # Poplar divides by its seconds
+        path.write_bytes(as_json(odd_numbers(rng, made, (*least, 1e-12, 1e-3, 1e3, 1e6))))
         ran = hetplan("solve", path, "--json", "-m", "auto,paper", "--threads", 1, "--time-limit", 5)
         check(ran)
         codes.append(ran.code)
@@ -150,17 +157,15 @@ def test_solving_odd_numbers(hetplan: Call, tmp_path: Path) -> None:
     assert codes.count(2) < 20
 
 
-def odd_numbers(rng: Random, value: Any) -> Any:
+def odd_numbers(rng: Random, value: Any, odd: Sequence[float]) -> Any:
     """`value` with one in six of its floats replaced by something that is allowed and unlikely."""
     if isinstance(value, dict):
-        return {key: odd_numbers(rng, item) for key, item in value.items() if key != "bandwidth"} | (
-            {"bandwidth": value["bandwidth"]} if "bandwidth" in value else {}
-        )
+        return {
+            key: item if key == "bandwidth" else odd_numbers(rng, item, odd) for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [odd_numbers(rng, item) for item in value]
-    if isinstance(value, float) and rng.random() < 1 / 6:
-        return rng.choice((0.0, 5e-324, 1e-12, 1e-3, 1e3, 1e6))
-    return value
+        return [odd_numbers(rng, item, odd) for item in value]
+    return rng.choice(odd) if isinstance(value, float) and rng.random() < 1 / 6 else value
 
 
 def test_a_layer_that_dwarfs_the_others(hetplan: Call, tmp_path: Path) -> None:

@@ -14,10 +14,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.schema import Count, Matrix, Name, NonNegative, PositiveCount, Range, Row, StrictModel
-
-# Bytes per second. Slower links, which no hardware has, would let times overflow.
-SLOWEST = 1e-30
+from hetplan.schema import SMALLEST, Count, Matrix, Name, NonNegative, PositiveCount, Range, Row, StrictModel
 
 
 class Device(StrictModel):
@@ -85,9 +82,9 @@ class AmpData(StrictModel):
                         f"bandwidth[{i}][{j}] is {row[j]!r} but bandwidth[{j}][{i}] is "
                         f"{self.bandwidth[j][i]!r}, expected a symmetric matrix"
                     )
-                if row[j] < SLOWEST:
+                if row[j] < SMALLEST:
                     raise ValueError(
-                        f"bandwidth[{i}][{j}] is {row[j]!r}, expected more than 0 (at least {SLOWEST:g})"
+                        f"bandwidth[{i}][{j}] is {row[j]!r}, expected more than 0 (at least {SMALLEST:g})"
                     )
 
     def _check_tables(self) -> None:
