@@ -149,3 +149,20 @@ def test_the_sweep_takes_the_step_of_least_wall_time() -> None:
     assert plan is not None and plan.steps is not None
     rows = [step.micro_batches for step in plan.steps for _ in range(step.count)]
     assert rows == [[4, 2], [4, 2]]
+
+
+def test_the_paper_tells_where_its_splines_dip() -> None:
+    """In the message, which every table shows, and all of them in the details."""
+    points = {1: 1.0, 2: 1.9, 4: 1.0, 8: 40.0}
+    curve = [points.get(b, 40.0) for b in range(1, 9)]
+    data = PoplarData(
+        zero_stage=1, global_batch=20, comm_seconds=0.0, devices=[Device(name="kinked", step_seconds=curve)]
+    )
+    found = solve(family("poplar"), data, "paper")
+    dipping = found.details["dips"]
+    assert isinstance(dipping, list) and dipping
+    assert found.message.startswith("spline of kinked: batch") and "below both" in found.message
+    smooth = data.model_copy(
+        update={"devices": [Device(name="a", step_seconds=[1.0 * b for b in range(1, 9)])]}
+    )
+    assert solve(family("poplar"), smooth, "paper").message == ""

@@ -18,6 +18,7 @@ from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.first import known_before, too_large
 from hetplan.formulations.poplar.levels import NO_PLAN, Levels, build_levels, decode
 from hetplan.formulations.poplar.problem import NOTHING_FITS, Ints, compile_problem
+from hetplan.formulations.poplar.ties import SAME, Counts, Tie, settle
 from hetplan.solvers import cpsat
 from hetplan.solvers.native import Scale
 from hetplan.solvers.result import Outcome, Stop
@@ -32,6 +33,11 @@ class Variables:
     y: list[list[Any]]
     s: list[Any]
     cost: Ints
+
+    def counts(self, answer: cpsat.CpAnswer) -> Counts:
+        """{load: devices} per group and s."""
+        loads = [Counter({l: n for l, y in enumerate(row, 1) if (n := answer.value(y))}) for row in self.y]
+        return loads, [answer.value(s) for s in self.s]
 
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
@@ -48,19 +54,20 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     per_second = cpsat.integer_scale(levels.floor, largest, levels.most_steps)
     scale = Scale(per_unit=per_second, offset=levels.offset, under=levels.most_steps / per_second)
 
-    def read(model: Model, answer: cpsat.CpAnswer) -> PoplarDecision:
-        v = model.v
-        loads = [Counter({l: n for l, y in enumerate(row, 1) if (n := answer.value(y))}) for row in v.y]
-        return decode(levels, loads, [answer.value(s) for s in v.s])
+    def again(tie: Tie) -> tuple[Stop, Counts | None]:
+        model = build(levels, per_second, run, tie)
+        answer = cpsat.solve(model.cp, run, report=lambda incumbent, bound: None)
+        return answer.stop, model.v.counts(answer) if answer.has_solution else None
 
-    return Whole(
+    outcome = Whole(
         build=lambda: build(levels, per_second, run),
         ask=lambda model: cpsat.solve(model.cp, run, scale),
-        read=read,
+        read=lambda model, answer: decode(levels, *model.v.counts(answer)),
         solver=cpsat.SOLVER,
         infeasible=NO_PLAN,
         known=known_before(problem),
     ).solve(run, begun)
+    return settle(levels, outcome, run, again)
 
 
 @dataclass(frozen=True)
@@ -71,15 +78,38 @@ class Model:
     v: Variables
 
 
-def build(levels: Levels, per_second: float, run: Run) -> Model:
-    """The whole model; raises `Stopped` when `run` should stop."""
+def build(levels: Levels, per_second: float, run: Run, tie: Tie | None = None) -> Model:
+    """The whole model, with the second objective for a `tie`; raises `Stopped` when `run` should stop."""
     model = cpsat.Model(run)
     v = make_variables(model, levels, per_second)
     for constrain in (add_up_to_the_batch, order_steps, fit_into_steps):
         constrain(model, levels, v)
-    rises = np.diff(v.cost, prepend=0)
-    model.minimize(cp_model.LinearExpr.weighted_sum(v.s, rises.tolist()))
+    rises = np.diff(v.cost, prepend=0).tolist()
+    if tie is None:
+        model.minimize(cp_model.LinearExpr.weighted_sum(v.s, rises))
+    else:
+        keep_the_least_time(model, levels, v, tie, per_second)
+        model.minimize(under_utilisation(v, tie))
     return Model(model, v)
+
+
+def keep_the_least_time(model: Any, levels: Levels, v: Variables, tie: Tie, per_second: float) -> None:
+    """(4); costs were rounded down, so that the known plan keeps within its own price rounded down as well."""
+    if levels.problem.stepwise:
+        rises = np.diff(v.cost, prepend=0).tolist()
+        allowed = int(cpsat.rounded_down(tie.seconds * (1 + SAME), per_second))
+        model.add(cp_model.LinearExpr.weighted_sum(v.s, rises) <= allowed)
+    for s, seconds in zip(v.s, levels.times.tolist(), strict=True):
+        if seconds > tie.seconds * (1 + SAME):
+            model.add(s == 0)
+
+
+def under_utilisation(v: Variables, tie: Tie) -> Any:
+    """The second objective in integers: coefficients rounded to the nearest, fine beside the total."""
+    scale = cpsat.integer_scale(tie.total, 2 * tie.total, 1.0, error=1e-9)
+    terms = [*(y for row in v.y for y in row), *v.s]
+    weights = np.rint(np.concatenate((*tie.y, tie.s)) * scale).astype(np.int64).tolist()
+    return cp_model.LinearExpr.weighted_sum(terms, weights) + round(tie.constant * scale)
 
 
 def make_variables(model: Any, levels: Levels, per_second: float) -> Variables:

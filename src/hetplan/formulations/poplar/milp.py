@@ -10,14 +10,15 @@ from hetplan.formulations.poplar.first import known_before, too_large
 from hetplan.formulations.poplar.levels import NO_PLAN, build_levels, decode
 from hetplan.formulations.poplar.problem import NOTHING_FITS, compile_problem
 from hetplan.formulations.poplar.programme import build
+from hetplan.formulations.poplar.ties import Counts, Tie, settle
 from hetplan.solvers import highs
 from hetplan.solvers.linear_model import LinearModel, MilpAnswer
-from hetplan.solvers.native import Scale
+from hetplan.solvers.native import Scale, Sink
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 from hetplan.solvers.whole import Whole
 
-BackEnd = Callable[[LinearModel, Run, Scale], MilpAnswer]
+BackEnd = Callable[[LinearModel, Run, Scale | None, Sink | None], MilpAnswer]
 
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
@@ -36,13 +37,19 @@ def solve_through(back_end: BackEnd, solver: str, data: PoplarData, run: Run) ->
     if levels is None:
         return too_large(problem, solver, time.perf_counter() - begun)
     per_second = highs.objective_unit(levels.ceiling)
-    return Whole(
+    scale = Scale(per_unit=per_second, offset=levels.offset)
+
+    def again(tie: Tie) -> tuple[Stop, Counts | None]:
+        programme = build(levels, per_second, run, tie)
+        answer = back_end(programme.model, run, None, lambda incumbent, bound: None)
+        return answer.stop, programme.counts(answer.values) if answer.has_solution else None
+
+    outcome = Whole(
         build=lambda: build(levels, per_second, run),
-        ask=lambda programme: back_end(
-            programme.model, run, Scale(per_unit=per_second, offset=levels.offset)
-        ),
+        ask=lambda programme: back_end(programme.model, run, scale, None),
         read=lambda programme, answer: decode(levels, *programme.counts(answer.values)),
         solver=solver,
         infeasible=NO_PLAN,
         known=known_before(problem),
     ).solve(run, begun)
+    return settle(levels, outcome, run, again)

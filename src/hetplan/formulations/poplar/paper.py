@@ -38,14 +38,14 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     aware = [explore(CurveDevice(group.seconds[1:].tolist())) for group in problem.groups]
     splines = [spline_curve(found.points, found.largest) for found in aware]
     search = search_steps if problem.stepwise else search_shares
+    dipping = _told(problem, aware, splines)
+    more = f" (and {len(dipping) - 1} more)" if len(dipping) > 1 else ""
     return Outcome(
         stop=Stop.DONE,
         decision=search(problem, splines),
         solve_seconds=time.perf_counter() - begun,
-        details={
-            "passes": sum(len(found.tried) for found in aware),
-            "dips": _told(problem, aware, splines),
-        },
+        message=f"spline of {dipping[0]}{more}" if dipping else "",
+        details={"passes": sum(len(found.tried) for found in aware), "dips": dipping},
     )
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from hetplan.formulations.poplar.levels import Levels
 from hetplan.formulations.poplar.problem import Floats
+from hetplan.formulations.poplar.ties import SAME, Tie
+from hetplan.solvers.highs import objective_unit
 from hetplan.solvers.linear_model import Columns, LinearModel
 from hetplan.solvers.run import Run
 
@@ -38,14 +40,40 @@ class Programme:
         return loads, np.rint(values(self.s)).astype(int).tolist()
 
 
-def build(levels: Levels, per_second: float, run: Run | None = None) -> Programme:
-    """The programme, constraints in the order of their numbers; raises `Stopped` when `run` should stop."""
+def build(levels: Levels, per_second: float, run: Run | None = None, tie: Tie | None = None) -> Programme:
+    """The programme, constraints in the order of their numbers, with the second objective for a `tie`.
+
+    Raises `Stopped` when `run` should stop.
+    """
     model = LinearModel("poplar", run)
     p = make_columns(model, levels, per_second)
     for constrain in (add_up_to_the_batch, order_steps, fit_into_steps):
         constrain(levels, p)
-    model.minimize(p.s, _rises((levels.times + levels.step_seconds) * per_second))
+    if tie is None:
+        model.minimize(p.s, _rises((levels.times + levels.step_seconds) * per_second))
+    else:
+        keep_the_least_time(levels, p, tie)
+        minimize_under_utilisation(p, tie)
     return p
+
+
+def keep_the_least_time(levels: Levels, p: Programme, tie: Tie) -> None:
+    """(4)"""
+    if levels.problem.stepwise:
+        rises = _rises((levels.times + levels.step_seconds) * p.per_second)
+        paid = np.flatnonzero(rises)
+        most = tie.seconds * p.per_second * (1 + SAME)
+        p.model.row("keep_the_least_time", p.s[paid], rises[paid], upper=most)
+    p.model.fix(p.s[levels.times > tie.seconds * (1 + SAME)], 0)
+
+
+def minimize_under_utilisation(p: Programme, tie: Tie) -> None:
+    """The second objective, in units of which the total has about a thousand."""
+    unit = objective_unit(tie.total)
+    for columns, weights in (*zip(p.y, tie.y, strict=True), (p.s, tie.s)):
+        weights = np.where(np.abs(weights * unit) >= SMALLEST_RISE, weights * unit, 0.0)
+        p.model.minimize(columns, weights)
+    p.model.constant = tie.constant * unit
 
 
 def _rises(costs: Floats) -> Floats:
