@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
+from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration, degrees
 from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.chain import cut_chain
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact.columns import decision, make_grid, search
+from hetplan.formulations.amp.exact.joint import Search, solve
 from hetplan.formulations.amp.exact.layout import lay_out
 from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import SyncBox, bound_configuration, bound_stages, row_model
+from hetplan.formulations.amp.exchange import improved
+from hetplan.formulations.amp.general.first import device_orders, first_strategy
 from hetplan.formulations.amp.problem import compile_problem
+from hetplan.solvers.run import Run
 
 FEASIBLE = [case for case in CASES[:120] if case[1] is None]
 
@@ -146,3 +151,46 @@ def test_some_cases_are_feasible_and_some_are_not() -> None:
     known = [optimum_of(case) for case in FEASIBLE]
     assert any(known)
     assert not all(known)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_exchanges_never_harm_and_end_where_no_exchange_helps(seed: int) -> None:
+    data = instance(seed, devices=6)
+    problem = compile_problem(data)
+    cells = find_cells(problem)
+    orders = device_orders(problem, [device.node for device in data.devices])
+    for configuration in problem.configurations():
+        found = first_strategy(problem, orders, configuration, Run())
+        if found is None:
+            continue
+        seconds, strategy = improved(problem, cells, found[1], found[0], lambda: False)
+        assert seconds <= found[0]
+        assert evaluate(data, strategy.decision()).objective == pytest.approx(seconds, rel=1e-9)
+        again, _ = improved(problem, cells, strategy, seconds, lambda: False)
+        assert again == seconds
+        assert improved(problem, cells, found[1], found[0], lambda: True) == (found[0], found[1])
+
+
+def test_exchanges_find_what_orders_do_not() -> None:
+    """Six unlike devices in a random matrix: the exchanges of all seeds together save something."""
+    saved = 0
+    for seed in range(12):
+        data = instance(seed, devices=6)
+        problem = compile_problem(data)
+        orders = device_orders(problem, [device.node for device in data.devices])
+        for configuration in problem.configurations():
+            found = first_strategy(problem, orders, configuration, Run())
+            if found is not None:
+                better = improved(problem, find_cells(problem), found[1], found[0], lambda: False)
+                saved += better[0] < found[0] * (1 - 1e-6)
+    assert saved > 0
+
+
+def test_a_search_that_is_stopped_at_once_has_a_bound() -> None:
+    data = mixed_cluster(nodes=2, per_node=2, layers=6)
+    optimum = solve(data, Run())
+    state = Search(compile_problem(data), find_cells(compile_problem(data)), Run())
+    state.stop[0] = 1
+    state.execute()
+    assert state.bound is not None and optimum.bound is not None
+    assert 0 < state.bound <= optimum.bound and not state.finished

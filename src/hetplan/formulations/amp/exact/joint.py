@@ -1,6 +1,7 @@
 """Exact joint optimisation of `amp`: bound every configuration, search those that can win, widen until proven.
 
-1. A few orders of the devices (`orders`) give a first incumbent; no layer slower than it can be in a better decision.
+1. A few orders of the devices (`orders`), and exchanges of devices where most are unlike, give a first incumbent; no
+   layer slower than it can be in a better decision.
 2. Every configuration gets the row bound (`rows`), first without synchronisation; those that can still win get more
    orders and a narrow label search (`columns`), cheapest bound first, which give a good incumbent.
 3. What the incumbent leaves is divided into boxes of synchronisation time; each is a job with its own bound.
@@ -31,7 +32,11 @@ from hetplan.formulations.amp.exact.rows import (
     bound_stages,
     row_model,
 )
+from hetplan.formulations.amp.exchange import allowance, improved, worthwhile
+from hetplan.formulations.amp.general.bound import quick_seconds
+from hetplan.formulations.amp.general.tables import Tables
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_problem
+from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -79,6 +84,7 @@ class Search:
         default_factory=lambda: np.zeros(1, dtype=np.int64)
     )
     decision: AmpDecision | None = None
+    strategy: Strategy | None = None  # the best that came from an order or an exchange
     ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     bound: float | None = None
     finished: bool = False
@@ -139,23 +145,45 @@ class Search:
             if self.stopped():
                 return
             found = try_placement(self.problem, config, array)
-            if found is not None and found[0] < self.incumbent[0]:
-                self.incumbent[0] = found[0]
-                self.decision = found[1].decision()
+            if found is not None:
+                self.offer(*found)
 
-    def root_jobs(self) -> list[Job]:
-        """A job per configuration that has a decision at all, cheapest bound first."""
-        jobs = []
+    def offer(self, seconds: float, strategy: Strategy) -> None:
+        """Keep a strategy if it is the best so far."""
+        if seconds < self.incumbent[0]:
+            self.incumbent[0], self.strategy = seconds, strategy
+            self.decision = strategy.decision()
+
+    def exchange(self) -> None:
+        """Exchanges of devices in the best strategy of the orders, where devices are unlike."""
+        if self.strategy is None or not worthwhile(self.cells):
+            return
+        part = self.run.part(time_limit=allowance(self.run.remaining))
+        known, seconds = self.strategy, float(self.incumbent[0])
+
+        def stop() -> bool:
+            return self.stopped() or part.should_stop
+
+        self.offer(*improved(self.problem, self.cells, known, seconds, stop))
+
+    def root_jobs(self) -> tuple[list[Job], float]:
+        """A job per configuration that has a decision at all, cheapest bound first; and a bound of the rest.
+
+        The rest: configurations that were not looked at before the wish to stop, +inf without any.
+        """
+        jobs, unseen = [], np.inf
         for config in self.problem.configurations():
             self.totals["configurations"] += 1
+            quick = quick_seconds(Tables(self.problem, config, self.cells))
+            if self.stopped():
+                unseen = min(unseen, quick)
+                continue
             model = row_model(self.lay_out(config))
             low, most = float(model.sync_values[0]), float(model.sync_values[-1])
-            bound = 0.0  # when stopped nothing is known of it but that times are not negative
-            if not self.stopped():
-                bound = low + bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound
+            bound = max(quick, low + bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound)
             if np.isfinite(bound):
                 jobs.append(Job(model, SyncBox(low, most, bound), bound))
-        return sorted(jobs, key=lambda job: job.bound)
+        return sorted(jobs, key=lambda job: job.bound), unseen
 
     def boxes(self, jobs: list[Job]) -> Iterator[Job]:
         """The jobs divided into boxes of synchronisation, those that the incumbent beats left out."""
@@ -174,6 +202,7 @@ class Search:
         """All steps; leaves `decision`, `bound` and `finished` behind."""
         for config in self.problem.configurations():
             self.try_orders(config, FIRST_ORDERS)
+        self.exchange()
         self.ceiling = float(self.incumbent[0])
         self.prove()
         while self.finished and self.decision is not None and self.incumbent[0] < LEAST_SHARE * self.ceiling:
@@ -184,7 +213,11 @@ class Search:
     def prove(self) -> None:
         """Bound and search every configuration, layer times cut off at the ceiling."""
         self.totals["configurations"] = 0
-        roots = self.root_jobs()
+        roots, unseen = self.root_jobs()
+        if np.isfinite(unseen):
+            self.finished = False
+            self.note(min([unseen, *(job.bound for job in roots)]))
+            return
         if not roots:
             self.finished = not self.stopped()
             return

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetplan.formulations.amp.cells import find_cells
+from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.exchange import allowance, improved, worthwhile
 from hetplan.formulations.amp.general.bound import least_seconds, quick_seconds
 from hetplan.formulations.amp.general.first import device_orders, first_strategy
 from hetplan.formulations.amp.general.tables import Tables
@@ -144,6 +145,7 @@ def solve_each(
     state = State(run, cases=[Case(one, quick_seconds(one), size(one)) for one in tables])
     if tables:
         find_first(state, problem, nodes, share_of(run, FIRST_SHARE))
+        exchange(state, problem, cells)
         find_bounds(state, share_of(run, BOUND_SHARE))
     state.build_seconds = time.perf_counter() - begun
     if tables:
@@ -171,6 +173,15 @@ def find_first(state: State, problem: AmpProblem, nodes: list[int], run: Run) ->
         case.tried = not run.should_stop
         if found is not None:
             state.offer(problem, found[1])
+
+
+def exchange(state: State, problem: AmpProblem, cells: Cells) -> None:
+    """Exchanges of devices in the best strategy, where devices are unlike."""
+    if state.strategy is None or not worthwhile(cells):
+        return
+    part = state.run.part(time_limit=allowance(state.run.remaining))
+    _, strategy = improved(problem, cells, state.strategy, state.best, lambda: part.should_stop)
+    state.offer(problem, strategy)
 
 
 def find_bounds(state: State, run: Run) -> None:
