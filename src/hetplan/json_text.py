@@ -113,7 +113,8 @@ class _Walk:
                 case "string":
                     found = self._string(token)
                 case "mark":
-                    found = self._mark(token)
+                    self._mark(token)
+                    found = None
                 case _:
                     found = _number_fault(token)
             if found is not None:

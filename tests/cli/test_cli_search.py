@@ -132,7 +132,7 @@ def test_money_limit(hetplan: Call) -> None:
         ),
         (("--gpus", "A800:8,H100:8", "--total", "0"), "number of GPUs (got 0"),
         (("--gpus", "A800:8", "--global-batch", "9" * 25), "global batch is not usable"),
-                (
+        (
             ("--cluster", "amp-mxed"),
             "neither a file nor an example cluster: 'amp-mxed'; did you mean amp-mixed?",
         ),

@@ -26,7 +26,10 @@ def test_settings_reach_the_strategy(hetplan: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--set", "poplar.x=1"), "no such setting (got 'poplar.x', expected one of poplar.zero, poplar.shards"),
+        (
+            ("--set", "poplar.x=1"),
+            "no such setting (got 'poplar.x', expected one of poplar.zero, poplar.shards",
+        ),
         (("--set", "poplar.shards=many"), "setting poplar: shards: not usable (got 'many'"),
         (("--set", "poplar.overlap=2"), "setting poplar: overlap: not usable (got 2"),
         (("--set", "poplar.zero=4"), "setting poplar: zero"),

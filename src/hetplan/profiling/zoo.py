@@ -74,7 +74,9 @@ def text_model(
 ) -> ModelSpec:
     """A language model as a ModelSpec."""
     fits = shape.tensor_degree_fits
-    return ModelSpec(name, source, sequence, lambda s: transformer_layers(shape, s), fits, published, notes, shape)
+    return ModelSpec(
+        name, source, sequence, lambda s: transformer_layers(shape, s), fits, published, notes, shape
+    )
 
 
 def checkpoint(params: int, repository: str) -> Published:
