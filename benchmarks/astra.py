@@ -1,6 +1,6 @@
 """Astra: the segments' exact method and the whole search against their targets and the paper's own figures.
 
-    python benchmarks/astra.py [--quick] [--general-seconds S] [-o FILE.md|FILE.json]
+    python benchmarks/astra.py [--quick] [--only TABLE] [--general-seconds S] [-o FILE.md|FILE.json]
 
 Every figure comes from one run. Searches run in a fresh process each, after one warm-up call; segments are medians in
 one process after compilation, the general solvers one run each. Times of iterations are predicted, times of searches
@@ -20,12 +20,14 @@ from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous, offer_of
+from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models import load_model
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 GENERAL = ("cp-sat", "milp", "pyomo")
+PARTS = ("segments", "table-1", "strategies", "pools", "table-2")
 MIB = 2**20
 # Table 1 of the paper: model -> (strategies, end-to-end seconds) with 64, 256, 1024 and 4096 GPUs.
 TABLE_1: dict[str, tuple[tuple[int, float], ...]] = {
@@ -95,26 +97,19 @@ def run_segments(data: AstraData, method: str, limit: float) -> dict[str, Any]:
 
 
 def segment_rows(quick: bool, limit: float) -> list[dict[str, Any]]:
-    """Exact method, general solvers and the paper's enumeration at the target size and along two curves."""
-    shapes = (
-        [(4, 32, 96)]
-        if quick
-        else [(2, 8, 32), (4, 16, 48), (4, 32, 96), (4, 64, 192), (8, 64, 192), (4, 128, 512)]
-    )
+    """Every method at the target size, with and without the restriction and equal transfers, and along three curves."""
+    kinds = [(equal, transfers) for equal in (False, True) for transfers in (False, True)]
+    cases = [("target", 4, 32, 96, *kind) for kind in kinds]
+    if not quick:
+        cases += [("layers", 4, 32, layers, False, True) for layers in (48, 192, 384)]
+        cases += [("types", types, 32, 96, False, True) for types in (1, 2, 3, 6, 8)]
+        cases += [("stages", 4, stages, 192, False, True) for stages in (8, 16, 64, 128)]
     rows = []
-    for types, stages, layers in shapes:
-        for equal in (False, True):
-            for transfers in (False, True):
-                data = segments(types, stages, layers, equal=equal, transfers=transfers)
-                for method in ("exact", "paper", *GENERAL):
-                    row = {
-                        "types": types,
-                        "stages": stages,
-                        "layers": layers,
-                        "equal": equal,
-                        "transfers": transfers,
-                    }
-                    rows.append(row | run_segments(data, method, limit))
+    for curve, types, stages, layers, equal, transfers in cases:
+        data = segments(types, stages, layers, equal=equal, transfers=transfers)
+        shape = {"types": types, "stages": stages, "layers": layers, "equal": equal, "transfers": transfers}
+        for method in ("exact", "paper", *GENERAL):
+            rows.append({"curve": curve, **shape, **run_segments(data, method, limit)})
     return rows
 
 
@@ -123,11 +118,11 @@ def segment_table(rows: list[dict[str, Any]]) -> str:
     methods = ("exact", "paper", *GENERAL)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        key = (row["types"], row["stages"], row["layers"], row["equal"], row["transfers"])
+        key = (row["curve"], row["types"], row["stages"], row["layers"], row["equal"], row["transfers"])
         lines.setdefault(key, {})[row["method"]] = row
     cells = []
-    for (types, stages, layers, equal, transfers), found in lines.items():
-        target = (0.2 if transfers else 0.05) if (types, stages, layers) == (4, 32, 96) else None
+    for (curve, types, stages, layers, equal, transfers), found in lines.items():
+        target = (0.2 if transfers else 0.05) if curve == "target" else None
         exact = found["exact"]
         verdict = (
             None
@@ -136,8 +131,8 @@ def segment_table(rows: list[dict[str, Any]]) -> str:
         )
         names = ("equal" if equal else "free", "unequal" if transfers else "equal")
         texts = [seconds_and_gap(found[m], exact["objective"]) for m in methods]
-        cells.append((types, stages, layers, *names, *texts, verdict))
-    header = ("types", "stages", "layers", "layers per type", "transfers", *methods, "target")
+        cells.append((curve, types, stages, layers, *names, *texts, verdict))
+    header = ("curve", "types", "stages", "layers", "layers per type", "transfers", *methods, "target")
     return markdown(
         "Segments: seconds, and how far above the optimum (or status) where not proven", header, cells
     )
@@ -219,6 +214,36 @@ def table_1_text(rows: list[dict[str, Any]]) -> str:
     return markdown("Mode 1: the 28 settings of Table 1", header, cells) + note
 
 
+def run_wide(micro_batches: int) -> dict[str, Any]:
+    """llama2-70b on 256 A800, micro-batches of 1 to that many samples: more and more strategies."""
+    job = Job(load_model("llama2-70b", precision="bf16"), 1024)
+    space = Space(micro_batch=tuple(range(1, micro_batches + 1)))
+    found = search(job, homogeneous(offer_of("A800", 256)), space=space, top=1)
+    return {"micro_batches": micro_batches, "counts": dict(found.counts), "proven": found.proven}
+
+
+def strategy_rows(quick: bool) -> list[dict[str, Any]]:
+    """Time and memory against the number of strategies."""
+    rows = []
+    for most in (1, 8) if quick else (1, 2, 4, 8, 16, 32, 64, 128):
+        once = measured(run_wide, most, warm_up=(1,))
+        rows.append({**once.value, "seconds": once.seconds, "peak_bytes": once.peak_bytes})
+    return rows
+
+
+def strategy_table(rows: list[dict[str, Any]]) -> str:
+    """One line per size of the parameter space."""
+    cells = [
+        (
+            f"1 .. {row['micro_batches']}", f"{row['counts']['generated']:,}", f"{row['counts']['priced']:,}",
+            f"{row['seconds']:.3f}", f"{row['peak_bytes'] / MIB:.0f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    header = ("micro-batches", "Table 3's product", "priced", "seconds", "peak MiB")
+    return markdown("Growth with the number of strategies: llama2-70b on 256 A800", header, cells)
+
+
 def mixed(quick: bool) -> list[dict[str, Any]]:
     """Mode 2 with two and four types, and mode 3."""
     models = ["llama2-7b"] if quick else ["llama2-7b", "llama2-70b", "glm-130b"]
@@ -276,14 +301,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one instance of each kind")
+    parser.add_argument("--only", choices=PARTS, action="append", help="these tables alone; may repeat")
     parser.add_argument("--general-seconds", type=float, default=20.0, help="time limit of a general solver")
     parser.add_argument("-o", "--output", help=".md or .json")
     given = parser.parse_args()
-    inner = segment_rows(given.quick, given.general_seconds)
-    settings, pools = table_1(given.quick), mixed(given.quick)
-    predicted, text = table_2(given.quick)
-    tables = [segment_table(inner), table_1_text(settings), mixed_text(pools), text]
-    save(given.output, tables, [*inner, *settings, *pools, *predicted])
+    tables: list[str] = []
+    rows: list[dict[str, Any]] = []
+    for part in given.only or PARTS:
+        if part == "segments":
+            made = segment_rows(given.quick, given.general_seconds)
+            tables.append(segment_table(made))
+        elif part == "table-1":
+            made = table_1(given.quick)
+            tables.append(table_1_text(made))
+        elif part == "strategies":
+            made = strategy_rows(given.quick)
+            tables.append(strategy_table(made))
+        elif part == "pools":
+            made = mixed(given.quick)
+            tables.append(mixed_text(made))
+        else:
+            made, text = table_2(given.quick)
+            tables.append(text)
+        rows += [{"table": part, **row} for row in made]
+    save(given.output, tables, rows)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ class Prices:
         self.space = space
         p = space.problem
         self.limited = min(p.layers, int(space.devices.sum())) > p.micro_batches
+        # Prices of stages and of devices pull against each other: more and smaller steps, still cheaper than a path.
+        self.patience, self.least_pace, self.more = (10, 0.001, 5) if self.limited else (5, 0.01, 1)
         self.budget = np.append(space.devices, p.micro_batches)
         self.value: Floats = np.zeros(len(self.budget))
         self.togo = np.empty((2, space.problem.layers + 1))
@@ -33,20 +35,20 @@ class Prices:
 
         +inf where no template has its slowest stage in the interval.
         """
-        best, best_value, current = -np.inf, self.value, self.value
+        best, best_value, current = -np.inf, self.value, self._start(windows, charge)
         used = np.empty(len(current), dtype=np.int64)
         target = limit if np.isfinite(limit) else None
         pace, stale = 1.0, 0
-        for _ in range(steps):
+        for _ in range(steps * self.more):
             bound = self._evaluate(current, windows, charge)
             if bound > best:
                 best, best_value, stale = bound, current, 0
             else:
                 stale += 1
-                if stale >= 5:
+                if stale >= self.patience:
                     pace, stale, current = pace / 2, 0, best_value
                     continue
-            if bound >= limit or pace < 0.01:
+            if bound >= limit or pace < self.least_pace:
                 break
             self._devices(current, windows, charge, used)
             slope = used - self.budget
@@ -62,6 +64,17 @@ class Prices:
         self.value = best_value
         self._evaluate(best_value, windows, charge)
         return best
+
+    def _start(self, windows: Windows, charge: Charge) -> Floats:
+        """The prices so far, or the same with a stage at the credit that it earns, whichever bounds better.
+
+        A short stage behind k* costs less than nothing; from prices of smaller θ steps would hardly get there.
+        """
+        if not self.limited:
+            return self.value
+        earned = self.value.copy()
+        earned[-1] = charge.credit
+        return max((earned, self.value), key=lambda value: self._evaluate(value, windows, charge))
 
     @property
     def fee(self) -> float:
