@@ -106,15 +106,14 @@ class _Walk:
         """The error that says what is refused and where it stands."""
         for match in _TOKEN.finditer(text):
             token = match.group()
+            found = None
             match match.lastgroup:
                 case "run":
                     self.levels[-1].go_on(token.count(","))
-                    found = None
                 case "string":
                     found = self._string(token)
                 case "mark":
                     self._mark(token)
-                    found = None
                 case _:
                     found = _number_fault(token)
             if found is not None:

@@ -17,6 +17,7 @@ from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document, small
 from hetplan.errors import InputError
 from hetplan.formulations.amp.pose import pose
+from hetplan.instances.library import load_from_library
 from hetplan.planner.strategies import STRATEGIES, Strategy
 from hetplan.profiling.cluster import ClusterFile
 from hetplan.profiling.profile import Profile
@@ -156,6 +157,18 @@ def test_a_model_of_absurd_sizes_is_no_bug(hetplan: Call, tmp_path: Path) -> Non
     error = hetplan("plan", "--model", path, *more).error
     assert "profile of huge on amp-mixed: " in error
     assert "follows from what is given, and is out of range (got " in error
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-300])
+def test_an_instance_holds_nothing_that_quotients_by_it_overflow(
+    hetplan: Call, tmp_path: Path, value: float
+) -> None:
+    document = load_from_library("tiles-5-zero0").document()
+    document["data"]["devices"][0]["step_seconds"][2] = value
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps(document))
+    place = f"{path}: data.devices[0].step_seconds[2]: not usable"
+    assert hetplan("solve", path).error == f"{place} (got {value!r}, expected at least 1e-30)"
 
 
 class Thing(StrictModel):
