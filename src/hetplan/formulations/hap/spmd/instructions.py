@@ -24,9 +24,9 @@ class Run:
     factors: bool = False
 
     def text(self) -> str:
-        """`fc1: contract-like run with the inputs' forms`."""
+        """`fc1(All-Gather(0), Identity)`: the output's tensor, the inputs' forms."""
         forms = ", ".join(form_name(form) for form in self.way.inputs)
-        return f"{self.node}({forms})"
+        return f"{self.node}({forms})" + (" by factors" if self.factors else "")
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,15 @@ def makers() -> dict[str, Maker]:
     """All of them by name."""
     from hetplan.formulations.hap.spmd.models import networks as n
 
+    def tokens(published: int, tiny: bool, devices: int) -> int:
+        return 2 * devices if tiny else published
+
     return {
-        "vgg19": lambda b, m, t: n.vgg19(b, image=32, width=8 * m if t else 64, classes=10, dense=8 * m if t else 4096),
-        "vit": lambda b, m, t: n.vit(b, n.sizes(12, t, m), patches=5 if t else 196, pixels=768, classes=10),
-        "vit-24": lambda b, m, t: n.vit(b, n.sizes(24, t, m), patches=5 if t else 196, pixels=768, classes=10),
-        "bert-base": lambda b, m, t: n.bert(b, n.sizes(12, t, m), tokens=5 if t else 128, vocabulary=6 * m if t else 30522),
-        "bert-moe": lambda b, m, t: n.bert(
-            b, n.sizes(12, t, m), tokens=5 if t else 128, vocabulary=6 * m if t else 30522, experts=m
-        ),
-        "gpt2": lambda b, m, t: n.gpt2(b, n.sizes(12, t, m), tokens=5 if t else 1024, vocabulary=6 * m if t else 50257),
-        "llama-blocks": lambda b, m, t: n.llama(b, n.sizes(4, t, m, 4096, 32, 11008), tokens=5 if t else 2048),
+        "vgg19": lambda b, m, t: n.vgg19(b, m if t else 64, 7, 10, m if t else 4096),
+        "vit": lambda b, m, t: n.vit(b, n.sizes(12, t, m), tokens(196, t, m), 768, 10),
+        "vit-24": lambda b, m, t: n.vit(b, n.sizes(24, t, m), tokens(196, t, m), 768, 10),
+        "bert-base": lambda b, m, t: n.bert(b, n.sizes(12, t, m), tokens(128, t, m), 6 * m if t else 30522),
+        "bert-moe": lambda b, m, t: n.bert(b, n.sizes(12, t, m), tokens(128, t, m), 6 * m if t else 30522, m),
+        "gpt2": lambda b, m, t: n.gpt2(b, n.sizes(12, t, m), tokens(1024, t, m), 6 * m if t else 50257),
+        "llama-blocks": lambda b, m, t: n.llama(b, n.sizes(4, t, m, 4096, 32, 11008), tokens(2048, t, m)),
     }

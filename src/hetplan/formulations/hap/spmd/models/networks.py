@@ -1,6 +1,7 @@
 """The networks themselves.
 
-VGG19 (Simonyan and Zisserman 2014) without the average pooling that small images do not need, ViT (Dosovitskiy et
+VGG19 (Simonyan and Zisserman 2014) on CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7 that the dense
+layers expect (as adaptive pooling does), ViT (Dosovitskiy et
 al. 2021) on unfolded patches with a mean in place of the class token, BERT (Devlin et al. 2019) with its masked
 language model's loss on every token, every second feed-forward network a mixture of experts where asked (GShard,
 Lepikhin et al. 2020), GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023). No dropout.
@@ -31,15 +32,17 @@ class Sizes:
 
 
 def sizes(layers: int, tiny: bool, devices: int, hidden: int = 768, heads: int = 12, feed: int = 3072) -> Sizes:
-    """As published, or with 2 entries a head."""
-    heads = max(heads, devices) if tiny else heads
-    return Sizes(layers, 2 * heads, heads, 3 * heads) if tiny else Sizes(layers, hidden, heads, feed)
+    """As published; or as small as dimensions that every device shall have a part of can be."""
+    if not tiny:
+        return Sizes(layers, hidden, heads, feed)
+    heads, each = max(2, devices), devices + devices % 2
+    return Sizes(layers, heads * each, heads, 2 * heads)
 
 
-def vgg19(batch: int, image: int, width: int, classes: int, dense: int) -> SingleProgram:
-    """16 convolutions in 5 groups, 3 dense layers."""
+def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> SingleProgram:
+    """16 convolutions in 5 groups, 3 dense layers, for images of 32 x 32."""
     w = Writer("vgg19")
-    x = w.placeholder("images", (batch, 3, image, image))
+    x = w.placeholder("images", (batch, 3, 32, 32))
     labels = w.placeholder("labels", (batch,), below=classes)
     channels = 3
     for group, (times, count) in enumerate(VGG19):
@@ -52,7 +55,8 @@ def vgg19(batch: int, image: int, width: int, classes: int, dense: int) -> Singl
             channels = times * width
         x = w.apply("max-pool", f"pool{group + 1}", x, window=2)
     w.layer = "head"
-    x = w.apply("reshape", "flat", x, shape=(batch, channels * (image // 32) ** 2))
+    x = w.apply("repeat", "pooled", x, shape=(batch, channels, pooled, pooled))
+    x = w.apply("reshape", "flat", x, shape=(batch, channels * pooled**2))
     for i in range(2):
         w.layer = name = f"fc{i + 1}"
         x = w.linear(name, x, "bi,oi->bo", (dense, w.shape(x)[1]), "o")
