@@ -48,7 +48,9 @@ def test_gradients_are_slopes(case: Case) -> None:
             moved[i] = inputs[i] + sign * step * direction
             return float((op.forward(moved, case[2], here) * over).sum())
 
-        assert (at(1) - at(-1)) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=2e-6, abs=1e-8)
+        assert (at(1) - at(-1)) / (2 * step) == pytest.approx(
+            float((gradient * direction).sum()), rel=2e-6, abs=1e-8
+        )
 
 
 def all_ways(case: Case) -> list[Way]:
@@ -58,7 +60,9 @@ def all_ways(case: Case) -> list[Way]:
 def cuts(case: Case, way: Way) -> list[list[int] | None]:
     """Uneven lengths of the slices of each input and of the output, in common units."""
     output = operator(case[0]).shape(shapes(case), case[2])
-    sizes = [s[f] if f >= 0 else 0 for s, f in zip([*shapes(case), output], [*way.inputs, way.output], strict=True)]
+    sizes = [
+        s[f] if f >= 0 else 0 for s, f in zip([*shapes(case), output], [*way.inputs, way.output], strict=True)
+    ]
     units = np.gcd.reduce([n for n in sizes if n] or [1])
     return [lengths(n, n // units) if n else None for n in sizes]
 

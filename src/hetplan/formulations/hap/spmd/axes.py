@@ -55,7 +55,9 @@ class Axes:
     def unsliced(self) -> set[Dimension]:
         """Axes that placeholders want left whole."""
         return {
-            self._find((node.name, d)) for node in self.program.nodes for d in node.attributes.get("unsliced", ())
+            self._find((node.name, d))
+            for node in self.program.nodes
+            for d in node.attributes.get("unsliced", ())
         }
 
     def sliceable(self, node: Node, way: Way, devices: int, *, all_dimensions: bool) -> bool:
@@ -77,7 +79,9 @@ def ways_of(program: SingleProgram, node: Node) -> list[Way]:
     inputs = program.inputs(node)
     whole: list[Shape] = [source.shape for source in inputs]
     ways = operator(node.kind).ways(whole, node.attributes)
-    return [w for w in ways if not any(s.source and form == -2 for s, form in zip(inputs, w.inputs, strict=True))]
+    return [
+        w for w in ways if not any(s.source and form == -2 for s, form in zip(inputs, w.inputs, strict=True))
+    ]
 
 
 def sliced(node: Node, way: Way) -> list[Dimension]:

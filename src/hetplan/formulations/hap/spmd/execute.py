@@ -200,13 +200,17 @@ class _Machine:
                 whole = (
                     self._from_factors(run, node, inputs, gradient, number)
                     if run.factors and form == WHOLE
-                    else sum(slices, start=np.zeros(())) if form == WHOLE else np.concatenate(slices, axis=form)
+                    else sum(slices, start=np.zeros(()))
+                    if form == WHOLE
+                    else np.concatenate(slices, axis=form)
                 )
                 self.parameters[source.name] = self.parameters.get(source.name, np.zeros(())) + whole
             else:
                 self._add(self._key(source, node, form), slices)
 
-    def _from_factors(self, run: Run, node: Node, inputs: list[Slices], gradient: Slices, number: int) -> Array:
+    def _from_factors(
+        self, run: Run, node: Node, inputs: list[Slices], gradient: Slices, number: int
+    ) -> Array:
         """The gradient of a whole parameter from the gathered input and output gradient (as every device has it)."""
         whole = [row[0] for row in inputs]
         whole[0] = np.concatenate(inputs[0], axis=run.way.inputs[0])
@@ -248,7 +252,9 @@ def _repartition(machine: _Machine, change: Change, slices: Slices, *, back: boo
         return slices
     here = machine.program.node(change.tensor).segment
     there = int(change.after.rpartition("|")[0].rpartition("@")[2])
-    return machine.cut(_joined(machine, change, slices, change.source), change.tensor, change.source, here if back else there)
+    return machine.cut(
+        _joined(machine, change, slices, change.source), change.tensor, change.source, here if back else there
+    )
 
 
 Step = Callable[[_Machine, Change, Slices], Slices]

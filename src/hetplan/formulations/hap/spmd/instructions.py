@@ -8,7 +8,14 @@ from typing import Literal
 from hetplan.formulations.hap.spmd.forms import Form, Way, form_name
 
 Collective = Literal[
-    "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast", "All-To-All", "Slice", "Share", "Repartition"
+    "All-Reduce",
+    "Reduce-Scatter",
+    "All-Gather",
+    "Grouped-Broadcast",
+    "All-To-All",
+    "Slice",
+    "Share",
+    "Repartition",
 ]
 
 

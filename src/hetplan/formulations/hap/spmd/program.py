@@ -138,7 +138,9 @@ class Writer:
         """A contraction of `x` with a new parameter, and a new bias over the output's letters `bias`."""
         parameters = [self.parameter(f"{name}.weight", weight)]
         if bias is not None:
-            lengths = dict(zip("".join(equation.split("->")[0].split(",")), (*self.shape(x), *weight), strict=True))
+            lengths = dict(
+                zip("".join(equation.partition("->")[0].split(",")), (*self.shape(x), *weight), strict=True)
+            )
             parameters.append(self.parameter(f"{name}.bias", [lengths[letter] for letter in bias]))
             left, output = equation.split("->")
             equation = f"{left},{bias}->{output}"

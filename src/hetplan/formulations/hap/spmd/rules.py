@@ -83,7 +83,13 @@ class _Writer:
         self.elsewhere: dict[tuple[str, int, Form], None] = {}
 
     def compute(
-        self, instruction: Instruction, pre: Sequence[str], post: str, segment: int, fixed: float, shared: float
+        self,
+        instruction: Instruction,
+        pre: Sequence[str],
+        post: str,
+        segment: int,
+        fixed: float,
+        shared: float,
     ) -> None:
         """One compute triple."""
         self.instructions.append(instruction)
@@ -132,7 +138,9 @@ class _Writer:
 
     def _whole_parameters(self, node: Node, way: Way) -> list[Node]:
         inputs = self.program.inputs(node)
-        return [s for s, form in zip(inputs, way.inputs, strict=True) if s.kind == PARAMETER and form == WHOLE]
+        return [
+            s for s, form in zip(inputs, way.inputs, strict=True) if s.kind == PARAMETER and form == WHOLE
+        ]
 
     def _pre(self, node: Node, way: Way) -> list[str]:
         """Properties of the inputs that are no sources; those of another segment under that segment's ratios."""

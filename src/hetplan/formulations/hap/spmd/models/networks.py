@@ -31,7 +31,9 @@ class Sizes:
         return self.hidden // self.heads
 
 
-def sizes(layers: int, tiny: bool, devices: int, hidden: int = 768, heads: int = 12, feed: int = 3072) -> Sizes:
+def sizes(
+    layers: int, tiny: bool, devices: int, hidden: int = 768, heads: int = 12, feed: int = 3072
+) -> Sizes:
     """As published; or as small as dimensions that every device shall have a part of can be."""
     if not tiny:
         return Sizes(layers, hidden, heads, feed)

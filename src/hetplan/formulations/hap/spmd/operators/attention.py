@@ -66,7 +66,9 @@ class Attention(Operator):
             dq, dk = turned(dq, -1.0), turned(dk, -1.0)
         return [np.concatenate([dq, dk, dv], axis=3)] if len(inputs) == 1 else [dq, dk, dv]
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         (b, n, q, e), k = output, whole[-1][2]
         d = whole[0][3] // 3 if len(whole) == 1 else whole[0][3]
         scores = float(b * n * q * k)
@@ -105,7 +107,9 @@ class Rotary(Operator):
     ) -> list[Array | None]:
         return [turned(gradient, -1.0)]
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         moved = 2 * ELEMENT_FLOPS * size(output)
         return moved, [moved]
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.hap.spmd.forms import Way, along
-from hetplan.formulations.hap.spmd.program import Shape
+from hetplan.formulations.hap.spmd import program
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
+Shape = program.Shape
 # A V100 computes 3.9e12 FLOP/s (measured, HAP's artefact) while it moves 0.9e12 bytes/s: 17 FLOP per element of
 # 4 bytes; a P100 2.15e12 and 0.73e12: 12.
 ELEMENT_FLOPS = 16.0
@@ -59,7 +60,9 @@ class Operator(ABC):
     ) -> list[Array | None]:
         """Gradients of the inputs on one device; None where an input has none."""
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         """(FLOP forward, FLOP backward for each input's gradient); by default moved elements, read and written."""
         moved = ELEMENT_FLOPS * (sum(size(s) for s in whole) + size(output))
         return moved, [ELEMENT_FLOPS * (size(output) + 2 * size(s)) for s in whole]

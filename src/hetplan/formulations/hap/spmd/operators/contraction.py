@@ -38,16 +38,24 @@ class Contract(Operator):
         terms, output = parsed(attributes["equation"])
         lengths: dict[str, int] = {}
         if len(terms) != len(whole) or len(terms) not in (2, 3):
-            raise InputError("number of tensors", where=attributes["equation"], got=len(whole), expected="2 or 3")
+            raise InputError(
+                "number of tensors", where=attributes["equation"], got=len(whole), expected="2 or 3"
+            )
         for term, shape in zip(terms, whole, strict=True):
             if len(term) != len(shape):
                 raise InputError(
-                    f"{term} has {len(term)} letters", where=attributes["equation"], got=shape, expected="as many dimensions"
+                    f"{term} has {len(term)} letters",
+                    where=attributes["equation"],
+                    got=shape,
+                    expected="as many dimensions",
                 )
             for letter, length in zip(term, shape, strict=True):
                 if lengths.setdefault(letter, length) != length:
                     raise InputError(
-                        f"length of {letter}", where=attributes["equation"], got=length, expected=str(lengths[letter])
+                        f"length of {letter}",
+                        where=attributes["equation"],
+                        got=length,
+                        expected=str(lengths[letter]),
                     )
         return tuple(lengths[letter] for letter in output)
 
@@ -76,9 +84,13 @@ class Contract(Operator):
             gradients.append(bias if place.first or not place.partial else np.zeros_like(bias))
         return gradients
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         terms, _ = parsed(attributes["equation"])
-        lengths = {x: n for term, shape in zip(terms, whole, strict=True) for x, n in zip(term, shape, strict=True)}
+        lengths = {
+            x: n for term, shape in zip(terms, whole, strict=True) for x, n in zip(term, shape, strict=True)
+        }
         flops = 2.0 * float(np.prod([lengths[x] for x in set(terms[0] + terms[1])], dtype=float))
         bias = [ELEMENT_FLOPS * size(output)] * (len(whole) - 2)
         return flops, [flops, flops, *bias]

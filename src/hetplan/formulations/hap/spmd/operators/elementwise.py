@@ -42,8 +42,12 @@ def broadcast_shape(kind: str, whole: Sequence[Shape]) -> Shape:
 def summed_to(gradient: Array, shape: Shape) -> Array:
     """The gradient of an input that was broadcast: summed over what it lacked."""
     lead = gradient.ndim - len(shape)
-    axes = (*range(lead), *(lead + i for i, n in enumerate(shape) if n == 1 and gradient.shape[lead + i] != 1))
-    return gradient.sum(axis=axes).reshape(shape)
+    axes = (
+        *range(lead),
+        *(lead + i for i, n in enumerate(shape) if n == 1 and gradient.shape[lead + i] != 1),
+    )
+    found: Array = gradient.sum(axis=axes).reshape(shape)
+    return found
 
 
 class Add(Operator):
@@ -78,7 +82,11 @@ class Multiply(Operator):
 
     def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
         output = broadcast_shape(self.kind, whole)
-        return [*broadcast_ways(whole, output), Way((PARTIAL, WHOLE), PARTIAL), Way((WHOLE, PARTIAL), PARTIAL)]
+        return [
+            *broadcast_ways(whole, output),
+            Way((PARTIAL, WHOLE), PARTIAL),
+            Way((WHOLE, PARTIAL), PARTIAL),
+        ]
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
         return inputs[0] * inputs[1]
@@ -102,7 +110,8 @@ class Scale(Operator):
         return [*same_dimensions(len(whole[0]), 1), Way((PARTIAL,), PARTIAL)]
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
-        return inputs[0] * attributes["factor"]
+        found: Array = inputs[0] * attributes["factor"]
+        return found
 
     def backward(
         self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
@@ -140,13 +149,15 @@ ROOT = float(np.sqrt(2 / np.pi))
 
 def gelu(x: Array) -> Array:
     """Hendrycks and Gimpel's tanh form."""
-    return 0.5 * x * (1 + np.tanh(ROOT * (x + 0.044715 * x**3)))
+    found: Array = 0.5 * x * (1 + np.tanh(ROOT * (x + 0.044715 * x**3)))
+    return found
 
 
 def gelu_slope(x: Array) -> Array:
     """Its derivative."""
     t = np.tanh(ROOT * (x + 0.044715 * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * ROOT * (1 + 3 * 0.044715 * x**2)
+    found: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * ROOT * (1 + 3 * 0.044715 * x**2)
+    return found
 
 
 def erf_gelu(x: Array) -> Array:
@@ -156,13 +167,15 @@ def erf_gelu(x: Array) -> Array:
 
 def erf_gelu_slope(x: Array) -> Array:
     """Its derivative."""
-    return _normal(x) + x * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    found: Array = _normal(x) + x * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    return found
 
 
 def _normal(x: Array) -> Array:
     from math import erf
 
-    return 0.5 * (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2)))
+    found: Array = 0.5 * (1 + np.vectorize(erf, otypes=[float])(x / np.sqrt(2)))
+    return found
 
 
 def sigmoid(x: Array) -> Array:

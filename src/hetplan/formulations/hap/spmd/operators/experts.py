@@ -12,6 +12,7 @@ import numpy as np
 from hetplan.formulations.hap.spmd.forms import Way
 from hetplan.formulations.hap.spmd.operators.base import Array, Attributes, Operator, Place, Shape
 
+
 class Route(Operator):
     """gates [b, s, e] -> weights [b, s, e, c]: each token goes to its `active` best experts, at the next of their
     `capacity` places within its sample, with the gate as weight; tokens that find no place are dropped."""
@@ -33,7 +34,8 @@ class Route(Operator):
         place = (np.cumsum(chosen, axis=1) - chosen).astype(np.int64)
         capacity = attributes["capacity"]
         here = (place[..., None] == np.arange(capacity)) & (chosen[..., None] > 0)
-        return here.astype(gates.dtype)
+        found: Array = here.astype(gates.dtype)
+        return found
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
         return inputs[0][..., None] * self._places(inputs[0], attributes)

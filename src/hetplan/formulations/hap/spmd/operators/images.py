@@ -43,7 +43,7 @@ class Convolve(Operator):
     def _windows(self, x: Array, weight: Array, attributes: Attributes) -> Array:
         pad, stride = attributes.get("padding", 0), attributes.get("stride", 1)
         padded = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-        view = sliding_window_view(padded, weight.shape[2:], axis=(2, 3))  # type: ignore[call-overload]
+        view = sliding_window_view(padded, weight.shape[2:], axis=(2, 3))
         windows: Array = view[:, :, ::stride, ::stride]
         return windows
 
@@ -75,7 +75,9 @@ class Convolve(Operator):
             gradients.append(bias if place.first or not place.partial else np.zeros_like(bias))
         return gradients
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         flops = 2.0 * size(output) * size(whole[1][1:])
         return flops, [flops, flops, *[ELEMENT_FLOPS * size(output)] * (len(whole) - 2)]
 

@@ -104,12 +104,14 @@ class Softmax(Operator):
 def softmax(x: Array) -> Array:
     """Over the last dimension."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    found: Array = e / e.sum(axis=-1, keepdims=True)
+    return found
 
 
 def softmax_gradient(output: Array, gradient: Array) -> Array:
     """From its output and the output's gradient."""
-    return output * (gradient - (gradient * output).sum(axis=-1, keepdims=True))
+    found: Array = output * (gradient - (gradient * output).sum(axis=-1, keepdims=True))
+    return found
 
 
 OPERATORS = (LayerNorm(), RmsNorm(), Softmax())

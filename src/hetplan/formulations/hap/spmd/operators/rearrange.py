@@ -16,7 +16,9 @@ SUMMANDS = Way((PARTIAL,), PARTIAL)
 class _Free(Operator):
     """No work."""
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         return 0.0, [0.0] * len(whole)
 
 
@@ -70,7 +72,9 @@ class Reshape(_Free):
     def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
         shape: Shape = tuple(attributes["shape"])
         if size(shape) != size(whole[0]):
-            raise InputError("number of entries", where="reshape", got=shape, expected=f"{size(whole[0])} in all")
+            raise InputError(
+                "number of entries", where="reshape", got=shape, expected=f"{size(whole[0])} in all"
+            )
         return shape
 
     def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:

@@ -53,7 +53,9 @@ class Embed(Operator):
             np.add.at(found, rows, gradient * here[..., None])
         return [None, found]
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         moved = 2 * ELEMENT_FLOPS * size(output)
         return moved, [0.0, moved]
 
@@ -90,7 +92,9 @@ class CrossEntropy(Operator):
         )
         return [found * (gradient / attributes["count"]), None]
 
-    def work(self, whole: Sequence[Shape], output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    def work(
+        self, whole: Sequence[Shape], output: Shape, attributes: Attributes
+    ) -> tuple[float, list[float]]:
         return 2 * ELEMENT_FLOPS * size(whole[0]), [2 * ELEMENT_FLOPS * size(whole[0]), 0.0]
 
 
