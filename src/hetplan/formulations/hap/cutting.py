@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Floats
-from hetplan.solvers.compiled import kernel
 
 CUTS = 60
 EXACT = 1e-10

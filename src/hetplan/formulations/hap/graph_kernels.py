@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Ints
-from hetplan.solvers.compiled import kernel
 
 
 @kernel

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Floats, Ints
-from hetplan.solvers.compiled import kernel
 
 Flags = NDArray[np.bool_]
 DONE, TOO_MANY = 0, 1

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.formulations.hap.spmd.forms import Way, along
 from hetplan.formulations.hap.spmd import program
+from hetplan.formulations.hap.spmd.forms import Way, along
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
