@@ -9,6 +9,7 @@ FAMILIES: dict[str, str] = {
     "amp": "hetplan.formulations.amp.family:FAMILY",
     "astra": "hetplan.formulations.astra.family:FAMILY",
     "ditto": "hetplan.formulations.ditto.family:FAMILY",
+    "hap": "hetplan.formulations.hap.family:FAMILY",
     "poplar": "hetplan.formulations.poplar.family:FAMILY",
 }
 

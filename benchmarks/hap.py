@@ -1,0 +1,180 @@
+"""HAP: the joint search against its targets, general solvers, the paper's alternation and its baselines.
+
+    python benchmarks/hap.py [--quick] [--time-limit S] [-o FILE.md|FILE.json]
+
+Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`). Each run is in a fresh
+process after one warm-up call that compiles; the ratio problem alone is a median in one process. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from harness import best_of, markdown, measured, save
+
+from hetplan.formulations import family
+from hetplan.formulations.hap.theories import chain, residual, stages_only
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+# (shape, size, types) -> seconds allowed for a proof to 1e-6
+TARGETS = {
+    **{("chain", 24, types): 1.0 for types in (2, 3, 4)},
+    **{("chain", 96, types): 5.0 for types in (2, 3, 4)},
+    ("residual", 6, 2): 2.0,
+    ("residual", 12, 2): 5.0,
+    ("residual", 24, 2): 20.0,
+}
+MAKERS = {"chain": chain, "residual": residual}
+
+
+def run(shape: str, size: int, types: int, seed: int, method: str, limit: float) -> dict[str, Any]:
+    """One solve as a row."""
+    data = MAKERS[shape](size, types, seed)
+    result = solve(family("hap"), data, method, Run(Options(threads=1, time_limit=limit)))
+    return {
+        "shape": shape,
+        "size": size,
+        "types": types,
+        "seed": seed,
+        "method": method,
+        "seconds": result.seconds,
+        "status": result.status,
+        "objective": result.objective,
+        "bound": result.bound,
+        "gap": result.gap,
+        "details": dict(result.details),
+        "message": result.message,
+    }
+
+
+def row(shape: str, size: int, types: int, seed: int, method: str, limit: float) -> dict[str, Any]:
+    """The same in a fresh process, with its peak memory."""
+    warm_up = ("chain", 1, types, 0, method, limit)
+    found = measured(run, shape, size, types, seed, method, limit, warm_up=warm_up)
+    return found.value | {"peak_bytes": found.peak_bytes}
+
+
+def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
+    """The joint search at the sizes of its targets."""
+    rows = []
+    for (shape, size, types), allowed in TARGETS.items():
+        if quick and size > 24:
+            continue
+        rows += [row(shape, size, types, seed, "exact", limit) | {"allowed": allowed} for seed in range(2)]
+    cells = [
+        (
+            r["shape"], r["size"], r["types"], r["seed"], r["allowed"], f"{r['seconds']:.2f}", r["status"],
+            gap_text(r["gap"]), r["details"].get("states"), r["details"].get("cells"), f"{r['peak_bytes'] / 2**20:.0f}",
+        )
+        for r in rows
+    ]  # fmt: skip
+    header = (
+        "theory",
+        "layers/blocks",
+        "types",
+        "seed",
+        "target s",
+        "s",
+        "status",
+        "gap",
+        "states",
+        "cells",
+        "MiB",
+    )
+    return markdown("Joint optimum over programs and ratios", header, cells), rows
+
+
+def general(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
+    """Every method on chains that general solvers can do; heuristics above the optimum in percent."""
+    rows, cells = [], []
+    for size in (1, 2, 4) if quick else (1, 2, 4, 24):
+        for types in (2, 3):
+            best = row("chain", size, types, 0, "exact", limit)
+            line: list[object] = [size, types, f"{1e3 * best['seconds']:.0f}"]
+            rows.append(best)
+            for method in ("milp", "cp-sat", "pyomo", "paper", "dp-even", "dp-proportional"):
+                found = row("chain", size, types, 0, method, limit)
+                rows.append(found)
+                above = (
+                    found["objective"]
+                    and f"{100 * max(0.0, found['objective'] / best['objective'] - 1):.2f} % above"
+                )
+                gap = above if found["bound"] is None else f"gap {gap_text(found['gap'])}"
+                line.append(f"{1e3 * found['seconds']:.0f} ({gap or 'no program'})")
+            cells.append(line)
+    header = ("layers", "types", "exact", "milp", "cp-sat", "pyomo", "paper", "dp-even", "dp-proportional")
+    return markdown("Milliseconds on chains", header, cells), rows
+
+
+def alternation(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
+    """How often and how far the paper's alternation ends above the joint optimum."""
+    rows, cells = [], []
+    seeds = range(10 if quick else 60)
+    for size in (1, 2):
+        for types in (2, 3, 4):
+            worse = []
+            for seed in seeds:
+                pair = [run("chain", size, types, seed, method, limit) for method in ("exact", "paper")]
+                rows += pair
+                worse.append(pair[1]["objective"] / pair[0]["objective"] - 1)
+            above = [x for x in worse if x > 1e-6]
+            cells.append((size, types, len(worse), len(above), f"{100 * max(worse):.2f} %"))
+    header = ("layers", "types", "theories", "suboptimal", "worst")
+    return markdown("The paper's alternation beside the joint optimum", header, cells), rows
+
+
+def ratios(limit: float) -> tuple[str, list[dict[str, Any]]]:
+    """The ratio problem for a given program, milliseconds (median of 7)."""
+    rows, cells = [], []
+    for devices, stages, types, replicated in (
+        (8, 50, 2, True), (64, 500, 8, False), (64, 500, 2, True), (64, 500, 4, True), (64, 500, 64, True),
+    ):  # fmt: skip
+        data = stages_only(devices, stages, types, replicated=replicated)
+
+        def once(data: Any = data) -> Any:
+            return solve(family("hap"), data, "auto", Run(Options(threads=1, time_limit=limit)))
+
+        result = once()
+        seconds, inner = best_of(once), sorted(once().solve_seconds for _ in range(7))[3]
+        rows.append(
+            {"devices": devices, "stages": stages, "types": types, "replicated": replicated, "seconds": seconds,
+             "solve_seconds": inner, "status": result.status, "objective": result.objective}
+        )  # fmt: skip
+        work = "shared and replicated" if replicated else "shared"
+        how = result.details["ratios"]
+        cells.append(
+            (devices, stages, types, work, how, f"{1e3 * inner:.2f}", f"{1e3 * seconds:.2f}", result.status)
+        )
+    header = ("devices", "stages", "speeds", "work", "by", "ms", "ms with reading and checking", "status")
+    return markdown("Ratios of a given program", header, cells), rows
+
+
+def gap_text(gap: float | None) -> str:
+    """In percent; what counts as optimal as 0."""
+    return "–" if gap is None else "0" if gap <= 1e-6 else f"{100 * gap:.3g} %"
+
+
+def main() -> None:
+    """All tables, printed and written where asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per method and theory")
+    parser.add_argument("-o", "--output", help="write Markdown (.md) or every row (.json) here too")
+    arguments = parser.parse_args()
+    limit = arguments.time_limit
+    parts = [
+        ratios(limit),
+        targets(arguments.quick, limit),
+        general(arguments.quick, limit),
+        alternation(arguments.quick, limit),
+    ]
+    save(arguments.output, [table for table, _ in parts], [r for _, rows in parts for r in rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The A* search of HAP, Fig. 10, for fixed ratios."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.hap.fusion import Fused, FusedTheory
+from hetplan.formulations.hap.problem import Floats
+from hetplan.solvers.run import Run
+
+
+@dataclass
+class _Partial:
+    """A partial program: properties (known: without redundant ones; ever: all) and what was done once (told) as
+    bits, time to the last synchronisation, seconds [K] since then, and how it came about. `alive`: still in the
+    queue S of Fig. 10."""
+
+    known: int
+    ever: int
+    told: int
+    cost: float
+    busy: Floats
+    move: Fused | None
+    before: _Partial | None
+    alive: bool = True
+
+
+class _Search:
+    """What the search looks up: consumers per property, times per move, distances to the goal."""
+
+    def __init__(self, theory: FusedTheory, ratios: Floats) -> None:
+        self.theory = theory
+        self.problem = theory.problem
+        self.ratios = ratios
+        self.times = [self._time(move) for move in theory.moves]
+        self.by_pre: dict[int, list[int]] = {}
+        self.sources: list[int] = []
+        for n, move in enumerate(theory.moves):
+            for p in members(move.pre):
+                self.by_pre.setdefault(p, []).append(n)
+            if not move.pre:
+                self.sources.append(n)
+        self.distance = self._distances()
+
+    def _time(self, move: Fused) -> list[tuple[bool, float, Floats]]:
+        """Per step: is it a communication, its seconds, its seconds [K] of computing."""
+        told = []
+        for step in move.steps:
+            row = self.ratios[step.segment]
+            if step.comm:
+                told.append((True, step.fixed + step.shared * float(row.max()), np.zeros(self.problem.K)))
+            else:
+                told.append((False, 0.0, (step.fixed + step.shared * row) / self.problem.speeds))
+        return told
+
+    def _distances(self) -> dict[int, float]:
+        """property -> least computing, on the type that has least of it, on a way from it to the goal; key -1:
+        from nothing at all."""
+        work = [sum(float(b.min()) for comm, _, b in told if not comm) for told in self.times]
+        by_post: dict[int, list[int]] = {}
+        for n, move in enumerate(self.theory.moves):
+            for p in members(move.post):
+                by_post.setdefault(p, []).append(n)
+        distance: dict[int, float] = {}
+        heap = [(0.0, p) for p in members(self.theory.goal)]
+        while heap:
+            far, p = heapq.heappop(heap)
+            if p in distance:
+                continue
+            distance[p] = far
+            if p < 0:
+                continue
+            for n in by_post.get(p, ()):
+                move = self.theory.moves[n]
+                for q in members(move.pre) if move.pre else [-1]:
+                    if q not in distance:
+                        heapq.heappush(heap, (far + work[n], q))
+        return distance
+
+    def estimate(self, partial: _Partial) -> float:
+        """ecost: the stage under way and the computing that is still to come at least."""
+        rest = min(
+            (self.distance[p] for p in [*members(partial.known), -1] if p in self.distance), default=0.0
+        )
+        return float(partial.busy.max()) + rest
+
+    def applicable(self, partial: _Partial) -> list[int]:
+        """Moves whose precondition is met and that add a property (line 7), in a fixed order."""
+        found = set(self.sources)
+        for p in members(partial.known):
+            found.update(self.by_pre.get(p, ()))
+        moves = self.theory.moves
+        return [
+            n for n in sorted(found)
+            if not moves[n].pre & ~partial.known and moves[n].post & ~partial.ever
+            and moves[n].allowed(partial.told)
+        ]  # fmt: skip
+
+    def extended(self, partial: _Partial, n: int) -> _Partial:
+        """The partial program with move n appended, its redundant properties removed (third pruning)."""
+        move = self.theory.moves[n]
+        cost, busy = partial.cost, partial.busy
+        for comm, seconds, computing in self.times[n]:
+            if comm:
+                cost, busy = cost + float(busy.max()) + seconds, np.zeros(self.problem.K)
+            else:
+                busy = busy + computing
+        known, ever = partial.known | move.post, partial.ever | move.post
+        told = partial.told | move.tensor
+        return _Partial(self._useful(known, ever, told), ever, told, cost, busy, move, partial)
+
+    def _useful(self, known: int, ever: int, told: int) -> int:
+        """Without the properties that only triples with nothing new to give, or no longer allowed, need."""
+        kept = known & self.theory.goal
+        for p in members(known):
+            for n in self.by_pre.get(p, ()):
+                move = self.theory.moves[n]
+                if move.post & ~ever and move.allowed(told):
+                    kept |= 1 << p
+                    break
+        return kept
+
+
+@dataclass(frozen=True)
+class Found:
+    """program: triple numbers, None when there is none or the search was cut short (then not `finished`)."""
+
+    program: list[int] | None
+    finished: bool
+
+
+def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = None) -> Found:
+    """The program that Fig. 10 finds at ratios [g, K], extending at most `most` partial programs.
+
+    Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a partial
+    program; what differs since then is not seen.
+    """
+    look = _Search(theory, ratios)
+    empty = _Partial(0, 0, 0, 0.0, np.zeros(theory.problem.K), None, None)
+    order = itertools.count()
+    queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
+    same: dict[int, list[_Partial]] = {}
+    best: _Partial | None = None
+    least = np.inf
+    extensions = 0
+    while queue:
+        if run.should_stop or extensions == most:
+            return Found(None, False)
+        score, _, partial = heapq.heappop(queue)
+        if score >= least:
+            break
+        if not partial.alive:
+            continue
+        partial.alive = False
+        extensions += 1
+        for n in look.applicable(partial):
+            after = look.extended(partial, n)
+            total = after.cost + float(after.busy.max())
+            if after.known & theory.goal:
+                if total < least:
+                    best, least = after, total
+            elif not _beaten(after, same):
+                same.setdefault(after.known, []).append(after)
+                heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
+    return Found(None if best is None else theory.theory.program(_steps(best)), True)
+
+
+def _beaten(after: _Partial, same: dict[int, list[_Partial]]) -> bool:
+    """Lines 9 to 14: whether another partial program has all its properties and costs no more; those that it
+    beats itself leave the queue."""
+    for known, others in list(same.items()):
+        if known & after.known == after.known and any(o.alive and o.cost <= after.cost for o in others):
+            return True
+    for known, others in list(same.items()):
+        if known & after.known == known:
+            for other in others:
+                if after.cost <= other.cost:
+                    other.alive = False
+        others[:] = [o for o in others if o.alive]
+        if not others:
+            del same[known]
+    return False
+
+
+def _steps(partial: _Partial) -> list[int]:
+    steps: list[int] = []
+    here: _Partial | None = partial
+    while here is not None and here.move is not None:
+        steps[:0] = [step.index for step in here.move.steps]
+        here = here.before
+    return steps
+
+
+def members(bits: int) -> list[int]:
+    """The numbers of the bits that are set, ascending."""
+    found = []
+    while bits:
+        low = bits & -bits
+        found.append(low.bit_length() - 1)
+        bits ^= low
+    return found

@@ -1,0 +1,90 @@
+"""HAP's baselines DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to speed.
+
+A theory does not say which of its triples are data parallelism, so it is told from names and work: of the forms
+that HAP's property names spell out, data parallelism shards dimension 0 only, and communicates by all-reduce;
+among such programs it replicates no work that can be shared. Where the names spell no forms, or no such program
+exists, the forms do not restrict it. Source: HAP, Section 7.1.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from hetplan.formulations.hap.common import Posed, pose
+from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.first import greedy_program, price_at
+from hetplan.formulations.hap.problem import Floats, HapProblem, Step, closure, compile_problem
+from hetplan.formulations.hap.theory import Theory, reduce_theory
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+_OTHER_DIMENSION = re.compile(r"\|\s*all-gather\(\s*[1-9]\d*\s*\)\s*$", re.IGNORECASE)
+_OTHER_COLLECTIVE = re.compile(r"reduce-scatter|all-to-all|all-gather|grouped-broadcast", re.IGNORECASE)
+# A second of replicated work weighs like so many seconds of anything else.
+REPLICATED = 1e3
+
+
+Row = Callable[[HapProblem], Floats]
+
+
+def even(data: HapData, run: Run) -> Outcome[HapDecision]:
+    """DP-EV: the same ratio for every device."""
+    return _at(data, run, lambda problem: problem.even)
+
+
+def proportional(data: HapData, run: Run) -> Outcome[HapDecision]:
+    """DP-CP: ratios in proportion to speed."""
+    return _at(data, run, lambda problem: problem.proportional)
+
+
+def _at(data: HapData, run: Run, row: Row) -> Outcome[HapDecision]:
+    begun = time.perf_counter()
+    posed = pose(data, run)
+    if isinstance(posed, Outcome):
+        if posed.decision is None:
+            return posed
+        problem = compile_problem(data)
+        program = posed.decision.program
+    else:
+        problem = posed.problem
+        program = data_parallel(posed, np.tile(row(problem), (problem.g, 1)))
+    decision = problem.decision(program, np.tile(row(problem), (problem.g, 1)))
+    return Outcome(stop=Stop.DONE, decision=decision, solve_seconds=time.perf_counter() - begun)
+
+
+def data_parallel(posed: Posed, ratios: Floats) -> list[int]:
+    """The program (triple numbers) of data parallelism at ratios [g, K]."""
+    theory = _restricted(posed) or posed.theory
+    seconds = price_at(theory, ratios)
+    slowest = float(posed.problem.speeds[0])
+
+    def price(step: Step) -> float:
+        return seconds(step) + (0.0 if step.comm else REPLICATED * step.fixed / slowest)
+
+    return greedy_program(theory, price)
+
+
+def _restricted(posed: Posed) -> Theory | None:
+    """The theory of shards on dimension 0 and all-reduces alone; None where it does not lead to the goal."""
+    problem = posed.problem
+    other = {p for p, name in enumerate(problem.properties) if _OTHER_DIMENSION.search(name)}
+
+    def fits(step: Step, instruction: str) -> bool:
+        return not (step.pre | step.post) & other and not (
+            step.comm and _OTHER_COLLECTIVE.search(instruction)
+        )
+
+    kept = [s for s, name in zip(problem.steps, posed.instructions, strict=True) if fits(s, name)]
+    known, _ = closure(kept)
+    if problem.goal not in known:
+        return None
+    allowed = {s.index for s in kept}
+    nothing = frozenset({-1})  # a precondition that nothing gives
+    steps = tuple(s if s.index in allowed else replace(s, pre=nothing) for s in problem.steps)
+    theory = reduce_theory(replace(problem, steps=steps))
+    return theory if theory.goal is not None else None

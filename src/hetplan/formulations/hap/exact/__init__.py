@@ -1,0 +1,1 @@
+"""The joint optimum over programs and ratios: labels on the graph of needs, branch and bound over ratios."""

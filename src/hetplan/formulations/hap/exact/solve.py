@@ -1,0 +1,79 @@
+"""Problem `hap` to proven optimality, jointly over programs and ratios.
+
+One segment: branch and bound over cells of ratios (`cells`, `search`), label setting on the graph of needs
+inside. Several segments, or more device types than a simplex can be cut in: the mixed-integer programme, because
+the argument for the simplex fails where a stage mixes segments. Theories too wide for the graph get a bound in
+which the order of parallel branches is relaxed, and say so. Source: hetplan, for HAP, Section 3.2.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from hetplan.formulations.hap import milp
+from hetplan.formulations.hap.common import Posed, ended, pose
+from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.exact.search import Incumbent, additive_cell, label_cell, priced_graph, search
+from hetplan.formulations.hap.first import first_program, simple_bound
+from hetplan.formulations.hap.graphs import WIDE, choose
+from hetplan.formulations.hap.theory import Theory
+from hetplan.solvers.native import stopped
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+STATES, CANONICAL_STATES = 60_000, 300_000
+MOST_TYPES = 6
+
+
+def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
+    """Proven optimum, or with the time limit the best found so far and a proven bound."""
+    posed = pose(data, run)
+    if isinstance(posed, Outcome):
+        return posed
+    segments = {step.segment for step in posed.theory.steps if step.shared > 0}
+    if len(segments) > 1 or posed.problem.K > MOST_TYPES:
+        from hetplan.solvers import highs
+
+        return milp.search(highs.solve, posed, run)
+    return joint(posed, run)
+
+
+def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
+    """The search over one segment's ratios."""
+    theory = one_segment(posed.theory)
+    problem = theory.problem
+    incumbent = Incumbent(theory, run)
+    incumbent.offer(first_program(theory))
+    floor = simple_bound(theory)
+    run.report(bound=floor)
+    chosen = choose(theory, STATES, CANONICAL_STATES)
+    built = time.perf_counter()
+    if chosen.graph is None or incumbent.seconds <= 0:
+        stop = Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
+        message = WIDE if chosen.graph is None else ""
+        return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
+    arrays = priced_graph(problem, chosen.graph)
+    evaluate = (label_cell if chosen.exact else additive_cell)(problem, arrays, incumbent)
+    done = search(problem, evaluate, incumbent, run, patience=None if chosen.exact else PATIENCE)
+    return ended(
+        posed, incumbent.program, run=run, built=built, bound=max(floor, done.bound),
+        stop=Stop.OPTIMAL if done.finished else Stop.LIMIT if not run.should_stop else stopped(run),
+        message="" if done.finished or chosen.exact else WIDE,
+        details={
+            "states": chosen.graph.n, "arcs": len(chosen.graph.head), "cells": done.cells,
+            "labels": done.labels, "programs": len(incumbent.priced),
+        },
+    )  # fmt: skip
+
+
+def one_segment(theory: Theory) -> Theory:
+    """The theory with all triples in segment 0: only one segment's ratios cost anything."""
+    if theory.problem.g == 1:
+        return theory
+    moved = replace(theory.problem, g=1, steps=tuple(replace(s, segment=0) for s in theory.problem.steps))
+    return replace(theory, problem=moved, steps=tuple(replace(s, segment=0) for s in theory.steps))
+
+
+# Cells without progress after which a relaxed bound is taken as it is.
+PATIENCE = 40

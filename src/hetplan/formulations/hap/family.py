@@ -1,0 +1,60 @@
+"""The HAP family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+
+from __future__ import annotations
+
+from hetplan.solvers.registry import Family, Method
+
+_HERE = "hetplan.formulations.hap"
+
+FAMILY = Family(
+    name="hap",
+    title="distributed program and sharding ratios together",
+    paper="HAP",
+    data=f"{_HERE}.data:HapData",
+    decision=f"{_HERE}.data:HapDecision",
+    evaluate=f"{_HERE}.evaluate:evaluate",
+    methods=(
+        Method("auto", f"{_HERE}.exact.solve:solve", True, "the fastest way to a proven optimum: `exact`"),
+        Method(
+            "exact",
+            f"{_HERE}.exact.solve:solve",
+            True,
+            "labels on the graph of needs, branch and bound over cells of ratios; ratios alone for a given program",
+        ),
+        Method(
+            "cp-sat", f"{_HERE}.cpsat:solve", True, "paths in the graph of needs, ratios in steps, CP-SAT"
+        ),
+        Method("milp", f"{_HERE}.milp:solve", True, "paths in the graph of needs times ratios, HiGHS"),
+        Method(
+            "pyomo",
+            f"{_HERE}.pyomo_model:solve",
+            True,
+            "the same programme through Pyomo, for any solver it knows",
+        ),
+        Method(
+            "paper",
+            f"{_HERE}.paper:solve",
+            False,
+            "A* for fixed ratios and the ratio programme for a fixed program, in turn",
+            "HAP, §3.1, Fig. 10, §4.5, §5",
+        ),
+        Method(
+            "dp-even",
+            f"{_HERE}.baselines:even",
+            False,
+            "data parallelism, even ratios (DP-EV)",
+            "HAP, §7.1",
+            baseline=True,
+        ),
+        Method(
+            "dp-proportional",
+            f"{_HERE}.baselines:proportional",
+            False,
+            "data parallelism, ratios in proportion to speed (DP-CP)",
+            "HAP, §7.1",
+            baseline=True,
+        ),
+    ),
+    describe=f"{_HERE}.describe:describe",
+    warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:duals"),
+)

@@ -1,0 +1,185 @@
+"""The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly.
+
+With one segment and K device types, in order of cost: K = 1 is trivial; where all work is shared, a closed
+form; K = 2 is one variable, its breakpoints are searched; up to K = 6 cutting planes; else, and with several
+segments, a linear programme through HiGHS,
+
+    min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >= B_kd,
+    sum_d n_d B_kd = 1,   B >= 0,
+
+whose rows (stage, type) are added as they are violated. Source: HAP, Section 5.1, eq. 3, and Section 5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetplan.formulations.hap.cells import whole_cell
+from hetplan.formulations.hap.cutting import best_in_cell
+from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
+from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
+from hetplan.solvers.native import Scale
+from hetplan.solvers.run import Run
+
+MAX_ROUNDS = 200
+# Rows violated by less than this share of the objective are left out; the bound is unharmed.
+VIOLATION = 1e-11
+# Cutting planes serve up to so many device types, and are trusted up to this relative gap.
+MOST_TYPES, CLOSE = 6, 1e-9
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """ratios [g, K], their cost in seconds, and a proven lower bound of the problem (None: stopped early)."""
+
+    ratios: Floats
+    seconds: float
+    bound: float | None
+    how: str
+
+
+def best_ratios(problem: HapProblem, stages: Stages, run: Run | None = None) -> Ratios:
+    """The optimum for a program's stages."""
+    if problem.K == 1:
+        return _told(problem, stages, np.tile(problem.even, (problem.g, 1)), "one type")
+    if problem.g == 1 and not stages.F.any():
+        return _told(problem, stages, _all_shared(problem, stages)[None, :], "closed form")
+    if problem.g == 1 and problem.K == 2:
+        return _told(problem, stages, _two_types(problem, stages)[None, :], "breakpoints")
+    if problem.g == 1 and problem.K <= MOST_TYPES:
+        found = _by_cuts(problem, stages)
+        if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
+            return found
+    return _by_rows(problem, stages, run or Run())
+
+
+def _told(problem: HapProblem, stages: Stages, ratios: Floats, how: str) -> Ratios:
+    seconds = problem.seconds(stages, ratios)
+    return Ratios(ratios, seconds, seconds, how)
+
+
+def _all_shared(problem: HapProblem, stages: Stages) -> Floats:
+    """b_d = min(M, t v_d): stages cost (sum S) t in all, collectives comm M; the optimum has M = t v for some
+    speed v, because the cost is piecewise linear in M with its kinks there."""
+    v, n, work = problem.speeds, problem.counts, float(stages.S.sum())
+    # [K, K]: row i caps the types faster than i at type i's ratio
+    shapes = np.minimum(v[None, :], v[:, None])
+    shapes /= (shapes @ n)[:, None]
+    costs = work * (shapes / v).max(axis=1) + float(stages.comm[0]) * shapes.max(axis=1)
+    best: Floats = shapes[int(np.argmin(costs))]
+    return best
+
+
+def _two_types(problem: HapProblem, stages: Stages) -> Floats:
+    """One variable x, the slower type's ratio, the other being (1 - n_0 x) / n_1: cost is convex and piecewise
+    linear, so its optimum is at an end or a kink; the kinks are bisected by their values."""
+    (v0, v1), (n0, n1) = problem.speeds, problem.counts
+    F, S = stages.F, stages.S[:, 0]
+    slope = S / v0 + S * n0 / (n1 * v1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kinks = ((F + S / n1) / v1 - F / v0) / slope
+    ends = np.array([0.0, 1.0 / (n0 + n1), 1.0 / n0])
+    points = np.unique(np.concatenate([ends, kinks[np.isfinite(kinks) & (kinks > 0) & (kinks < 1.0 / n0)]]))
+
+    def at(x: float) -> Floats:
+        return np.array([x, max(0.0, (1.0 - n0 * x) / n1)])
+
+    low, high = 0, len(points) - 1
+    while high - low > 2:  # convex along the sorted points
+        middle = (low + high) // 2
+        here, there = (problem.seconds(stages, at(float(points[i]))[None, :]) for i in (middle, middle + 1))
+        low, high = (low, middle + 1) if here <= there else (middle, high)
+    found = min(
+        (float(points[i]) for i in range(low, high + 1)),
+        key=lambda x: problem.seconds(stages, at(x)[None, :]),
+    )
+    return at(found)
+
+
+def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
+    """Cutting planes over the simplex that holds an optimum (module `cells`), one matrix game per cut."""
+    unit = float(problem.speeds[-1])
+    point, _, bound = best_in_cell(
+        stages.F / unit,
+        stages.S[:, 0] / unit,
+        float(stages.comm[0]),
+        whole_cell(problem),
+        unit / problem.speeds,
+    )
+    ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
+    return Ratios(ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes")
+
+
+def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
+    """Row generation over HiGHS; rows enter where the incumbent ratios violate them."""
+    from hetplan.solvers import highs
+
+    start = np.tile(problem.proportional, (problem.g, 1))
+    estimate = problem.seconds(stages, start)
+    if estimate <= 0:
+        return _told(problem, stages, start, "nothing to share")
+    best, least = start, estimate
+    rows = {(s, int(d)) for point in (start, np.tile(problem.even, (problem.g, 1)))
+            for s, d in enumerate(_slowest(problem, stages, point))}  # fmt: skip
+    bound: float | None = None
+    quiet = replace(run.options, gap=0.0)
+    for _ in range(MAX_ROUNDS):
+        model, ratio, T = _programme(problem, stages, rows, highs.objective_unit(estimate))
+        part = run.part()
+        answer = highs.solve(
+            model, replace(part, options=replace(quiet, time_limit=part.options.time_limit)),
+            Scale(per_unit=highs.objective_unit(estimate)), report=lambda i, b: None,
+        )  # fmt: skip
+        if answer.x is None or answer.bound is None:
+            break
+        bound = answer.bound if bound is None else max(bound, answer.bound)
+        point = np.maximum(answer.values(ratio), 0.0)
+        point /= (point @ problem.counts)[:, None]
+        seconds = problem.seconds(stages, point)
+        if seconds < least:
+            best, least = point, seconds
+        busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
+        late = busy.max(axis=1) - answer.values(T) / highs.objective_unit(estimate)
+        new = {
+            (s, int(d)) for s, d in enumerate(busy.argmax(axis=1)) if late[s] > VIOLATION * estimate
+        } - rows
+        if not new:
+            break
+        rows |= new
+    return Ratios(best, least, bound, "linear programme")
+
+
+def _slowest(problem: HapProblem, stages: Stages, ratios: Floats) -> Floats:
+    busy: Floats = ((stages.F[:, None] + stages.S @ ratios) / problem.speeds).argmax(axis=1)
+    return busy
+
+
+def _programme(
+    problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], unit: float
+) -> tuple[LinearModel, Columns, Columns]:
+    """The linear programme in units of 1/unit seconds with the given rows; its columns of B [g, K] and T."""
+    model = LinearModel("hap-ratios")
+    ratio = model.continuous("ratio", (problem.g, problem.K))
+    top = model.continuous("top", problem.g)
+    T = model.continuous("stage", len(stages.F))
+    model.constant = stages.constant * unit
+    model.minimize(top, _trimmed(stages.comm * unit))
+    model.minimize(T, 1.0)
+    for k in range(problem.g):
+        model.equal("whole", ratio[k], problem.counts.astype(float), to=1.0)
+        for d in range(problem.K):
+            model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
+    for s, d in sorted(rows):
+        work = _trimmed(stages.S[s] * (unit / problem.speeds[d]))
+        model.row(
+            "stage", np.append(T[s], ratio[:, d]), np.append(1.0, -work),
+            lower=float(stages.F[s] * unit / problem.speeds[d]),
+        )  # fmt: skip
+    return model, ratio, T
+
+
+def _trimmed(values: Floats) -> Floats:
+    """Coefficients too small for a solver become 0, which only lowers the cost (by 1e-12 of it at most)."""
+    return np.where(values < SMALLEST, 0.0, values)

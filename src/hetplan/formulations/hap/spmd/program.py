@@ -1,0 +1,181 @@
+"""A single-device program: operators in order, each making one tensor of known shape.
+
+Nodes are written through a `Writer`, which infers shapes from the operators. Placeholders (data) and parameters
+are nodes without inputs. A parameter is used by one operator: a model that ties two uses gets a copy for each,
+named in `copies`, whose gradients add up to the parameter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from hetplan.errors import InputError
+
+Shape = tuple[int, ...]
+PLACEHOLDER, PARAMETER = "placeholder", "parameter"
+
+
+@dataclass(frozen=True)
+class Node:
+    """name: of the tensor it makes; kind: of operator; inputs: tensors' names; attributes: the operator's own;
+    segment: of the model, whose ratios its tensor follows; layer: what it belongs to, for people."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    shape: Shape
+    attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    segment: int = 0
+    layer: str = ""
+
+    @property
+    def source(self) -> bool:
+        """A placeholder or a parameter."""
+        return self.kind in (PLACEHOLDER, PARAMETER)
+
+    @property
+    def elements(self) -> int:
+        """Entries of the tensor."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+@dataclass(frozen=True)
+class SingleProgram:
+    """nodes in order of execution, the last one the scalar loss; copies: parameter -> the one it is a copy of."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {node.name: node for node in self.nodes})
+
+    def node(self, name: str) -> Node:
+        """The node that makes the tensor `name`."""
+        by_name: dict[str, Node] = self.__dict__["_by_name"]
+        return by_name[name]
+
+    def inputs(self, node: Node) -> list[Node]:
+        """The nodes that make its inputs."""
+        return [self.node(name) for name in node.inputs]
+
+    @property
+    def loss(self) -> Node:
+        """The last node."""
+        return self.nodes[-1]
+
+    @property
+    def parameters(self) -> list[Node]:
+        """All parameters, copies included."""
+        return [node for node in self.nodes if node.kind == PARAMETER]
+
+    @property
+    def computations(self) -> list[Node]:
+        """All nodes that compute."""
+        return [node for node in self.nodes if not node.source]
+
+    @property
+    def segments(self) -> int:
+        """Number of segments."""
+        return 1 + max(node.segment for node in self.nodes)
+
+    def needs_gradient(self) -> set[str]:
+        """Tensors that depend on a parameter."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if node.kind == PARAMETER or any(name in found for name in node.inputs):
+                found.add(node.name)
+        return found
+
+    def with_segments(self, segment: Mapping[str, int]) -> SingleProgram:
+        """The same with each node in the segment given by its name."""
+        nodes = tuple(replace(node, segment=segment[node.name]) for node in self.nodes)
+        return SingleProgram(self.name, nodes, self.copies)
+
+
+class Writer:
+    """Collects nodes; `layer` names what is written from here on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.layer = ""
+        self._nodes: dict[str, Node] = {}
+        self._used: set[str] = set()
+        self._copies: dict[str, str] = {}
+
+    def shape(self, tensor: str) -> Shape:
+        """The shape of a tensor written before."""
+        return self._nodes[tensor].shape
+
+    def placeholder(
+        self, name: str, shape: Sequence[int], *, below: int | None = None, unsliced: Sequence[int] = ()
+    ) -> str:
+        """Data of one step; below: whole numbers from 0 (labels, tokens) instead of real ones. unsliced:
+        dimensions that theories leave whole unless asked (`rules.theory_of`)."""
+        attributes: dict[str, Any] = {} if below is None else {"below": below}
+        return self._write(name, PLACEHOLDER, (), tuple(shape), attributes | {"unsliced": tuple(unsliced)})
+
+    def parameter(self, name: str, shape: Sequence[int]) -> str:
+        """A parameter."""
+        return self._write(name, PARAMETER, (), tuple(shape), {})
+
+    def apply(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
+        """Operator `kind` on tensors written before; returns its tensor's name."""
+        from hetplan.formulations.hap.spmd.operators import operator
+
+        inputs = tuple(self._once(tensor) for tensor in inputs)
+        shapes = [self.shape(tensor) for tensor in inputs]
+        shape = operator(kind).shape(shapes, attributes)
+        return self._write(name, kind, inputs, shape, attributes)
+
+    def linear(self, name: str, x: str, equation: str, weight: Sequence[int], bias: str | None = None) -> str:
+        """A contraction of `x` with a new parameter, and a new bias over the output's letters `bias`."""
+        parameters = [self.parameter(f"{name}.weight", weight)]
+        if bias is not None:
+            lengths = dict(
+                zip("".join(equation.partition("->")[0].split(",")), (*self.shape(x), *weight), strict=True)
+            )
+            parameters.append(self.parameter(f"{name}.bias", [lengths[letter] for letter in bias]))
+            left, output = equation.split("->")
+            equation = f"{left},{bias}->{output}"
+        return self.apply("contract", name, x, *parameters, equation=equation)
+
+    def finish(self) -> SingleProgram:
+        """The program; its last node must be a scalar."""
+        nodes = tuple(self._nodes.values())
+        if not nodes or nodes[-1].source or nodes[-1].shape != ():
+            raise InputError(
+                "the last operator must give a scalar loss", where=self.name,
+                got=nodes[-1].shape if nodes else None, expected="shape ()",
+            )  # fmt: skip
+        return SingleProgram(self.name, nodes, dict(self._copies))
+
+    def _once(self, tensor: str) -> str:
+        """A parameter used again becomes a copy of its own."""
+        node = self._nodes.get(tensor)
+        if node is None:
+            raise InputError("unknown tensor", where=self.name, got=tensor)
+        if node.kind != PARAMETER:
+            return tensor
+        if tensor not in self._used:
+            self._used.add(tensor)
+            return tensor
+        count = sum(1 for owner in self._copies.values() if owner == tensor)
+        copy = f"{tensor}#{count + 2}"
+        self._copies[copy] = tensor
+        self._used.add(copy)
+        return self._write(copy, PARAMETER, (), node.shape, {})
+
+    def _write(
+        self, name: str, kind: str, inputs: tuple[str, ...], shape: Shape, attributes: Mapping[str, Any]
+    ) -> str:
+        if name in self._nodes or "|" in name:
+            raise InputError("name of a tensor", where=self.name, got=name, expected="a new one, without |")
+        self._nodes[name] = Node(name, kind, inputs, shape, MappingProxyType(dict(attributes)), 0, self.layer)
+        return name

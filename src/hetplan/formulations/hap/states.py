@@ -1,0 +1,163 @@
+"""The programs of a theory as the paths of one graph, independent of the ratios.
+
+Read a program backwards: a node is the set of properties still needed, the first one {goal}, the last one
+empty. A triple that gives something needed leads from N to (N - post) + pre. Every minimal program is a path,
+every path is a program, and parallel branches interleave in every order, because the order decides which
+computations share a stage. The nodes are few when few tensors are live at a time; `build` gives up beyond a
+limit. Nodes are numbered so that strongly connected components (collectives lead from form to form and back)
+follow one another in topological order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.hap.graph_kernels import components
+from hetplan.formulations.hap.problem import Ints
+from hetplan.formulations.hap.theory import Theory
+
+Need = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """n nodes, node n - 1 = empty, `start` = {goal}; arcs by tail: those of node u are first[u] … first[u+1].
+
+    head [A], step [A] (position in theory.steps); component [n] ascending; needs: the node's properties.
+    """
+
+    theory: Theory
+    first: Ints
+    head: Ints
+    step: Ints
+    component: Ints
+    needs: tuple[Need, ...]
+
+    @property
+    def start(self) -> int:
+        """The node {goal}."""
+        assert self.theory.goal is not None
+        return self.needs.index(frozenset((self.theory.goal,)))
+
+    @property
+    def n(self) -> int:
+        """Number of nodes."""
+        return len(self.first) - 1
+
+
+def build(theory: Theory, limit: int, keep: Callable[[Need], bool] | None = None) -> Graph | None:
+    """The graph of all states that `keep` admits (all, without it); None beyond `limit` nodes."""
+    assert theory.goal is not None
+    numbers: dict[Need, int] = {frozenset((theory.goal,)): 0}
+    queue: list[Need] = list(numbers)
+    arcs: list[list[tuple[int, int]]] = []
+    for need in queue:
+        out: list[tuple[int, int]] = []
+        for n in sorted({n for p in need for n in theory.by_post[p]}):
+            step = theory.steps[n]
+            after = (need - step.post) | step.pre
+            if after == need or (after > need):
+                continue  # needs no less than before: a longer program to the same end
+            number = numbers.get(after)
+            if number is None:
+                if keep is not None and not keep(after):
+                    continue
+                if len(numbers) >= limit:
+                    return None
+                number = numbers[after] = len(queue)
+                queue.append(after)
+            out.append((number, n))
+        arcs.append(out)
+    return _ordered(theory, queue, arcs)
+
+
+def canonical(theory: Theory, limit: int, starts: tuple[Need, ...] | None = None) -> Graph | None:
+    """Like `build`, but always settling the needed properties of the highest level first.
+
+    Where costs simply add up the order of a program is irrelevant, and these few states suffice.
+    """
+    level = levels(theory)
+    assert theory.goal is not None
+    queue: list[Need] = list(starts or (frozenset((theory.goal,)),))
+    numbers = {need: i for i, need in enumerate(queue)}
+    arcs: list[list[tuple[int, int]]] = []
+    for need in queue:
+        out: list[tuple[int, int]] = []
+        top = max((level[p] for p in need), default=0)
+        for n in sorted({n for p in need if level[p] == top for n in theory.by_post[p]}):
+            step = theory.steps[n]
+            after = (need - step.post) | step.pre
+            if after >= need:
+                continue
+            number = numbers.get(after)
+            if number is None:
+                if len(numbers) >= limit:
+                    return None
+                number = numbers[after] = len(queue)
+                queue.append(after)
+            out.append((number, n))
+        arcs.append(out)
+    return _ordered(theory, queue, arcs)
+
+
+def levels(theory: Theory) -> dict[int, int]:
+    """property -> level: a triple's effects share a level, at or above those of its preconditions."""
+    names = sorted({p for step in theory.steps for p in step.pre | step.post})
+    position = {p: i for i, p in enumerate(names)}
+    edges: set[tuple[int, int]] = set()
+    for step in theory.steps:
+        post = sorted(position[p] for p in step.post)
+        edges.update((position[p], post[0]) for p in step.pre)
+        edges.update((post[0], q) for q in post[1:])
+        edges.update((q, post[0]) for q in post[1:])
+    ordered = sorted(edges)
+    first = np.searchsorted([a for a, _ in ordered], np.arange(len(names) + 1)).astype(np.int64)
+    component = components(first, np.array([b for _, b in ordered], dtype=np.int64))
+    return {p: int(component[position[p]]) for p in names}
+
+
+def _ordered(theory: Theory, needs: list[Need], arcs: list[list[tuple[int, int]]]) -> Graph:
+    """The graph without dead ends, renumbered by components in topological order, the goal first."""
+    first, head, step = _rows(arcs)
+    alive = _alive(needs, first, head)
+    numbers = np.cumsum(alive) - 1
+    kept = [
+        [(int(numbers[v]), s) for v, s in out if alive[v]] for out, a in zip(arcs, alive, strict=True) if a
+    ]
+    needs = [need for need, a in zip(needs, alive, strict=True) if a]
+    first, head, step = _rows(kept)
+    component = components(first, head)
+    order = np.argsort(component, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    moved = [[(int(place[v]), s) for v, s in kept[u]] for u in order]
+    first, head, step = _rows(moved)
+    return Graph(theory, first, head, step, component[order], tuple(needs[u] for u in order))
+
+
+def _rows(arcs: list[list[tuple[int, int]]]) -> tuple[Ints, Ints, Ints]:
+    first = np.zeros(len(arcs) + 1, dtype=np.int64)
+    np.cumsum([len(out) for out in arcs], out=first[1:])
+    flat = np.array([pair for out in arcs for pair in out], dtype=np.int64).reshape(-1, 2)
+    return first, flat[:, 0].copy(), flat[:, 1].copy()
+
+
+def _alive(needs: list[Need], first: Ints, head: Ints) -> list[bool]:
+    """Which nodes lead to the empty set."""
+    before: list[list[int]] = [[] for _ in needs]
+    for u in range(len(needs)):
+        for a in range(first[u], first[u + 1]):
+            before[head[a]].append(u)
+    alive = [False] * len(needs)
+    stack = [i for i, need in enumerate(needs) if not need]
+    for u in stack:
+        alive[u] = True
+    while stack:
+        for u in before[stack.pop()]:
+            if not alive[u]:
+                alive[u] = True
+                stack.append(u)
+    return alive

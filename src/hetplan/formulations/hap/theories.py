@@ -1,0 +1,189 @@
+"""Made-up theories of the shape that real models give: chains, residual networks, and tiny random ones.
+
+Forms of a tensor follow HAP's names: Identity (replicated), All-Gather(0) and All-Gather(1) (sharded on the
+batch or the hidden dimension), All-Reduce (partial sums); Unsynced stands for a batch shard whose weight
+gradient still has to be reduced.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
+
+WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (
+    "Identity",
+    "All-Gather(0)",
+    "All-Gather(1)",
+    "All-Reduce",
+    "Unsynced",
+)
+# Effective FLOP/s of an A100, a V100, a T4 and a P100, for made-up clusters.
+SPEEDS = (6.2e13, 3.1e13, 1.4e13, 0.9e13)
+
+
+def cluster(types: int, each: int = 4) -> list[Device]:
+    """`each` devices of the first `types` speeds."""
+    return [
+        Device(name=f"type{t}-{i}", flops_per_second=SPEEDS[t]) for t in range(types) for i in range(each)
+    ]
+
+
+class _Writer:
+    """Collects triples; draws sizes around those of a Transformer layer on a 10-100 Gbit/s network."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.triples: list[Triple] = []
+
+    def near(self, size: float) -> float:
+        """A size within a factor of two."""
+        return float(size * 2 ** self.draw.uniform(-1, 1))
+
+    def compute(
+        self,
+        name: str,
+        pre: Sequence[str],
+        post: str,
+        *,
+        fixed: float = 0.0,
+        shared: float = 0.0,
+        segment: int = 0,
+    ) -> None:
+        """One compute triple."""
+        self.triples.append(
+            Compute(
+                kind="compute", instruction=name, pre=list(pre), post=[post],
+                segment=segment, fixed_flops=fixed, shared_flops=shared,
+            )
+        )  # fmt: skip
+
+    def comm(
+        self, name: str, pre: str, post: str, *, fixed: float, shared: float = 0.0, segment: int = 0
+    ) -> None:
+        """One communication triple."""
+        self.triples.append(
+            Communication(
+                kind="comm", instruction=name, pre=[pre], post=[post],
+                segment=segment, fixed_seconds=fixed, shared_seconds=shared,
+            )
+        )  # fmt: skip
+
+    def matmul(self, before: str, after: str) -> None:
+        """Batch, hidden and reduction parallelism, or replicated; the batch shard pays for its gradient."""
+        flops, gradient = self.near(4e11), self.near(4e-3)
+        self.compute(f"MatMul {after} 0", [f"{before}|{BATCH}"], f"{after}|{UNSYNCED}", shared=flops)
+        self.comm(f"Sync {after}", f"{after}|{UNSYNCED}", f"{after}|{BATCH}", fixed=gradient)
+        self.compute(f"MatMul {after} r", [f"{before}|{WHOLE}"], f"{after}|{WHOLE}", fixed=flops)
+        self.compute(f"MatMul {after} 1", [f"{before}|{WHOLE}"], f"{after}|{HIDDEN}", shared=flops)
+        self.compute(f"MatMul {after} k", [f"{before}|{HIDDEN}"], f"{after}|{PARTIAL}", shared=flops)
+
+    def local(self, before: str, after: str, forms: Sequence[str]) -> None:
+        """An operator that works on any of `forms` alike."""
+        flops = self.near(2e9)
+        for form in forms:
+            whole = form == WHOLE
+            self.compute(
+                f"Map {after} {form}", [f"{before}|{form}"], f"{after}|{form}",
+                fixed=flops if whole else 0.0, shared=0.0 if whole else flops,
+            )  # fmt: skip
+
+    def join(self, left: str, right: str, after: str) -> None:
+        """A sum of two tensors in equal form."""
+        flops = self.near(5e8)
+        for form in (WHOLE, BATCH, HIDDEN, PARTIAL):
+            whole = form in (WHOLE, PARTIAL)
+            self.compute(
+                f"Add {after} {form}", [f"{left}|{form}", f"{right}|{form}"], f"{after}|{form}",
+                fixed=flops if whole else 0.0, shared=0.0 if whole else flops,
+            )  # fmt: skip
+
+    def collectives(self, tensor: str, *, reduce: bool = True, gather: bool = True) -> None:
+        """Ways from one form of `tensor` to another."""
+        size = self.near(2e-3)
+        if reduce:
+            self.comm(
+                f"All-Reduce {tensor}", f"{tensor}|{PARTIAL}", f"{tensor}|{WHOLE}", fixed=2 * size + 2e-5
+            )
+            self.comm(
+                f"Reduce-Scatter {tensor}",
+                f"{tensor}|{PARTIAL}",
+                f"{tensor}|{BATCH}",
+                fixed=2e-5,
+                shared=2 * size,
+            )
+        if gather:
+            self.comm(
+                f"All-Gather {tensor}", f"{tensor}|{BATCH}", f"{tensor}|{WHOLE}", fixed=2e-5, shared=2 * size
+            )
+            self.compute(f"Slice {tensor}", [f"{tensor}|{WHOLE}"], f"{tensor}|{BATCH}")
+
+
+def chain(layers: int, types: int, seed: int = 0) -> HapData:
+    """`layers` x 5 operators in a row, about five triples each: norm, matmul, map, matmul, map."""
+    write = _Writer(seed)
+    write.compute("Placeholder-Shard(0)", [], f"e0|{BATCH}")
+    write.compute("Placeholder", [], f"e0|{WHOLE}")
+    for i in range(5 * layers):
+        before, after = f"e{i}", f"e{i + 1}"
+        if i % 5 in (1, 3):
+            write.matmul(before, after)
+        else:
+            forms = (WHOLE, BATCH) if i % 5 == 0 else (WHOLE, BATCH, HIDDEN)
+            write.local(before, after, forms)
+        write.collectives(after, reduce=i % 5 in (1, 3), gather=i % 5 in (0, 2, 4))
+    last = f"e{5 * layers}"
+    for form in (WHOLE, BATCH):
+        write.compute(f"Loss {form}", [f"{last}|{form}"], "loss|All-Reduce", shared=1e6)
+    return HapData(devices=cluster(types), triples=write.triples, goal="loss|All-Reduce")
+
+
+def residual(blocks: int, types: int, seed: int = 0, operators: int = 60) -> HapData:
+    """Blocks x + f(x) of `operators` operators with at most three live tensors: the residual stream and a
+    gate of two short branches in the middle of f."""
+    write = _Writer(seed)
+    write.compute("Placeholder-Shard(0)", [], f"x0|{BATCH}")
+    write.compute("Placeholder", [], f"x0|{WHOLE}")
+    for block in range(blocks):
+        stream, name = f"x{block}", f"b{block}"
+        current = stream
+        for i in range(operators - 4):
+            after = f"{name}.{i}"
+            if i == operators // 2:
+                write.local(current, f"{name}.u", (WHOLE, BATCH, HIDDEN))
+                write.local(current, f"{name}.w", (WHOLE, BATCH, HIDDEN))
+                write.local(f"{name}.w", f"{name}.s", (WHOLE, BATCH, HIDDEN))
+                write.join(f"{name}.u", f"{name}.s", after)
+            elif i % 6 in (1, 4):
+                write.matmul(current, after)
+                write.collectives(after, gather=False)
+            else:
+                write.local(current, after, (WHOLE, BATCH) if i % 6 == 0 else (WHOLE, BATCH, HIDDEN))
+                if i % 6 in (0, 3, 5):
+                    write.collectives(after, reduce=False)
+            current = after
+        write.join(stream, current, f"x{block + 1}")
+        write.collectives(f"x{block + 1}", reduce=False)
+    for form in (WHOLE, BATCH):
+        write.compute(f"Loss {form}", [f"x{blocks}|{form}"], "loss|All-Reduce", shared=1e6)
+    return HapData(devices=cluster(types), triples=write.triples, goal="loss|All-Reduce")
+
+
+def stages_only(devices: int, stages: int, types: int, seed: int = 0, *, replicated: bool = True) -> HapData:
+    """A given program of `stages` stages, for the ratio problem alone."""
+    write = _Writer(seed)
+    for s in range(stages):
+        before = [f"c{s - 1}|{BATCH}"] if s else []
+        fixed = write.near(2e9) if replicated and s % 3 == 0 else 0.0
+        write.compute(f"MatMul {s}", before, f"t{s}|{PARTIAL}", shared=write.near(4e11), fixed=fixed)
+        write.comm(
+            f"Reduce-Scatter {s}", f"t{s}|{PARTIAL}", f"c{s}|{BATCH}", fixed=2e-5, shared=write.near(2e-3)
+        )
+    speeds = [SPEEDS[t % 4] * (1 + t // 4 / 10) for t in range(types)]
+    return HapData(
+        devices=[Device(name=f"d{j}", flops_per_second=speeds[j % types]) for j in range(devices)],
+        triples=write.triples,
+        goal=f"c{stages - 1}|{BATCH}",
+        program=list(range(2 * stages)),
+    )

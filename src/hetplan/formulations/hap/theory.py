@@ -1,0 +1,108 @@
+"""The theory reduced to what an optimal program can use, losing no optimum.
+
+- Only triples that can apply and from which the goal can be reached.
+- Properties that computations of no cost establish from nothing are free: they are had at any time.
+- Of triples with the same preconditions, effects, kind and segment, only those of undominated cost.
+
+An optimal program can be taken to be minimal: without a triple whose every effect is already there or never
+needed. Dropping a computation costs nothing, and dropping a communication joins two stages, which costs no
+more because a stage's time is a sublinear function of its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetplan.formulations.hap.problem import HapProblem, Step, closure
+
+
+@dataclass(frozen=True)
+class Theory:
+    """steps: the useful triples with free properties taken out; by_post: property -> positions in `steps`;
+    free: the triples, in order, that establish the free properties; goal: None when it is free."""
+
+    problem: HapProblem
+    steps: tuple[Step, ...]
+    by_post: dict[int, tuple[int, ...]]
+    free: tuple[Step, ...]
+    goal: int | None
+
+    def program(self, chosen: Sequence[int]) -> list[int]:
+        """Triple numbers of a program that uses `chosen` (triple numbers in order): the free ones that it
+        needs come first, repeated triples and those that give nothing needed are dropped."""
+        steps = [self.problem.steps[i] for i in dict.fromkeys([*(s.index for s in self.free), *chosen])]
+        needed = {self.problem.goal}
+        known: set[int] = set()
+        gives: list[frozenset[int]] = []
+        for step in steps:
+            gives.append(step.post - known)
+            known |= step.post
+        kept = []
+        for step, new in zip(reversed(steps), reversed(gives), strict=True):
+            if new & needed:
+                kept.append(step.index)
+                needed = (needed - new) | step.pre
+        return kept[::-1]
+
+
+def reduce_theory(problem: HapProblem) -> Theory:
+    """The reduced theory of a feasible problem without a given program."""
+    _, applicable = closure(problem.steps)
+    free_properties, free = closure(step for step in applicable if step.free)
+    steps = [
+        Step(
+            s.index,
+            s.comm,
+            s.pre - free_properties,
+            s.post - s.pre - free_properties,
+            s.segment,
+            s.fixed,
+            s.shared,
+        )
+        for s in applicable
+    ]
+    assert problem.goal is not None, "the goal of a feasible problem is a property"
+    useful = _relevant(steps, problem.goal)
+    steps = [
+        Step(s.index, s.comm, s.pre, s.post & useful, s.segment, s.fixed, s.shared)
+        for s in steps
+        if s.post & useful
+    ]
+    steps = _undominated(steps)
+    by_post: dict[int, list[int]] = {}
+    for n, step in enumerate(steps):
+        for p in step.post:
+            by_post.setdefault(p, []).append(n)
+    goal = None if problem.goal in free_properties else problem.goal
+    return Theory(problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(free), goal)
+
+
+def _relevant(steps: Sequence[Step], goal: int) -> set[int]:
+    """Properties from which the goal may follow, the goal included."""
+    by_post: dict[int, list[Step]] = {}
+    for step in steps:
+        for p in step.post:
+            by_post.setdefault(p, []).append(step)
+    found, stack = {goal}, [goal]
+    while stack:
+        for step in by_post.get(stack.pop(), ()):
+            for p in step.pre - found:
+                found.add(p)
+                stack.append(p)
+    return found
+
+
+def _undominated(steps: Sequence[Step]) -> list[Step]:
+    """Of interchangeable steps, those of undominated (fixed, shared), in their original order."""
+    groups: dict[tuple[object, ...], list[Step]] = {}
+    for step in steps:
+        groups.setdefault((step.comm, step.segment, step.pre, step.post), []).append(step)
+    kept: list[Step] = []
+    for group in groups.values():
+        least: float | None = None
+        for step in sorted(group, key=lambda s: (s.fixed, s.shared, s.index)):
+            if least is None or step.shared < least:
+                kept.append(step)
+                least = step.shared
+    return sorted(kept, key=lambda s: s.index)

@@ -1,0 +1,149 @@
+"""Tiny random theories and a brute-force oracle that shares nothing with the solvers but the LP driver."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
+from hetplan.solvers import highs
+from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
+
+FORMS = ("Identity", "All-Gather(0)", "All-Reduce")
+
+
+def instance(seed: int, segments: int | None = None) -> HapData:
+    """A few tensors in three forms, 5 to 9 random triples; several effects, detours, cycles, dead ends."""
+    draw = random.Random(seed)
+    g = segments or draw.choice([1, 1, 1, 2, 3])
+    names = [f"e{i}|{form}" for i in range(draw.randint(2, 3)) for form in FORMS]
+    goal = names[-1]
+    triples: list[Triple] = []
+    count = draw.randint(5, 9)
+    for n in range(count):
+        level = n * len(names) // count
+        pool = names[: max(1, level + 1)]
+        pre = [] if n < 2 else draw.sample(pool, min(len(pool), draw.choice([0, 1, 1, 1, 2])))
+        near = names[max(0, level - 2) : level + 4]
+        post = draw.sample(near, min(len(near), draw.choice([1, 1, 1, 2])))
+        if n == count - 1:
+            post = [goal]
+        triples.append(_triple(draw, n, pre, post, draw.randrange(g)))
+    draw.shuffle(triples)
+    speeds = draw.choice(
+        [[1.0], [1.0, 1.0], [1.0, 2.0], [1.0, 1.0, 3.0], [1.0, 2.0, 5.0], [1.0, 1.5, 2.5, 4.0]]
+    )
+    devices = [Device(name=f"d{j}", flops_per_second=v) for j, v in enumerate(speeds)]
+    return HapData(devices=devices, segments=g, triples=triples, goal=goal)
+
+
+def _triple(draw: random.Random, n: int, pre: list[str], post: list[str], segment: int) -> Triple:
+    def size(scale: float) -> float:
+        return draw.choice([0.0, draw.uniform(0.1, 1.0) * scale, float(draw.randint(1, 4)) * scale / 4])
+
+    if draw.random() < 0.45:
+        return Communication(
+            kind="comm", instruction=f"comm {n}", pre=pre, post=post, segment=segment,
+            fixed_seconds=size(0.5), shared_seconds=size(1.5),
+        )  # fmt: skip
+    return Compute(
+        kind="compute", instruction=f"op {n}", pre=pre, post=post, segment=segment,
+        fixed_flops=size(1.0), shared_flops=size(6.0),
+    )  # fmt: skip
+
+
+Signature = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]
+
+
+@cache
+def programs(seed: int, segments: int | None = None) -> dict[Signature, tuple[int, ...]]:
+    """Every cost function that a program of the instance has, with one such program.
+
+    A signature is the stages' work (F, S_1 … S_g) in any order, and the communication (fixed, shared_1 …).
+    """
+    return all_programs(instance(seed, segments))
+
+
+def all_programs(data: HapData) -> dict[Signature, tuple[int, ...]]:
+    """The same for any tiny instance."""
+    found: dict[Signature, tuple[int, ...]] = {}
+    g = data.segments
+
+    def extend(program: tuple[int, ...], known: frozenset[str]) -> None:
+        if data.goal in known:
+            found.setdefault(_signature(data, program, g), program)
+            return
+        for i, triple in enumerate(data.triples):
+            if i not in program and known.issuperset(triple.pre) and not known.issuperset(triple.post):
+                extend((*program, i), known.union(triple.post))
+
+    extend((), frozenset())
+    return found
+
+
+def _signature(data: HapData, program: tuple[int, ...], g: int) -> Signature:
+    stages, comm = [[0.0] * (1 + g)], [0.0] * (1 + g)
+    for i in program:
+        triple = data.triples[i]
+        if isinstance(triple, Communication):
+            comm[0] += triple.fixed_seconds
+            comm[1 + triple.segment] += triple.shared_seconds
+            stages.append([0.0] * (1 + g))
+        else:
+            stages[-1][0] += triple.fixed_flops
+            stages[-1][1 + triple.segment] += triple.shared_flops
+    return tuple(sorted(tuple(row) for row in stages)), tuple(comm)
+
+
+def least_cost(data: HapData, signature: Signature) -> float:
+    """The ratio problem of one signature as one plain linear programme over all devices."""
+    stages, comm = signature
+    m, g = len(data.devices), data.segments
+    model = LinearModel("oracle")
+    B = model.continuous("B", (g, m))
+    M = model.continuous("M", g)
+    T = model.continuous("T", len(stages))
+    model.constant = comm[0]
+    model.minimize(T, 1.0)
+    model.minimize(M, np.array(comm[1:]))
+    for k in range(g):
+        model.equal("sum", B[k], to=1.0)
+        for j in range(m):
+            model.row("max", [M[k], B[k, j]], [1.0, -1.0], lower=0.0)
+    for s, (F, *S) in enumerate(stages):
+        for j, device in enumerate(data.devices):
+            v = device.flops_per_second
+            model.row("stage", [T[s], *B[:, j]], [1.0, *(-x / v for x in S)], lower=F / v)
+    answer = highs.solve(model, Run(Options(threads=1, gap=0.0)))
+    assert answer.objective is not None, answer.message
+    return answer.objective
+
+
+def oracle(data: HapData, found: dict[Signature, tuple[int, ...]]) -> float | None:
+    """The least cost over all programs and ratios; None without a program."""
+    best: float | None = None
+    for signature in sorted(found, key=lambda s: _at_least(data, s)):
+        if best is not None and _at_least(data, signature) >= best:
+            break
+        cost = least_cost(data, signature)
+        best = cost if best is None else min(best, cost)
+    return best
+
+
+def _at_least(data: HapData, signature: Signature) -> float:
+    """Fixed work on the slowest device, shared work at the speed of all, each stage on its own."""
+    stages, comm = signature
+    speeds = [device.flops_per_second for device in data.devices]
+    least = sum(max(F / min(speeds), sum(S) / sum(speeds)) for F, *S in stages)
+    return least + comm[0] + sum(comm[1:]) / len(speeds)
+
+
+@cache
+def known(seed: int, segments: int | None = None) -> tuple[HapData, float | None]:
+    """An instance and what enumeration says of it."""
+    data = instance(seed, segments)
+    return data, oracle(data, programs(seed, segments))

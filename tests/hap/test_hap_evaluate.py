@@ -1,0 +1,117 @@
+"""The evaluator by hand: stages, waiting for communication, every constraint."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.evaluate import evaluate
+from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.theories import chain
+from hetplan.schema import parse
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import load, solve
+from hetplan.solvers.run import Run
+
+THEORY = {
+    "devices": [{"name": "fast", "flops_per_second": 4.0}, {"name": "slow", "flops_per_second": 1.0}],
+    "segments": 2,
+    "triples": [
+        {"kind": "compute", "instruction": "load", "pre": [], "post": ["x|All-Gather(0)"],
+         "fixed_flops": 0.0, "shared_flops": 0.0},
+        {"kind": "compute", "instruction": "matmul", "pre": ["x|All-Gather(0)"], "post": ["y|All-Reduce"],
+         "segment": 0, "fixed_flops": 2.0, "shared_flops": 8.0},
+        {"kind": "comm", "instruction": "all-reduce", "pre": ["y|All-Reduce"], "post": ["y|Identity"],
+         "segment": 1, "fixed_seconds": 0.5, "shared_seconds": 2.0},
+        {"kind": "compute", "instruction": "loss", "pre": ["y|Identity"], "post": ["l|All-Reduce"],
+         "segment": 1, "fixed_flops": 0.0, "shared_flops": 4.0},
+    ],
+    "goal": "l|All-Reduce",
+}  # fmt: skip
+DATA = parse(HapData, THEORY, where="test")
+
+
+def test_the_cost_by_hand() -> None:
+    """First stage max((2 + 6) / 4, (2 + 2) / 1) = 4; all-reduce 0.5 + 2 * 0.6; then max(2.4 / 4, 1.6) = 1.6."""
+    found = evaluate(DATA, HapDecision(program=[0, 1, 2, 3], ratios=[[0.75, 0.25], [0.6, 0.4]]))
+    assert found.objective == pytest.approx(4 + 1.7 + 1.6)
+    assert found.parts["communication"] == pytest.approx(1.7)
+
+
+@pytest.mark.parametrize(
+    ("program", "ratios", "complaint"),
+    [
+        (
+            [0, 2, 1, 3],
+            [[1.0, 0.0], [0.5, 0.5]],
+            "program[1] (all-reduce) needs 'y|All-Reduce', which nothing",
+        ),
+        ([0, 1, 2], [[1.0, 0.0], [0.5, 0.5]], "does not establish the goal 'l|All-Reduce'"),
+        ([0, 1, 1, 2, 3], [[1.0, 0.0], [0.5, 0.5]], "program[2] repeats triple 1 of program[1]"),
+        ([0, 1, 2, 9], [[1.0, 0.0], [0.5, 0.5]], "program[3] is 9, expected less than 4"),
+        ([0, 1, 2, 3], [[1.0, 0.0]], "ratios has 1 rows, expected one per segment (2)"),
+        ([0, 1, 2, 3], [[1.0], [0.5, 0.5]], "ratios[0] has 1 entries, expected one per device (2)"),
+        ([0, 1, 2, 3], [[0.9, 0.0], [0.5, 0.5]], "ratios[0] sums to 0.9, expected 1"),
+    ],
+)
+def test_every_broken_constraint_is_named(
+    program: list[int], ratios: list[list[float]], complaint: str
+) -> None:
+    found = evaluate(DATA, HapDecision(program=program, ratios=ratios))
+    assert found.objective is None
+    assert any(complaint in line for line in found.violations), found.violations
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"segments": 1}, "triples[2].segment is 1, expected less than segments (1)"),
+        ({"program": [0, 7]}, "program[1] is 7, expected less than the number of triples (4)"),
+        ({"devices": []}, "devices"),
+        ({"devices": [{"name": "a", "flops_per_second": 0.0}]}, "devices[0].flops_per_second"),
+        ({"triples": [{"kind": "wait"}]}, "triples[0]"),
+    ],
+)
+def test_unusable_data_is_refused(change: dict[str, object], complaint: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse(HapData, {**THEORY, **change}, where="test")
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"])
+def test_a_given_program_is_kept_and_a_wrong_one_refused(method: str) -> None:
+    for program, good in (
+        ([0, 1, 2, 3], True),
+        ([1, 2, 3], False),
+        ([0, 1, 2], False),
+        ([0, 0, 1, 2, 3], False),
+    ):
+        data = parse(HapData, {**THEORY, "program": program}, where="test")
+        result = solve(FAMILY, data, method, Run(Options(threads=1)))
+        if good:
+            assert result.decision is not None and result.decision.program == program
+        else:
+            assert result.status == "infeasible" and "program" in result.message
+
+
+@pytest.mark.parametrize("method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"])
+def test_infeasible_theories_say_why(method: str) -> None:
+    triples = THEORY["triples"]
+    assert isinstance(triples, list)
+    without = parse(HapData, {**THEORY, "triples": [triples[1], triples[2], triples[3]]}, where="test")
+    result = solve(FAMILY, without, method, Run(Options(threads=1)))
+    assert result.status == "infeasible"
+    assert "cannot be derived" in result.message
+    nowhere = parse(HapData, {**THEORY, "goal": "z|Identity"}, where="test")
+    result = solve(FAMILY, nowhere, method, Run(Options(threads=1)))
+    assert result.status == "infeasible" and "no triple establishes the goal" in result.message
+
+
+def test_a_decision_reads_for_people() -> None:
+    data = chain(1, 2)
+    decision = solve(FAMILY, data, "auto", Run(Options(threads=1))).decision
+    assert FAMILY.describe is not None and decision is not None
+    ratios, stages = load(FAMILY.describe)(data, decision)
+    assert len(ratios.rows) == 2
+    assert sum(int(row[3]) for row in stages.rows) + len(stages.rows) - 1 == len(decision.program)

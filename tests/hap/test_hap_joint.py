@@ -1,0 +1,172 @@
+"""The joint search on chains, residual and wide theories, and what must not change its optimum."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hap.hap_cases import instance
+from hetplan.formulations.hap.cells import coordinates, halves, whole_cell
+from hetplan.formulations.hap.cutting import best_in_cell
+from hetplan.formulations.hap.data import Compute, Device, HapData, HapDecision, Triple
+from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.formulations.hap.theories import chain, residual
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.result import Result
+from hetplan.solvers.run import Run
+
+
+def run(data: HapData, method: str = "auto", limit: float = 60) -> Result[object]:
+    """`method` with one thread."""
+    return solve(FAMILY, data, method, Run(Options(threads=1, time_limit=limit)))
+
+
+@pytest.mark.parametrize(("layers", "types"), [(1, 3), (2, 2), (3, 2), (2, 3)])
+def test_chains_agree_with_the_programme_and_beat_the_paper(layers: int, types: int) -> None:
+    for seed in range(3):
+        data = chain(layers, types, seed)
+        exact = run(data)
+        assert exact.status == "optimal" and exact.objective is not None
+        assert run(data, "milp").objective == pytest.approx(exact.objective, rel=2e-6)
+        for method in ("paper", "dp-even", "dp-proportional"):
+            other = run(data, method)
+            assert other.objective is not None and other.objective >= exact.objective * (1 - 1e-9)
+
+
+def test_long_chains_are_proven() -> None:
+    for types in (2, 3):
+        result = run(chain(24, types))
+        assert result.status == "optimal"
+        assert result.details["states"] == 362
+
+
+def test_one_residual_block_is_proven() -> None:
+    exact = run(residual(1, 2, operators=10))
+    assert exact.status == "optimal"
+    assert run(residual(1, 2, operators=10), "milp").objective == pytest.approx(exact.objective, rel=2e-6)
+
+
+def test_wide_theories_tell_their_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for all states the bound is relaxed, still valid, and the message says so."""
+    from hetplan.formulations.hap import cpsat, milp
+    from hetplan.formulations.hap.exact import solve as exact_solve
+
+    data = residual(1, 2, operators=16)
+    best = run(data).objective
+    assert best is not None
+    for module, method in ((exact_solve, "auto"), (milp, "milp"), (cpsat, "cp-sat")):
+        monkeypatch.setattr(module, "STATES", 50 if method != "cp-sat" else 60)
+    for method in ("auto", "milp"):
+        result = run(data, method, 20)
+        assert result.objective is not None and result.objective >= best * (1 - 1e-9)
+        assert result.bound is not None and 0.9 * best <= result.bound <= best * (1 + 1e-9)
+        assert result.status == "optimal" or "too wide" in result.message
+    for module in (exact_solve, milp):
+        monkeypatch.setattr(module, "CANONICAL_STATES", 5)
+    for method in ("auto", "milp", "cp-sat"):
+        result = run(data, method, 20)
+        assert result.objective is not None and result.objective >= best * (1 - 1e-9)
+        assert result.bound is not None and 0 < result.bound <= best * (1 + 1e-9)
+        assert "too wide" in result.message
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.floats(0.01, 100.0))
+def test_scaling_all_times_scales_the_optimum(seed: int, factor: float) -> None:
+    data = instance(seed, 1)
+    best = run(data).objective
+    changed = []
+    for t in data.triples:
+        names = (
+            ("fixed_flops", "shared_flops") if isinstance(t, Compute) else ("fixed_seconds", "shared_seconds")
+        )
+        changed.append(t.model_copy(update={name: getattr(t, name) * factor for name in names}))
+    scaled = run(data.model_copy(update={"triples": changed})).objective
+    assert scaled == (None if best is None else pytest.approx(best * factor, rel=3e-6))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_another_triple_never_hurts(seed: int, other: int) -> None:
+    data, more = instance(seed, 1), instance(other, 1)
+    best = run(data).objective
+    richer = run(data.model_copy(update={"triples": [*data.triples, *more.triples[:2]]})).objective
+    if best is not None:
+        assert richer is not None and richer <= best * (1 + 3e-6)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(0, 1000))
+def test_order_of_triples_and_devices_is_irrelevant(seed: int, shuffle: int) -> None:
+    data = instance(seed, 1)
+    triples, devices = list(data.triples), list(data.devices)
+    random.Random(shuffle).shuffle(triples)
+    random.Random(shuffle + 1).shuffle(devices)
+    best = run(data).objective
+    other = run(data.model_copy(update={"triples": triples, "devices": devices})).objective
+    assert other == (None if best is None else pytest.approx(best, rel=3e-6))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_twin_cluster_halves_shared_work(seed: int) -> None:
+    """Every device twice, shared computation and communication doubled: the same optimum, equal ratios."""
+    data = instance(seed, 1)
+    triples: list[Triple] = []
+    for t in data.triples:
+        name = "shared_flops" if isinstance(t, Compute) else "shared_seconds"
+        triples.append(t.model_copy(update={name: 2 * getattr(t, name)}))
+    twins = [
+        d
+        for device in data.devices
+        for d in (device, Device(name="twin", flops_per_second=device.flops_per_second))
+    ]
+    best, twice = run(data), run(data.model_copy(update={"devices": twins, "triples": triples}))
+    assert twice.objective == (None if best.objective is None else pytest.approx(best.objective, rel=3e-6))
+    assert twice.details.get("states") == best.details.get("states")
+
+
+def test_cells_hold_their_optimum_and_split_whole() -> None:
+    """Every optimum is matched inside the simplex of concave ratios; halves cover their cell."""
+    draw = np.random.default_rng(3)
+    for _ in range(30):
+        data = chain(1, 4, int(draw.integers(1000)))
+        problem = compile_problem(data)
+        cell = whole_cell(problem)
+        assert np.allclose(cell @ problem.counts, 1.0)
+        decision = run(data).decision
+        assert isinstance(decision, HapDecision)
+        stages = problem.stages(decision.program)
+        unit = problem.speeds[-1]
+        point, blends, _ = best_in_cell(
+            stages.F / unit, stages.S[:, 0] / unit, float(stages.comm[0]), cell, unit / problem.speeds
+        )
+        assert problem.seconds(stages, point[None, :]) == pytest.approx(
+            best_ratios(problem, stages).seconds, rel=1e-8
+        )
+        assert np.allclose(blends.sum(axis=1), 1.0)
+        one, other = halves(cell, problem.counts.astype(float), point)
+        inside = draw.dirichlet(np.ones(4)) @ cell
+        assert max(coordinates(one, inside).min(), coordinates(other, inside).min()) > -1e-9
+
+
+def test_a_time_limit_keeps_bound_and_plan() -> None:
+    result = run(chain(24, 4), limit=0.3)
+    assert result.objective is not None and result.bound is not None
+    assert 0 < result.bound <= result.objective
+    assert result.decision is not None
+
+
+def test_the_paper_keeps_one_communication_per_tensor() -> None:
+    """Its program never gathers and scatters the same tensor, nor communicates it twice."""
+    data = chain(3, 2)
+    decision = run(data, "paper").decision
+    assert isinstance(decision, HapDecision)
+    told = [data.triples[i].pre[0].split("|")[0] for i in decision.program if data.triples[i].kind == "comm"]
+    assert told and len(told) == len(set(told))

@@ -1,0 +1,142 @@
+"""The ratio problem for a fixed program: against a plain linear programme; rounding to whole numbers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from hap.hap_cases import _signature, least_cost
+from hetplan.errors import InputError
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, HapDecision, Triple
+from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.formulations.hap.rounding import best_lengths, round_ratios, shard_lengths
+from hetplan.formulations.hap.theories import stages_only
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+
+def given(seed: int, types: int, segments: int, *, shared_only: bool) -> HapData:
+    """A random program of up to 8 stages on up to 12 devices."""
+    draw = random.Random(seed)
+    triples: list[Triple] = []
+    count = draw.randint(2, 16)
+    for n in range(count):
+        pre, post = [f"p{n - 1}"] if n else [], [f"p{n}"]
+        k = draw.randrange(segments)
+        if draw.random() < 0.4:
+            triples.append(
+                Communication(
+                    kind="comm", instruction="c", pre=pre, post=post, segment=k,
+                    fixed_seconds=draw.random(), shared_seconds=3 * draw.random(),
+                )
+            )  # fmt: skip
+        else:
+            triples.append(
+                Compute(
+                    kind="compute", instruction="o", pre=pre, post=post, segment=k,
+                    fixed_flops=0.0 if shared_only else draw.choice([0.0, 1e12]) * draw.random(),
+                    shared_flops=8e12 * draw.random(),
+                )
+            )  # fmt: skip
+    speeds = [draw.uniform(1, 9) * 1e12 for _ in range(types)]
+    devices = [Device(name="d", flops_per_second=draw.choice(speeds)) for _ in range(draw.randint(types, 12))]
+    return HapData(
+        devices=devices, segments=segments, triples=triples, goal=f"p{count - 1}", program=list(range(count))
+    )
+
+
+@pytest.mark.parametrize(
+    ("types", "segments", "shared_only", "how"),
+    [
+        (1, 1, False, "one type"),
+        (4, 1, True, "closed form"),
+        (2, 1, False, "breakpoints"),
+        (5, 1, False, "cutting planes"),
+        (9, 1, False, "linear programme"),
+        (3, 3, False, "linear programme"),
+    ],
+)
+def test_every_way_agrees_with_one_plain_programme(
+    types: int, segments: int, shared_only: bool, how: str
+) -> None:
+    used = 0
+    for seed in range(40):
+        data = given(seed, types, segments, shared_only=shared_only)
+        result = solve(FAMILY, data, "auto", Run(Options(threads=1)))
+        assert data.program is not None
+        # the oracle's model is in TFLOP
+        scaled = data.model_copy(
+            update={
+                "devices": [Device(name="d", flops_per_second=d.flops_per_second / 1e12) for d in data.devices],
+                "triples": [
+                    t if isinstance(t, Communication) else t.model_copy(
+                        update={"fixed_flops": t.fixed_flops / 1e12, "shared_flops": t.shared_flops / 1e12}
+                    ) for t in data.triples
+                ],
+            }
+        )  # fmt: skip
+        best = least_cost(scaled, _signature(scaled, tuple(data.program), segments))
+        assert result.status == "optimal", seed
+        assert result.objective == pytest.approx(best, rel=1e-8), seed
+        used += result.details["ratios"] == how
+    assert used >= 15
+
+
+def test_cost_does_not_depend_on_the_number_of_equal_devices() -> None:
+    """64 devices or 8 of the same types: the same linear programme."""
+    for types in (2, 4):
+        few, many = (compile_problem(stages_only(n, 50, types)) for n in (8, 64))
+        assert few.K == many.K == types
+        assert many.given is not None
+        assert len(few.stages(many.given).F) == len(many.stages(many.given).F) <= 51
+
+
+def test_proportional_work_needs_few_rows() -> None:
+    """Stages of one mixture of work count as one."""
+    problem = compile_problem(stages_only(64, 500, 8, replicated=False))
+    assert problem.given is not None
+    stages = problem.stages(problem.given)
+    assert len(stages.F) == 1
+    assert best_ratios(problem, stages).how == "closed form"
+
+
+def test_rounding_by_hand() -> None:
+    """Nearest, then the cheapest corrections; the sum is kept."""
+    assert shard_lengths([0.5, 0.3, 0.2], 10) == [5, 3, 2]
+    assert shard_lengths([1 / 3, 1 / 3, 1 / 3], 10) == [4, 3, 3]
+    assert shard_lengths([0.26, 0.26, 0.48], 10) == [2, 3, 5]
+    assert shard_lengths([0.05] * 20, 10).count(1) == 10
+    with pytest.raises(InputError, match="length of a dimension"):
+        shard_lengths([1.0], 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_best_lengths_equal_enumeration(seed: int) -> None:
+    data = given(seed, 2, 1, shared_only=False)
+    data = data.model_copy(update={"devices": data.devices[:3]})
+    decision = solve(FAMILY, data, "auto", Run(Options(threads=1))).decision
+    assert isinstance(decision, HapDecision)
+    n, m = 7, len(data.devices)
+    problem = compile_problem(data)
+    stages = problem.stages(decision.program)
+
+    def cost(lengths: tuple[int, ...]) -> float:
+        speeds = np.array([d.flops_per_second for d in data.devices])
+        ratios = np.array(lengths) / n
+        busy = (stages.F[:, None] + stages.S * ratios[None, :]) / speeds
+        return float(stages.constant + stages.comm[0] * ratios.max() + busy.max(axis=1).sum())
+
+    best = min(cost(row) for row in itertools.product(range(n + 1), repeat=m) if sum(row) == n)
+    found = best_lengths(data, decision, n, Run(Options(threads=1)))
+    near = round_ratios(data, decision, n)
+    assert sum(found.lengths[0]) == sum(near.lengths[0]) == n
+    assert found.seconds == pytest.approx(best, rel=1e-7)
+    assert found.bound is not None and found.bound <= best * (1 + 1e-9)
+    assert near.seconds >= best * (1 - 1e-9)
+    assert near.loss is not None and near.loss >= -1e-9
