@@ -103,9 +103,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over it."""
     target = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
-    if target.is_dir():
+    if os.path.isdir(target):
         raise InputError("is a folder, expected a file name", where=str(target))
-    if target.exists() and not target.is_file():
+    if os.path.exists(target) and not os.path.isfile(target):
         raise InputError("is a device or a pipe, expected a file name", where=str(target))
     try:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
@@ -116,7 +116,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        mode = target.stat().st_mode & 0o777 if os.path.exists(target) else 0o666 & ~_umask()
         os.chmod(temporary, mode)
         os.replace(temporary, target)
     except OSError as error:

@@ -339,3 +339,20 @@ def test_any_encoding_of_standard_output(numbers: Write, encoding: str, tmp_path
         assert (process.returncode, process.stderr) == (0, b"")
         if flags:
             assert json.loads(process.stdout.decode(encoding))["instance"] == "né 😀 中"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("solve", "x" * 300),
+        ("solve", "x" * 300 + ".json"),
+        ("plan", "--model", "gpt2", "--global-batch", "8", "--cluster", "x" * 300),
+        ("solve", "tiny-mixed", "--output", "x" * 300),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_names_that_no_file_system_takes_are_one_line(hetplan: Call, arguments: tuple[str, ...]) -> None:
+    ran = hetplan(*arguments)
+    assert ran.code == 2
+    assert "error: " in ran.err and "xxx" in ran.err
+    assert "Traceback" not in ran.err

@@ -79,10 +79,10 @@ def check_target(path: Path | None) -> None:
     """Refuse an output file that cannot be written before hours are spent on what should go into it."""
     if path is None:
         return
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError("is a folder, expected a file name", where=str(path))
     folder = path.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InputError("no such folder", where=str(folder))
     if not os.access(folder, os.W_OK):
         raise InputError("folder cannot be written to", where=str(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ def open_instance(argument: str) -> Instance:
     from hetplan.instances.envelope import parse_instance
     from hetplan.instances.library import find
 
-    if argument != "-" and not Path(argument).exists():
+    if argument != "-" and not os.path.exists(argument):
         entry = find(argument)
         if entry is not None:
             return entry.load()
@@ -56,7 +57,7 @@ def open_cluster(argument: str) -> Cluster:
     from hetplan.profiling.cluster import example_cluster, load_cluster
     from hetplan.profiling.examples import example_clusters
 
-    if not Path(argument).exists() and Path(argument).name == argument and not Path(argument).suffix:
+    if not os.path.exists(argument) and Path(argument).name == argument and not Path(argument).suffix:
         if argument in example_clusters():
             return example_cluster(argument)
         raise unknown_name("neither a file nor an example cluster:", argument, example_clusters())
