@@ -10,6 +10,7 @@ import pytest
 from astra.settings import SCHEMA
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
+from hetplan.formulations.astra.data import AstraDecision, AstraStage
 from hetplan.formulations.astra.search.engine import schema_of, search
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.job import Job
@@ -27,7 +28,7 @@ from hetplan.formulations.astra.search.segments import segment_front
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.astra.search.table import Strategies, strategies
 from hetplan.profiling.models import load_model
-from hetplan.solvers.registry import solve
+from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
 
 JOB = Job(load_model("llama2-7b", precision="bf16"), 256)
@@ -142,6 +143,11 @@ def test_mixed_pool_agrees_with_the_exact_method_of_astra() -> None:
     other = solve(family("astra"), found.instance, "milp", Run())
     assert result.status == other.status == "optimal"
     assert result.objective is not None and result.objective <= found.best.seconds
+    # the search's own segments are an optimum of the instance that it hands out
+    own = AstraDecision(stages=[AstraStage(type=name, layers=layers) for name, layers in found.best.stages])
+    assert evaluate(family("astra"), found.instance, own).objective == pytest.approx(
+        result.objective, rel=1e-9
+    )
     assert other.objective == pytest.approx(result.objective, rel=1e-6)
     limited = search(replace(JOB, money_limit=(found.best.money or 0) * 0.5), pool)
     assert limited.best is None and limited.reason
