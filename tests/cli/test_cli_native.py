@@ -55,7 +55,9 @@ METHODS = [(name, method.name) for name in FAMILIES for method in family(name).m
 @pytest.mark.parametrize(("problem", "name"), METHODS)
 def test_a_method_takes_the_options_that_it_says(problem: str, name: str) -> None:
     """An option that no back end has is refused by exactly those methods that say they pass it on."""
-    entries = [entry for entry in library(problem) if entry.name.startswith(("tiny", "tiles", "hap-chain-2x2"))]
+    entries = [
+        entry for entry in library(problem) if entry.name.startswith(("tiny", "tiles", "hap-chain-2x2"))
+    ]
     data = load_from_library(entries[0].name).data
     method = family(problem).method(name)
     for backend in method.backends:
