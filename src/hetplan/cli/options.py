@@ -36,9 +36,7 @@ NativeOption = Annotated[
 ]
 PyomoOption = Annotated[
     str | None,
-    typer.Option(
-        "--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."
-    ),
+    typer.Option("--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 OutputOption = Annotated[
