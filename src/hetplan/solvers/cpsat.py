@@ -116,8 +116,7 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """Called for each better solution."""
-        self._latest.solution = list(self.response_proto.solution)
-        self._latest.objective = self.objective_value
+        self._latest.on_solution(list(self.response_proto.solution), self.objective_value)
         self._latest.on_bound(self.best_objective_bound)
 
 
@@ -153,7 +152,7 @@ def _answer(
 ) -> CpAnswer:
     """Map the native status; an abandoned search (status None) answers with its last reports."""
     stop, message = _mapped(model, solver, status, run)
-    solution, objective, bound = latest.solution, latest.objective, latest.bound
+    (solution, objective), bound = latest.found, latest.bound
     statistics: dict[str, object] = {}
     if status is not None:
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}

@@ -69,8 +69,9 @@ class _Listener:
     def __call__(self, kind: Any, message: str, out: Any, back: Any, data: Any) -> None:
         """HiGHS's callback, from its thread."""
         if kind == _IMPROVED:
-            self._latest.solution = np.array(out.mip_solution, dtype=float)
-            self._latest.objective = float(out.objective_function_value)
+            self._latest.on_solution(
+                np.array(out.mip_solution, dtype=float), float(out.objective_function_value)
+            )
         if kind in (_IMPROVED, _AT_NODE):
             self._latest.on_bound(float(out.mip_dual_bound))
         if self._stop and back is not None:
@@ -199,8 +200,8 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
     """After an orderly end: HiGHS's own solution and bound instead of the last reported ones."""
     info = highs.getInfo()
     if info.primal_solution_status == FEASIBLE:
-        latest.solution = np.array(highs.getSolution().col_value, dtype=float)
-        latest.objective = float(info.objective_function_value)
+        values = np.array(highs.getSolution().col_value, dtype=float)
+        latest.on_solution(values, float(info.objective_function_value))
     optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     if is_mip and (optimal or info.mip_node_count >= 0):
         latest.on_bound(float(info.mip_dual_bound))
@@ -232,11 +233,11 @@ def _told_apart(arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
 
 def _read(latest: Latest, arrays: LinearArrays, scale: Scale) -> dict[str, Any]:
     """Incumbent and bound for an answer, integers made whole."""
-    bound = latest.bound
+    (solution, objective), bound = latest.found, latest.bound
     read: dict[str, Any] = {}
-    if latest.objective is not None:
-        read["objective"] = scale.value(latest.objective)
-        read["x"] = np.where(arrays.integer, np.round(latest.solution), latest.solution)
+    if objective is not None:
+        read["objective"] = scale.value(objective)
+        read["x"] = np.where(arrays.integer, np.round(solution), solution)
     if bound is not None:
         read["bound"] = scale.bound(bound - BOUND_ALLOWANCE * abs(bound))
     return read

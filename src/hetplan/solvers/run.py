@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetplan.solvers.options import Options
 
@@ -95,8 +95,6 @@ class Run:
 
     def part(self, *, time_limit: float | None = None, quiet: bool = True) -> Run:
         """A run inside this one: the same wish to stop, at most `time_limit` seconds and what is left here."""
-        from dataclasses import replace
-
         left = self.remaining
         limit = left if time_limit is None else min(left, time_limit)
         options = replace(self.options, time_limit=None if limit == float("inf") else max(limit, 1e-3))
