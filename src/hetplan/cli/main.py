@@ -15,7 +15,19 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, library, plan, profile, report, schema, search, simulate, solve
+from hetplan.cli import (
+    check,
+    doctor,
+    library,
+    plan,
+    profile,
+    report,
+    schema,
+    search,
+    simulate,
+    solve,
+    templates,
+)
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
@@ -37,6 +49,7 @@ app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
+app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
 app.command("schema")(schema.schema)
