@@ -1,8 +1,9 @@
 """Compiled: what a row still costs, and how the rows of a configuration can share the thresholds' groups out.
 
-A row absorbs the tensor groups in it that hold a device of a set of slow types; all such groups have to lie somewhere, for
-each of two sets ("thresholds", `layout`). costs [R, A, B]: least cost of row r that absorbs a groups of the first set and
-b of the second; the tables' ends stand for "as many as there are". `ahead` is the same for what is left of a row.
+A row absorbs the tensor groups in it that hold a device of a set of slow types; all such groups have to lie
+somewhere, for each of two sets ("thresholds", `layout`). costs [R, A, B]: least cost of row r that absorbs a groups of
+the first set and b of the second; the tables' ends stand for "as many as there are". `ahead` is the same for what is
+left of a row.
 """
 
 from __future__ import annotations
