@@ -26,6 +26,7 @@ from hetplan.cli import (
     search,
     simulate,
     solve,
+    study,
     templates,
 )
 from hetplan.cli.streams import OutputError, drop, open_streams, say
@@ -49,6 +50,7 @@ app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
+app.command("study")(study.study)
 app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
