@@ -13,9 +13,10 @@ import numpy as np
 
 from hetplan.formulations.ditto.exact.counted import Relaxed, TooManyLabels, cheapest_counted, lines
 from hetplan.formulations.ditto.exact.fees import Ascent, Known
-from hetplan.formulations.ditto.exact.paths import relax_all, trace_back
+from hetplan.formulations.ditto.exact.paths import relax_all
 from hetplan.formulations.ditto.exact.prices import Prices
 from hetplan.formulations.ditto.exact.space import Charge, Space, States, Windows
+from hetplan.formulations.ditto.exact.trace import trace
 from hetplan.formulations.ditto.problem import Stages
 from hetplan.solvers.bottleneck import Relaxation
 from hetplan.solvers.run import Run
@@ -191,21 +192,18 @@ class Relaxer:
         space, value = self.space, np.full((2, states.total), np.inf)
         fee = 0.0 if space.counted else prices.fee
         first, last = states.first.copy(), states.last.copy()
-        arguments = (
-            space.problem.time, *lines(charge, fee), space.coords, space.strides, space.kind, space.size,
-            space.delta, space.stages, 1, space.counted, windows.after, windows.before, windows.peak_first, first,
-            last, states.offset,
+        costs = lines(charge, fee)
+        relax_all(
+            space.problem.time, *costs, space.coords, space.strides, space.kind, space.size, space.delta,
+            space.stages, 1, space.counted, windows.after, windows.before, windows.peak_first, first, last,
+            states.offset, prices.togo, prices.rent(), limit, value,
         )  # fmt: skip
-        relax_all(*arguments, prices.togo, prices.rent(), limit, value)
         self.counts["paths"] += 1
         self.counts["states"] += states.total
         at = states.offset[-1]
         if not (first[-1] <= 0 <= last[-1]) or value[1, at] == np.inf:
             return None
-        stages = np.empty((space.problem.layers, 3), dtype=np.int64)
-        count = trace_back(*arguments, value, stages)
-        assert count > 0, "the shortest path cannot be traced back"
-        template = [(int(a), int(b), int(r)) for a, b, r in stages[:count]]
+        template = trace(space, windows, states, costs, first, last, value)
         return Relaxed(value, first, last, fee, float(value[1, at]), template)
 
     def _best_charge(self, windows: Windows, limit: float, steps: int) -> tuple[float, Charge, Prices]:
