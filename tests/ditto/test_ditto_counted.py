@@ -35,7 +35,6 @@ def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(f"{EXACT}.relaxer.FEES", 1)
     monkeypatch.setattr(f"{EXACT}.relaxer.STEPS", 1)
     monkeypatch.setattr(f"{EXACT}.relaxer.WIDE_STEPS", 1)
-    monkeypatch.setattr(f"{EXACT}.relaxer.CLOSE", math.inf)
     monkeypatch.setattr(f"{EXACT}.relaxer.NARROW", request.param)
 
 

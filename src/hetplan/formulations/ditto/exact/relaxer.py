@@ -35,12 +35,11 @@ STEPS, WIDE_STEPS = 40, 200
 GUESSES = (1.01, 1.04, 1.1, 1.25, 1.6, 2.5)
 MOST_ARCS = 4e9
 MOST_STATES = 60_000_000
-# Without a count, intervals up to this ratio have their fees improved, so often at most, and their stages counted as
-# soon as the bound is this close to the limit. An interval that takes more labels is split instead.
+# Without a count, intervals up to this ratio have their stages counted; where that takes too many labels, better fees
+# are tried, so often at most, then the interval is split. A single value gets all the labels that memory allows.
 NARROW = 1.1
 FEES = 6
-CLOSE = 0.03
-FEW_LABELS, MOST_LABELS = 1_000_000, 20_000_000
+FEW_LABELS, MOST_LABELS = 4_000_000, 20_000_000
 
 
 class Relaxer:
@@ -100,7 +99,7 @@ class Relaxer:
     def _counted(
         self, windows: Windows, states: States, charge: Charge, prices: Prices, relaxed: Relaxed, limit: float
     ) -> Relaxation[Stages]:
-        """Better fees, and stages counted as soon as few states are left, until one or the other decides."""
+        """Stages counted if few labels suffice, else with better fees, until one or the other decides."""
         best: Relaxation[Stages] = Relaxation(None)
         ascent, chosen = Ascent(self.space.problem.micro_batches), relaxed
         single = windows.low == windows.high
@@ -112,7 +111,7 @@ class Relaxer:
             self.known.fees[windows.low] = chosen.fee
             if self._net(chosen) >= limit:
                 return replace(best, bound=limit)
-            if relaxed is chosen and limit - self._net(chosen) <= CLOSE * abs(limit):
+            if relaxed is chosen:
                 found = self._count(windows, states, charge, chosen, limit, FEW_LABELS)
                 if found is not None:
                     return better(best, found)

@@ -9,8 +9,9 @@ rest leaves a chance to beat the incumbent.
 Memory depends on the number of stages behind, and micro-batches limit their number: both need a count of stages in
 the state, which multiplies the states. Without the count, stages behind are at least the devices used over the largest
 group, and too many stages pay a price each (`prices`): every template stays a path and costs no more, so this is a
-relaxation. It decides an interval where its bound reaches the incumbent, and a single θ where its own path is a
-template (else the value leaks: it is let go with the bound that it has, and only the count can close it).
+relaxation. Where it cannot decide a narrow interval, its shortest paths from both ends leave few states below the
+cut-off, and on these the stages are counted by label setting (`relaxer`, `counted`). Should a single θ take more labels
+than memory allows, it leaks: it is let go with the bound that it has, and only states that count can close it.
 Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section 3).
 """
 
