@@ -9,6 +9,7 @@ import pytest
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
+from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.planner.astra import plannable, propose, to_plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
@@ -36,7 +37,7 @@ def test_mixed_cluster_uses_every_device_once() -> None:
     capacity = workload.cluster.specs
     assert mixed.peak_bytes is not None
     for size, device in zip(mixed.peak_bytes, workload.cluster.devices, strict=True):
-        assert 0 < size <= capacity[device.type].memory_bytes
+        assert 0 < size <= capacity[device.type].memory_bytes - workload.reserved_bytes
 
 
 def test_homogeneous_plan_survives_its_file() -> None:
@@ -46,6 +47,20 @@ def test_homogeneous_plan_survives_its_file() -> None:
     again = Plan.model_validate_json(candidate.plan.model_dump_json())
     assert again == candidate.plan
     assert candidate.bound == candidate.objective == candidate.predicted_seconds
+
+
+def test_peaks_leave_the_reserve_out() -> None:
+    """The planner takes it off the limit: counted twice, a plan that fits would seem not to."""
+    workload = make_workload("gpt2-medium", example_cluster("p3-4"), 16)
+    (candidate,) = propose(workload, Run())
+    found = search(
+        Job(workload.model, 16),
+        (pool := homogeneous(offers_of_cluster(workload.cluster)[0])),
+        space=plannable(workload, pool),
+        given=Assumptions(reserved_bytes=0.0, profile=workload.profile),
+    )
+    assert candidate.peak_bytes is not None and found.best is not None
+    assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))
 
 
 def test_interleaved_strategies_become_interleaved_plans() -> None:

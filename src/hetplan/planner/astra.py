@@ -163,12 +163,15 @@ def to_plan(workload: Workload, best: Found, source: str) -> Plan:
 
 
 def device_peaks(workload: Workload, best: Found) -> tuple[float, ...]:
-    """[D] predicted bytes of each device; one that the plan leaves out holds nothing."""
+    """[D] predicted bytes of each device beyond what it reserves; one that the plan leaves out holds nothing.
+
+    The search counts the reserve as used; the planner takes it off what a device has.
+    """
     peaks = [0.0] * len(workload.cluster.devices)
     for stage, size in zip(placed(workload, best), best.stage_bytes, strict=True):
         for group in stage:
             for device in group:
-                peaks[device] = size
+                peaks[device] = size - workload.reserved_bytes
     return tuple(peaks)
 
 
