@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from astra.settings import SCHEMA
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
-from hetplan.formulations.astra.data import AstraDecision, AstraStage
+from hetplan.formulations.astra.search.efficiency import Floats
 from hetplan.formulations.astra.search.engine import schema_of, search
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.job import Job
+from hetplan.formulations.astra.search.memory import offload_share
 from hetplan.formulations.astra.search.pool import (
     cost,
     find_device,
@@ -21,14 +23,14 @@ from hetplan.formulations.astra.search.pool import (
     homogeneous,
     offer_of,
 )
-from hetplan.formulations.astra.search.pricing import Assumptions
+from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.segment_figures import SegmentFigures, segment_figures, segment_space
 from hetplan.formulations.astra.search.segments import segment_front
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.astra.search.table import Strategies, strategies
 from hetplan.profiling.models import load_model
-from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 JOB = Job(load_model("llama2-7b", precision="bf16"), 256)
@@ -63,28 +65,31 @@ def test_cost_mode_finds_the_curve_and_keeps_the_limit() -> None:
 
 
 def segments_by_force(figures: SegmentFigures, table: Strategies, layers: int) -> list[tuple[float, float]]:
-    """(seconds, money) of every strategy and every way to give its stages types and layers."""
+    """(seconds, money) of every strategy and every way to give its stages types and layers, in every order of ends."""
     found = []
     types = len(figures.c)
     for r in range(table.rows):
         P = int(table.columns["pipeline_model_parallel_size"][r])
         K = int(table.columns["num_micro_batches"][r])
-        stack: list[tuple[list[tuple[int, int]], int]] = [([], layers)]
-        kinds = [(i, x) for i in range(types) for x in range(1, int(figures.cap[i, r]) + 1)]
-        while stack:
-            chosen, left = stack.pop()
-            if len(chosen) == P:
-                if left == 0 and all(
-                    sum(i == t for i, _ in chosen) <= figures.most[t, r] for t in range(types)
-                ):
-                    times = [x * figures.c[i, r] + figures.h[i, r] for i, x in chosen]
-                    last = max(x * figures.g[i, r] for i, x in chosen)
-                    seconds = sum(times) + (K - 1) * max(times) + last
-                    found.append((seconds, seconds * sum(figures.rate[i, r] for i, _ in chosen)))
+        exposed = figures.exposed(r)
+        shares = [x for x in product(range(1, layers + 1), repeat=P) if sum(x) == layers]
+        for on in product(range(types), repeat=P):
+            # Between the ends the order changes nothing.
+            if list(on[1:-1]) != sorted(on[1:-1]) or any(
+                on.count(t) > figures.most[t, r] for t in range(types)
+            ):
                 continue
-            for kind in kinds:
-                if (not chosen or kind >= chosen[-1]) and kind[1] <= left:
-                    stack.append(([*chosen, kind], left - kind[1]))
+            for share in shares:
+                kinds = [0 if s == 0 else 2 if s == P - 1 else 1 for s in range(P)]
+                stages = list(zip(kinds, on, share, strict=True))
+                if any(x > figures.cap[kind, i, r] for kind, i, x in stages):
+                    continue
+                times = [x * figures.c[i, r] + figures.h[i, r] for _, i, x in stages]
+                times[0] += figures.ends[0, on[0], r]
+                times[-1] += figures.ends[1, on[-1], r]
+                last = max(exposed[kind, i, x - 1] for kind, i, x in stages)
+                seconds = sum(times) + (K - 1) * max(times) + last
+                found.append((seconds, seconds * sum(figures.rate[i, r] for i in on)))
     return found
 
 
@@ -92,14 +97,25 @@ def perturbed(figures: SegmentFigures, seed: int, layers: int) -> SegmentFigures
     """The same shapes with other numbers: ties, zeros, tight caps, types ordered in nothing."""
     rng = np.random.default_rng(seed)
     shape = figures.c.shape
+    slope = rng.choice([0.0, 0.5, 4.0], shape)
+    hidden = rng.choice([0.0, 3.0, 9.0], (3, *shape))  # what few layers leave uncovered
+    hidden[1] = 0.0  # g lies below a middle stage's r, which is the least of the three
+    n = np.arange(1, layers + 1)
+
+    def exposed(r: int) -> Floats:
+        slopes, first = slope[None, :, r, None], hidden[:, :, r, None]
+        return np.asarray(np.maximum(slopes * n, first - 2.0 * n))
+
     return SegmentFigures(
         c=rng.choice([0.5, 1.0, 1.5, 2.0], shape) * rng.choice([1.0, 1.1], shape),
         h=rng.choice([0.0, 0.2, 3.0], shape),
-        g=rng.choice([0.0, 0.5, 4.0], shape),
-        cap=rng.integers(0, layers, shape),
+        ends=rng.choice([0.0, 0.7, 5.0], (2, *shape)),
+        g=slope,
+        cap=rng.integers(0, layers, (3, *shape)),
         most=np.minimum(figures.most, rng.integers(0, 4, shape)),
         rate=rng.choice([1.0, 2.0, 5.0], shape),
         offloaded=figures.offloaded,
+        exposed=exposed,
     )
 
 
@@ -142,15 +158,91 @@ def test_mixed_pool_agrees_with_the_exact_method_of_astra() -> None:
     result = solve(family("astra"), found.instance, "auto", Run())
     other = solve(family("astra"), found.instance, "milp", Run())
     assert result.status == other.status == "optimal"
-    assert result.objective is not None and result.objective <= found.best.seconds
-    # the search's own segments are an optimum of the instance that it hands out
-    own = AstraDecision(stages=[AstraStage(type=name, layers=layers) for name, layers in found.best.stages])
-    assert evaluate(family("astra"), found.instance, own).objective == pytest.approx(
-        result.objective, rel=1e-9
-    )
+    # What the instance prices is the pipeline; reduction and optimizer come on top.
+    pipeline, reduction, optimizer = found.best.parts
+    assert result.objective == pytest.approx(pipeline, rel=1e-9)
+    assert pipeline + reduction + optimizer == pytest.approx(found.best.seconds, rel=1e-12)
+    assert reduction >= 0 and optimizer > 0
     assert other.objective == pytest.approx(result.objective, rel=1e-6)
     limited = search(replace(JOB, money_limit=(found.best.money or 0) * 0.5), pool)
-    assert limited.best is None and limited.reason
+    least = min(c.money for c in found.pareto if c.money is not None)
+    assert limited.best is None and f"{least:.6g}" in limited.reason
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt2-medium"])
+def test_one_type_costs_the_same_in_both_modes(model: str) -> None:
+    """Equal segments of one type, priced by the figures of mode 2, cost what mode 1 says."""
+    facts = model_facts(load_model(model, precision="bf16"))
+    space = replace(segment_space(Space(tensor=(2, 8), micro_batch=(1, 2))), sequence_parallel=(False, True))
+    offer = offer_of("A800", 64)
+    table = strategies(facts, space, default_rules(SCHEMA.columns), gpus=64, global_batch=256)
+    figures = segment_figures(facts, table, (offer,), Assumptions())
+    priced = Priced(facts, table, offer, Assumptions())
+    share = offload_share(priced)
+    expected = iteration_seconds(priced, share)
+    P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
+    compared = 0
+    for r in np.flatnonzero(share <= 1.0):
+        p, n = int(P[r]), facts.layers // int(P[r])
+        before, behind = figures.end_seconds(int(r), 0, 0 if p > 1 else -1)
+        times = np.full(p, n * figures.c[0, r] + figures.h[0, r])
+        times[0] += before
+        times[-1] += behind
+        kinds = [0, 1, 2] if p > 2 else [0, 2][:p]
+        seconds = times.sum() + (K[r] - 1) * times.max() + figures.exposed(int(r))[kinds, 0, n - 1].max()
+        assert seconds == pytest.approx(expected[r], rel=1e-9), table.row(int(r))
+        assert min(figures.cap[kind, 0, r] for kind in kinds) >= n
+        compared += 1
+    assert compared > 50 and len(set(P.tolist())) >= 4
+
+
+def test_one_type_has_one_price_in_all_modes() -> None:
+    """As many stages as layers leave nothing to choose: both modes must say the same."""
+    job = Job(load_model("llama3-8b", precision="bf16"), 256)
+    space = Space(pipeline=(32,), tensor=(2,), interleaving=False)
+    offer = offer_of("A800", 64)
+    one, two = (
+        search(job, homogeneous(offer), space=space),
+        search(job, heterogeneous(64, (offer,)), space=space),
+    )
+    assert one.best is not None and two.best is not None and two.instance is not None
+    assert two.best.seconds == pytest.approx(one.best.seconds, rel=1e-12)
+    assert two.best.parts == pytest.approx(one.best.parts, rel=1e-9)
+
+
+def test_a_pool_is_never_worse_than_one_of_its_types() -> None:
+    """Interleaving and hybrid recomputation come back through the single types."""
+    job = Job(load_model("llama2-7b", precision="bf16"), 64)
+    for space in (Space(pipeline=(8,), tensor=(8,)), Space(recompute=("hybrid",), tensor=(8,))):
+        one = search(job, homogeneous(offer_of("A800", 64)), space=space)
+        two = search(
+            job, heterogeneous(64, (offer_of("A800", 64), offer_of("A100-SXM4-40GB", 8))), space=space
+        )
+        assert one.best is not None and two.best is not None and two.left_out
+        assert two.best.seconds <= one.best.seconds * (1 + 1e-12)
+    short = search(
+        job,
+        heterogeneous(64, (offer_of("A800", 48), offer_of("H100", 48))),
+        space=Space(recompute=("hybrid",)),
+    )
+    assert short.best is None and "hybrid recomputation" in short.reason
+
+
+@pytest.mark.parametrize("pool", ["one", "cost", "two"])
+def test_top_lists_as_many_strategies_as_asked_for(pool: str) -> None:
+    a, b = offer_of("A800", 48), offer_of("H100", 32)
+    pools = {
+        "one": homogeneous(offer_of("A800", 64)),
+        "cost": cost((a, b), 32),
+        "two": heterogeneous(64, (a, b)),
+    }
+    found = search(JOB, pools[pool], top=25)
+    assert found.best is not None and len(found.top) == 25
+    assert found.top[0].seconds == pytest.approx(found.best.seconds)
+    assert list(found.top) == sorted(found.top, key=lambda c: c.seconds)
+    rows = [{k: v for k, v in c.strategy.items() if k != "no_overlap_offload_optimizer"} | {
+        "stages": c.stages, "offloaded": c.offloaded} for c in found.top]  # fmt: skip
+    assert not any(row in rows[:i] for i, row in enumerate(rows) if row["offloaded"] == 0)
 
 
 def test_more_types_never_hurt() -> None:

@@ -212,8 +212,11 @@ def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
         f"strategies: {counts}; {seconds_text(seconds)}",
         f"proof: {found.proof}" if found.proven else found.proof,
     )
+    notes += tuple(f"left out: {text}" for text in found.left_out)
     if found.best is None:
         return [Table(title, (), (), notes=(*notes, f"no strategy: {found.reason}"))]
+    pipeline, reduction, optimizer = (seconds_text(part) for part in found.best.parts)
+    notes += (f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} optimizer",)
     limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
     parts = [Table(title, (), (), notes=notes), candidate_table(f"best{limit}", [found.best], job)]
     if found.top != found.pareto[: len(found.top)]:
@@ -222,7 +225,7 @@ def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
-    """One line per candidate; those that differ in nothing that has an effect, such as offloading none, share one."""
+    """One line per candidate; those whose lines would be the same share one."""
     from hetplan.formulations.astra.search.plot import summary
 
     header = ("tokens/s", "s/iteration", f"dollars/{job.tokens:g} tokens", "strategy")
@@ -238,12 +241,18 @@ def write_instance(found: Found, path: Path, job: Job, pool: Pool) -> None:
     from hetplan.instances.envelope import Instance, save_instance
 
     if found.instance is None:
-        note(f"{path} not written: only the heterogeneous mode chooses segments")
+        best_is_whole = found.best is not None and found.mode == "heterogeneous"
+        reason = (
+            "the best strategy is on one type alone"
+            if best_is_whole
+            else "only the heterogeneous mode chooses"
+        )
+        note(f"{path} not written: {reason}, so there are no segments")
         return
     types = "-".join(offer.name for offer in pool.offers)
     name = f"{job.model.name}-{types}-{pool.sizes[0]}"
     origin = (
         f"hetplan search: {job.model.name}, global batch {job.global_batch}, best strategy of {pool.sizes[0]} GPUs; "
-        "times are predicted"
+        "times are predicted; its objective is the pipeline's seconds, without gradient reduction and optimizer"
     )
     save_instance(Instance(problem="astra", name=name, origin=origin, data=found.instance), path)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetplan.errors import InputError
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.job import Job
-from hetplan.formulations.astra.search.modes import Task, mixed, uniform
-from hetplan.formulations.astra.search.pool import Pool
+from hetplan.formulations.astra.search.mixed import mixed
+from hetplan.formulations.astra.search.modes import Task, uniform
+from hetplan.formulations.astra.search.pool import Offer, Pool
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Found
 from hetplan.formulations.astra.search.rules import Rule, default_rules
@@ -18,6 +20,16 @@ from hetplan.solvers.run import Run
 def schema_of(pool: Pool) -> Schema:
     """The columns that rules may name for this pool."""
     return Schema(tuple(offer.name for offer in pool.offers))
+
+
+def check_precision(offer: Offer, precision: str) -> None:
+    """Raises InputError where the type has no units for it, with the precisions that it has."""
+    known = offer.spec.peak_tflops
+    if precision not in known:
+        expected = f"--precision {' or '.join(sorted(known))}"
+        raise InputError(
+            "has no units for this precision", where=offer.name, got=precision, expected=expected
+        )
 
 
 def search(
@@ -36,6 +48,8 @@ def search(
     """
     space, given, run = space or Space(), given or Assumptions(), run or Run()
     rules = default_rules(schema_of(pool).columns) if rules is None else rules
+    for offer in pool.offers:
+        check_precision(offer, job.model.precision)
     facts = model_facts(job.model)
     task = Task(job, pool, facts, space, rules, given, top)
     return mixed(task, run) if pool.mode == "heterogeneous" else uniform(task)

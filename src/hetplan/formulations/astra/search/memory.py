@@ -91,13 +91,16 @@ def offload_share(priced: Priced) -> Floats:
     Stages between the ends hold as many layers as the first, without its embedding and with fewer micro-batches in
     flight: they fit, with no more offloaded, where it does.
     """
-    layers = priced.facts.layers // priced.pp
+    return np.maximum(share_needed(priced, priced.facts.layers // priced.pp), 0.0)
+
+
+def share_needed(priced: Priced, layers: Ints) -> Floats:
+    """The same for stages of so many layers; below 0: there is room to spare."""
     alone = (priced.pp == 1).astype(float)
     capacity = priced.offer.spec.memory_bytes
     front, front_states = stage_bytes(priced, layers, in_flight(priced, np.zeros_like(priced.pp)), 1.0, alone)
     back, back_states = stage_bytes(priced, layers, in_flight(priced, priced.pp - 1), alone, 1.0)
-    share = np.maximum((front - capacity) / front_states, (back - capacity) / back_states)
-    return np.maximum(share, 0.0)
+    return np.asarray(np.maximum((front - capacity) / front_states, (back - capacity) / back_states))
 
 
 def stage_peaks(

@@ -228,8 +228,23 @@ class Priced:
         return np.asarray(here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered)))
 
 
+def after_pipeline(
+    priced: Priced, dense: Floats, experts: Floats, forward: Floats, backward: Floats, offloaded: Floats
+) -> tuple[Floats, Floats]:
+    """(exposed reduction, optimizer) seconds of stages with those parameters per rank and windows of computation."""
+    reduction = priced.exposed_reduction(dense, experts, forward, backward)
+    params = priced.optimizer_params(dense, experts)
+    return reduction, priced.optimizer_seconds(params, offloaded, backward)
+
+
 def iteration_seconds(priced: Priced, offloaded: Floats) -> Floats:
     """T of every strategy [R] whose stages hold the same number of layers. offloaded: share of the states."""
+    pipeline, reduction, optimizer = iteration_parts(priced, offloaded)
+    return pipeline + reduction + optimizer
+
+
+def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:
+    """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same number."""
     layers = priced.facts.layers // priced.pp
     work = priced.layers_seconds(layers)
     chunk = work / priced.v
@@ -243,6 +258,4 @@ def iteration_seconds(priced: Priced, offloaded: Floats) -> Floats:
     ends = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
     dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
     forward, backward = layers * priced.forward, layers * priced.backward
-    reduction = priced.exposed_reduction(dense, experts, forward, backward)
-    params = priced.optimizer_params(dense, experts)
-    return pipeline + reduction + priced.optimizer_seconds(params, offloaded, backward)
+    return pipeline, *after_pipeline(priced, dense, experts, forward, backward, offloaded)

@@ -9,6 +9,7 @@ from typing import Any
 from hetplan.formulations.astra.data import AstraData
 
 Segment = tuple[str, int, int]
+Parts = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,12 @@ class Candidate:
     devices: number of GPUs by type. stages: (type, layers) of each, in pipeline order. stage_bytes: what each
     device of a stage holds at its peak. offloaded: share of the optimizer states on the host.
     segments: mode 2, (type, stages, layers on them together) in pool order.
+    parts: seconds of the pipeline (what an `astra` instance prices), of the exposed gradient reduction and of the
+    optimizer on the stage where the two take longest; they add up to `seconds`.
     """
 
     seconds: float
+    parts: Parts
     tokens_per_second: float
     money: float | None
     devices: Mapping[str, int]
@@ -35,6 +39,9 @@ class Candidate:
         """JSON types."""
         return {
             "seconds": self.seconds,
+            "pipeline_seconds": self.parts[0],
+            "reduction_seconds": self.parts[1],
+            "optimizer_seconds": self.parts[2],
             "tokens_per_second": self.tokens_per_second,
             "money": self.money,
             "devices": dict(self.devices),
@@ -48,16 +55,6 @@ class Candidate:
         }
 
 
-def stages_of(segments: tuple[Segment, ...]) -> tuple[tuple[str, int], ...]:
-    """(type, layers) of every stage: layers as even as they go within a segment, the fullest segment last, where
-    the fewest micro-batches are in flight."""
-    every: list[tuple[str, int]] = []
-    for name, stages, layers in sorted(segments, key=lambda segment: segment[2] / segment[1]):
-        base, more = divmod(layers, stages)
-        every += [(name, base)] * (stages - more) + [(name, base + 1)] * more
-    return tuple(every)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The end of a search.
@@ -69,7 +66,7 @@ class Found:
     pareto: nothing else is at least as fast and as cheap. proof: what is proven, in words; proven: whether it
     is.
     points: (tokens per second, money) of all priced strategies [n] for plots (mode 2: the Pareto set).
-    instance: mode 2, the best strategy's segments as an `astra` instance.
+    instance: mode 2, the best strategy's segments as an `astra` instance. left_out: what the mode does not try.
     """
 
     mode: str
@@ -83,6 +80,7 @@ class Found:
     reason: str = ""
     points: tuple[tuple[float, float | None], ...] = ()
     instance: AstraData | None = None
+    left_out: tuple[str, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,5 +95,6 @@ class Found:
             "proven": self.proven,
             "proof": self.proof,
             "reason": self.reason,
+            "left_out": list(self.left_out),
             "details": dict(self.details),
         }

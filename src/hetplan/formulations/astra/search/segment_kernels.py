@@ -1,9 +1,12 @@
 """Mode 2, compiled: one strategy's segments on several types, for every vector of stage counts that may
 matter.
 
-For stage counts m and layers n per stage, with c, h seconds, g exposed seconds per layer of the slowest
-gradient reduction and optimizer, cap the layers that fit:
-    T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s n_s g,      money = T sum_i m_i rate_i.
+A kind of stage is a type of device, or the first or the last stage on a type (one of each, h with the embedding's
+or the head's seconds). For stage counts m and layers n per stage, with c, h seconds, r(n) exposed seconds of gradient
+reduction and optimizer, cap the layers that fit:
+    T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s r(n_s),      money = T sum_i m_i rate_i.
+{n: r(n) <= phi} is an interval for every phi (falling, then rising: layers hide a reduction, then add to it), and
+g n <= r(n) for all n.
 For fixed m the rate is fixed, so the least T is all that matters; a vector m is skipped when a lower bound on
 its T is already beaten in both time and money by the front found so far.
 """
@@ -37,21 +40,23 @@ def dominated(seconds: float, money: float, front_seconds: Floats, front_money: 
 
 
 @kernel
-def least_work_of(c: Floats, h: Floats, m: Ints, cap: Ints, N: int, n: Ints) -> float:
-    """Least sum of stage times for counts m and caps; n [M] receives the layers per type. Types by ascending
-    c."""
+def least_work_of(c: Floats, h: Floats, m: Ints, low: Ints, cap: Ints, N: int, n: Ints) -> float:
+    """Least sum of stage times for counts m and low <= layers <= cap; n [M] receives the layers per kind.
+
+    Kinds by ascending c.
+    """
     M = len(c)
     work, extra = 0.0, N
     for i in range(M):
-        n[i] = m[i]
-        extra -= m[i]
-        work += m[i] * (c[i] + h[i])
-        if m[i] > 0 and cap[i] < 1:
+        n[i] = m[i] * low[i]
+        extra -= n[i]
+        work += m[i] * (c[i] * low[i] + h[i])
+        if m[i] > 0 and cap[i] < low[i]:
             return np.inf
     if extra < 0:
         return np.inf
     for i in range(M):
-        more = min(extra, m[i] * (cap[i] - 1))
+        more = min(extra, m[i] * (cap[i] - low[i]))
         n[i] += more
         extra -= more
         work += more * c[i]
@@ -60,11 +65,11 @@ def least_work_of(c: Floats, h: Floats, m: Ints, cap: Ints, N: int, n: Ints) -> 
 
 @kernel
 def lower_bound(
-    c: Floats, h: Floats, g: Floats, m: Ints, cap: Ints, N: int, K: int, n: Ints
+    c: Floats, h: Floats, g: Floats, m: Ints, low: Ints, cap: Ints, N: int, K: int, n: Ints
 ) -> tuple[float, float, float, float]:
     """What T is at least: the least work, and divisible layers for the slowest stage and the slowest
     reduction."""
-    work = least_work_of(c, h, m, cap, N, n)
+    work = least_work_of(c, h, m, low, cap, N, n)
     if work == np.inf:
         return np.inf, 0.0, 0.0, work
     speed, offset, reduce_speed, theta, phi = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -117,16 +122,21 @@ def least_time(
     K: int,
     thetas: Floats,
     phis: Floats,
+    least: Ints,
+    most: Ints,
     n: Ints,
     chosen: Ints,
+    lows: Ints,
     caps: Ints,
 ) -> float:
-    """Least T for counts m (+inf: none); `chosen` [M] receives the layers per type.
+    """Least T for counts m (+inf: none); `chosen` [M] receives the layers per kind.
 
-    thetas, phis: ascending values of the slowest stage and reduction. Only those between the bounds and what
-    the incumbent leaves room for are tried.
+    thetas, phis: ascending values of the slowest stage and reduction; least, most [phis, M]: the layers whose
+    reduction keeps to it (none: least > most). Only those between the bounds and what the incumbent leaves room for
+    are tried. lows, caps [M]: scratch.
     """
-    _, theta_low, phi_low, work_low = lower_bound(c, h, g, m, cap, N, K, n)
+    lows[:] = 1
+    _, theta_low, phi_low, work_low = lower_bound(c, h, g, m, lows, cap, N, K, n)
     best = np.inf
     M = len(c)
     for a in range(max(0, upto(thetas, theta_low) - 1), len(thetas)):
@@ -141,14 +151,13 @@ def least_time(
             phi = phis[b]
             if work_low + (K - 1) * theta + phi >= best or settled:
                 break
-            settled = True  # until some cap is set by phi rather than theta
+            settled = True  # until some limit is set by phi rather than theta
             for i in range(M):
                 by_theta = capped(c[i], h[i], theta, cap[i])
-                by_phi = capped(g[i], 0.0, phi, cap[i])
-                caps[i] = min(by_theta, by_phi)
-                if m[i] > 0 and by_phi < by_theta:
+                caps[i], lows[i] = min(by_theta, most[b, i]), least[b, i]
+                if m[i] > 0 and (most[b, i] < by_theta or least[b, i] > 1):
                     settled = False
-            total = least_work_of(c, h, m, caps, N, n) + (K - 1) * theta + phi
+            total = least_work_of(c, h, m, lows, caps, N, n) + (K - 1) * theta + phi
             if total < best:
                 best = total
                 for i in range(M):
@@ -164,13 +173,16 @@ def explore(
     h: Floats,
     g: Floats,
     cap: Ints,
-    most: Ints,
+    need: Ints,
+    room: Ints,
     rate: Floats,
     P: int,
     N: int,
     K: int,
     thetas: Floats,
     phis: Floats,
+    least: Ints,
+    most: Ints,
     front_seconds: Floats,
     front_money: Floats,
     m: Ints,
@@ -182,28 +194,29 @@ def explore(
     """Solve stage counts from `m` on until they are exhausted or the output is full; returns the points
     found.
 
-    c, h, g, cap, most [M] by ascending c; rate [M]: money per second of one stage. m [M]: the first vector to
-    look at (start with zeros; the last entry is overwritten), afterwards the next one, or -1 in m[0] when
-    none is left.
+    c, h, g, cap, need, room [M] by ascending c: need <= m <= room; rate [M]: money per second of one stage. m [M]:
+    the first vector to look at (start with `need`; the last entry is overwritten), afterwards the next one, or -1 in
+    m[0] when none is left.
     front_*: the front so far, seconds ascending; out_seconds [B], out_m, out_n [B, M]. counts [2]: vectors
     seen, solved.
     """
     M = len(c)
-    n, chosen, caps = np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
+    n, chosen = np.zeros(M, np.int64), np.zeros(M, np.int64)
+    ones, lows, caps = np.ones(M, np.int64), np.ones(M, np.int64), np.zeros(M, np.int64)
     points, left = 0, P
     for i in range(M - 1):
         left -= m[i]
     while points < len(out_seconds):
-        if 0 <= left <= most[M - 1]:
+        if need[M - 1] <= left <= room[M - 1]:
             m[M - 1] = left
             counts[0] += 1
             paid = 0.0
             for i in range(M):
                 paid += m[i] * rate[i]
-            bound, _, _, _ = lower_bound(c, h, g, m, cap, N, K, n)
+            bound, _, _, _ = lower_bound(c, h, g, m, ones, cap, N, K, n)
             if bound < np.inf and not dominated(bound, bound * paid, front_seconds, front_money):
                 counts[1] += 1
-                found = least_time(c, h, g, m, cap, N, K, thetas, phis, n, chosen, caps)
+                found = least_time(c, h, g, m, cap, N, K, thetas, phis, least, most, n, chosen, lows, caps)
                 if found < np.inf and not dominated(found, found * paid, front_seconds, front_money):
                     out_seconds[points] = found
                     for i in range(M):
@@ -213,12 +226,12 @@ def explore(
         # odometer over m[0..M-2]; the last type takes the rest
         place = M - 2
         while place >= 0:
-            if left > 0 and m[place] < most[place]:
+            if left > 0 and m[place] < room[place]:
                 m[place] += 1
                 left -= 1
                 break
-            left += m[place]
-            m[place] = 0
+            left += m[place] - need[place]
+            m[place] = need[place]
             place -= 1
         if place < 0:
             m[0] = -1
