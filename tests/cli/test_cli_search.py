@@ -38,9 +38,21 @@ def test_mixed_pool_and_its_instance(hetplan: Call, tmp_path: Path) -> None:
     assert [r["status"] for r in solved.json["results"]] in (["optimal"] * 2, ["optimal", "feasible"])
     objectives = [r["objective"] for r in solved.json["results"]]
     assert objectives[0] == pytest.approx(objectives[1], rel=1e-5)
-    assert objectives[0] <= ran.json["best"]["seconds"]
+    best = ran.json["best"]
+    assert objectives[0] == pytest.approx(best["pipeline_seconds"], rel=1e-9)
+    rest = best["reduction_seconds"] + best["optimizer_seconds"]
+    assert best["pipeline_seconds"] + rest == pytest.approx(best["seconds"], rel=1e-12)
+    assert "pipeline's seconds" in file.read_text()
     table = hetplan(*SMALL, "--gpus", "A800:8,H100:8", *NARROW)
     assert table.code == 0 and "Pareto set" in table.out and "proof:" in table.out
+    assert "pipeline + " in table.out and "left out: on segments" in " ".join(table.out.split())
+
+
+def test_what_segments_cannot_have_is_said(hetplan: Call) -> None:
+    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:8,H100:8", "--param", "recompute=hybrid")
+    assert ran.code == 1 and "segments have nothing to try" in " ".join(ran.out.split())
+    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:8,H100:8", "--param", "virtual=1", "--json")
+    assert any("virtual stages" in text for text in ran.json["left_out"])
 
 
 def test_rules_of_the_user(hetplan: Call, tmp_path: Path) -> None:
@@ -90,6 +102,8 @@ def test_png_with_matplotlib(hetplan: Call, tmp_path: Path) -> None:
 def test_money_limit(hetplan: Call) -> None:
     ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--money-limit", "0.0001", "--json")
     assert ran.code == 1 and ran.json["best"] is None and "dollars" in ran.json["reason"]
+    cheapest = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--json").json["pareto"][-1]["money"]
+    assert f"the cheapest costs {cheapest:.6g}" in ran.json["reason"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +153,7 @@ def test_money_limit(hetplan: Call) -> None:
         (("--gpus", "A800:8", "--mode", "costs"), "unknown mode 'costs'; did you mean cost?"),
         (("--gpus", "A800:8", "--precision", "int8"), "unknown precision"),
         (("--gpus", "A800:8", "--global-batch", "0"), "global batch"),
-        (("--gpus", "V100-SXM2-16GB:8", "--precision", "bf16"), "V100-SXM2-16GB"),
+        (("--gpus", "V100-SXM2-16GB:8", "--precision", "bf16"), "--precision fp16 or fp32"),
     ],
 )
 def test_refusals_are_one_line(hetplan: Call, arguments: tuple[str, ...], part: str) -> None:

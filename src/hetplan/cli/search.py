@@ -208,17 +208,19 @@ def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
     seconds = sum(found.timings.values())
     counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in found.counts.items())
     title = f"{job.model.name}, global batch {job.global_batch}: {pool.mode} pool"
-    notes = (
+    notes = [
         f"strategies: {counts}; {seconds_text(seconds)}",
         f"proof: {found.proof}" if found.proven else found.proof,
-    )
-    notes += tuple(f"left out: {text}" for text in found.left_out)
+        *(f"left out: {text}" for text in found.left_out),
+    ]
     if found.best is None:
         return [Table(title, (), (), notes=(*notes, f"no strategy: {found.reason}"))]
     pipeline, reduction, optimizer = (seconds_text(part) for part in found.best.parts)
-    notes += (f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} optimizer",)
+    notes.append(
+        f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} optimizer"
+    )
     limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
-    parts = [Table(title, (), (), notes=notes), candidate_table(f"best{limit}", [found.best], job)]
+    parts = [Table(title, (), (), notes=tuple(notes)), candidate_table(f"best{limit}", [found.best], job)]
     if found.top != found.pareto[: len(found.top)]:
         parts.append(candidate_table("by throughput", found.top, job))
     return [*parts, candidate_table("Pareto set of throughput and money", found.pareto, job)]
