@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astra.cases import oracle, random_instance
+from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
@@ -124,6 +125,20 @@ def test_out_of_time_keeps_a_bound() -> None:
     best = run_one(instance(), "exact").objective
     assert result.bound is not None and best is not None and result.objective is not None
     assert result.bound <= best * (1 + 1e-12) <= result.objective * (1 + 1e-9)
+
+
+def test_tables_beyond_memory_are_refused_before_they_are_made() -> None:
+    """Equal layers, and types ordered in nothing; what the greedy takes has no tables."""
+    kinds = [
+        DeviceType(name=f"t{i}", max_devices=4096, layer_seconds=1 + i / 10, p2p_seconds=1 - i / 100)
+        for i in range(30)
+    ]
+    big: dict[str, Any] = {"layers": 4096, "stages": 4000, "data_parallel": 1, "tensor_parallel": 1}
+    for equal in (True, False):
+        with pytest.raises(UnsupportedError, match="GiB"):
+            run_one(instance(**big, device_types=kinds, equal_layers_per_type=equal), "exact")
+    one = instance(**big, device_types=kinds[:1])
+    assert run_one(one, "exact").status == "optimal"
 
 
 def test_greedy_and_programme_agree_where_both_apply() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.equal import Halves
 from hetplan.formulations.astra.problem import (
@@ -34,6 +35,7 @@ from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run
 
 Stages = list[tuple[int, int]]
+MOST_TABLE_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,16 @@ class Found:
 
 
 def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """Proven optimum, or with the time limit the best found so far and a proven bound."""
+    """Proven optimum, or with the time limit the best found so far and a proven bound.
+
+    Raises UnsupportedError where the tables of the dynamic programme would take more than 2 GiB.
+    """
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun)
+    check_tables(problem)
     built = time.perf_counter()
     found = optimum(problem, run)
     if not found.finished:
@@ -70,6 +76,19 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
         message=no_division if stop is Stop.INFEASIBLE else "",
         details={"evaluations": found.evaluations, "thresholds": len(problem.thresholds)},
     )
+
+
+def check_tables(problem: AstraProblem) -> None:
+    """Raises UnsupportedError where `optimum` would need tables larger than MOST_TABLE_BYTES."""
+    if not problem.equal and problem.ordered:
+        return
+    tables = problem.M + (2 if problem.equal else 0)
+    size = 8 * tables * (problem.P + 1) * (problem.N + 1)
+    if size > MOST_TABLE_BYTES:
+        raise UnsupportedError(
+            f"{problem.P} stages and {problem.N} layers on {problem.M} types need tables of {size / 2**30:.1f} GiB",
+            expected=f"at most {MOST_TABLE_BYTES / 2**30:g} GiB; fewer stages or layers, or --method cp-sat or milp",
+        )
 
 
 def optimum(problem: AstraProblem, run: Run) -> Found:
