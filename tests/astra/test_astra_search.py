@@ -131,7 +131,7 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     figures = segment_figures(facts, table, offers, Assumptions())
     if seed:
         figures = perturbed(figures, seed, facts.layers)
-    front = segment_front(facts, table, figures, Run())
+    front = segment_front(facts.layers, table, figures, Run())
     points = segments_by_force(figures, table, facts.layers)
     expected = sorted(
         p for p in set(points) if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)

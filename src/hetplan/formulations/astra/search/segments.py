@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.astra.search.efficiency import Floats
-from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.segment_figures import FIRST, LAST, MIDDLE, SegmentFigures, Shape
 from hetplan.formulations.astra.search.segment_kernels import dominated, explore
 from hetplan.formulations.astra.search.table import Ints, Strategies
@@ -48,10 +47,10 @@ class SegmentFront:
         return Shape(first, first_layers, last, last_layers, *between)
 
 
-def segment_front(facts: ModelFacts, table: Strategies, figures: SegmentFigures, run: Run) -> SegmentFront:
-    """Every strategy that may matter, best lower bound first."""
+def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: Run) -> SegmentFront:
+    """Every strategy that may matter, best lower bound first; layers: of the model."""
     P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
-    bounds, least, pairs = _strategy_bounds(figures, P, K, facts.layers)
+    bounds, least, pairs = _strategy_bounds(figures, P, K, layers)
     bound, cheapest = bounds.min(axis=0), least.min(axis=0)
     front = _Points.empty(len(figures.c))
     explored, counts, finished = 0, np.zeros(2, np.int64), True
@@ -65,7 +64,7 @@ def segment_front(facts: ModelFacts, table: Strategies, figures: SegmentFigures,
             break
         explored += 1
         exposed = figures.exposed(int(r))
-        sizes = (int(P[r]), facts.layers, int(K[r]))
+        sizes = (int(P[r]), layers, int(K[r]))
         for q in np.argsort(bounds[:, r], kind="stable"):
             low = bounds[q, r]
             if low == np.inf:
@@ -79,11 +78,11 @@ def segment_front(facts: ModelFacts, table: Strategies, figures: SegmentFigures,
 
 
 def fastest(
-    facts: ModelFacts, table: Strategies, figures: SegmentFigures, run: Run, count: int, front: SegmentFront
+    layers: int, table: Strategies, figures: SegmentFigures, run: Run, count: int, front: SegmentFront
 ) -> SegmentFront:
     """The `count` fastest strategies, each on its fastest segments, in a front's form (nothing is dominated there)."""
     P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
-    bounds, _, pairs = _strategy_bounds(figures, P, K, facts.layers)
+    bounds, _, pairs = _strategy_bounds(figures, P, K, layers)
     bound = bounds.min(axis=0)
     found: list[_Points] = []
     counts, finished = np.zeros(2, np.int64), front.finished
@@ -95,7 +94,7 @@ def fastest(
             finished = False
             break
         exposed = figures.exposed(int(r))
-        sizes = (int(P[r]), facts.layers, int(K[r]))
+        sizes = (int(P[r]), layers, int(K[r]))
         mine = _Points.empty(len(figures.c))
         for q in np.argsort(bounds[:, r], kind="stable"):
             limit = min(worst, mine.seconds[0] if len(mine.seconds) else np.inf)
