@@ -163,7 +163,8 @@ def test_packaged_instances_are_what_the_code_gives_today() -> None:
         stored = load_from_library(f"poplar/{experiment.name}")
         assert stored.origin == experiment.origin
         for a, b in zip(stored.data.devices, experiment.posed.data.devices, strict=True):
-            assert a.name == b.name and a.step_seconds == pytest.approx(b.step_seconds, rel=1e-9)
+            assert (a.name, a.flops_per_second) == (b.name, b.flops_per_second)
+            assert a.step_seconds == pytest.approx(b.step_seconds, rel=1e-9)
         assert stored.data.comm_seconds == pytest.approx(experiment.posed.data.comm_seconds)
 
 
@@ -221,3 +222,14 @@ def test_the_report_lists_what_does_not_fit() -> None:
     assert set(document["predicted_seconds"].values()) == {None}
     assert "no device holds its model states" in document["message"]
     assert any("poplar-b-llama-1.1b-zero0: no device holds" in note for note in tables[0].notes)
+
+
+def test_whale_counts_single_precision_whatever_is_trained_in() -> None:
+    """Cluster C trains in fp16, where A800 and V100S have 312 : 130; Whale goes by fp32, 19.5 : 16.4."""
+    workload = paper_workload(example_cluster("poplar-c"), "bert-1.1b")
+    assert workload.precision == "fp16"
+    posed = pose(workload, 1)
+    peaks = {device.name: device.flops_per_second for device in posed.data.devices}
+    assert peaks == pytest.approx({"A800-PCIE-80GB": 19.5e12, "V100S-PCIE-32GB": 16.4e12})
+    poplar, whale = (solve(POPLAR, posed.data, method).objective for method in ("paper", "whale"))
+    assert poplar is not None and whale is not None and whale > 1.3 * poplar

@@ -67,7 +67,12 @@ FAMILY = Family(
             True,
         ),
         Method(
-            "whale", f"{_HERE}.baselines:whale", False, "shares by peak FLOP/s", "Poplar, baseline 4", True
+            "whale",
+            f"{_HERE}.baselines:whale",
+            False,
+            "shares by peak fp32 FLOP/s",
+            "Poplar, baseline 4",
+            True,
         ),
     ),
 )

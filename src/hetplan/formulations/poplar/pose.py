@@ -15,11 +15,13 @@ import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.awareness import CurveDevice, explore_cluster
+from hetplan.formulations.poplar.baselines import WHALE_PRECISION
 from hetplan.formulations.poplar.curves import dips, linear_curve, spline_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.formulations.poplar.zero import Communication, Shards, States, communication, parts
 from hetplan.profiling.batch_curve import BatchCurve, check_curve
+from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 
@@ -147,7 +149,7 @@ def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[in
     made: dict[tuple[str, int], Device] = {}
     for device, largest in zip(workload.cluster.devices, fits, strict=True):
         if (device.type, largest) not in made:
-            flops = workload.cluster.specs[device.type].peak_flops(workload.precision)
+            flops = _whale_flops(workload.cluster.specs[device.type])
             seconds = curves[device.type][1 : largest + 1].tolist()
             made[device.type, largest] = Device(
                 name=device.type, step_seconds=seconds, flops_per_second=flops
@@ -155,6 +157,11 @@ def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[in
     return [
         made[device.type, largest] for device, largest in zip(workload.cluster.devices, fits, strict=True)
     ]
+
+
+def _whale_flops(spec: DeviceSpec) -> float | None:
+    """Peak FLOP/s as the baseline `whale` counts them; None where a cluster file's own device states none."""
+    return spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
 
 
 def _unfit(
