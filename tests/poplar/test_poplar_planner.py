@@ -119,6 +119,13 @@ def test_overlap_shortens_the_iteration(workload: Workload) -> None:
         assert hidden.predicted_seconds < plain.predicted_seconds
 
 
+def test_no_stage_at_all_is_a_proven_no() -> None:
+    """What a device cannot hold even at stage 3 is infeasible, with the reason."""
+    huge = paper_workload(example_cluster("poplar-b"), "llama2-13b")
+    (found,) = propose(huge, Run(), PoplarSettings(zero="lowest"))
+    assert found.status == "infeasible" and "cannot run one sample at any ZeRO stage" in found.message
+
+
 def test_shards_by_memory_tell_their_gain() -> None:
     """Cluster A: 80 and 40 GB. The plan says who holds how much, and the message what it gains."""
     workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
@@ -217,6 +224,11 @@ def test_curves_of_other_workloads_are_refused(workload: Workload, tmp_path: Pat
         curve = curve_of(workload, **changes)
         with pytest.raises(InputError, match=says):
             pose(workload, 3, Assumptions(curves={curve.device: curve}))
+        curve.save(tmp_path / "other.json")
+        for zero in ("all", "lowest", 3):  # an unusable file is never an infeasible stage
+            settings = PoplarSettings.model_validate({"zero": zero, "curves": str(tmp_path / "other.json")})
+            with pytest.raises(InputError, match=says):
+                propose(workload, Run(), settings)
     curve = curve_of(workload)
     with pytest.raises(InputError, match="equal shards"):
         pose(workload, 3, Assumptions(shards="memory", curves={"T4": curve}))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.poplar.awareness import NoStageFits
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, Posed, pose, pose_lowest_stage
@@ -34,7 +34,7 @@ def propose(workload: Workload, run: Run, settings: PoplarSettings | None = None
     if settings.zero == "lowest":
         try:
             posed = pose_lowest_stage(workload, assumed)
-        except InputError as error:
+        except NoStageFits as error:
             return [rejected("auto", "infeasible", str(error))]
         return at_stage(workload, posed, assumed, run)
     stages = [pose(workload, stage, assumed) for stage in settings.stages]

@@ -196,7 +196,7 @@ def pose_lowest_stage(
 ) -> Posed:
     """The lowest ZeRO stage at which every device holds a sample, found as Algorithm 1 does.
 
-    Raises InputError when some device holds nothing even at stage 3.
+    Raises NoStageFits when some device holds nothing even at stage 3, InputError as `pose` does.
     """
 
     def devices_at(stage: int) -> list[CurveDevice]:
