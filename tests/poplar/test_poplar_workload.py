@@ -9,6 +9,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.experiments import experiments, in_proportion, paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, pose, pose_lowest_stage
 from hetplan.formulations.poplar.report import report
@@ -17,7 +18,7 @@ from hetplan.instances.library import library, load_from_library
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.options import Options
-from hetplan.solvers.registry import solve
+from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
 
 POPLAR = family("poplar")
@@ -172,8 +173,15 @@ def test_exact_keeps_the_packaged_optima() -> None:
     for entry in library("poplar"):
         record = entry.best_known()
         assert record is not None
-        result = solve(POPLAR, entry.load().data, "exact")
+        data = entry.load().data
+        result = solve(POPLAR, data, "exact")
         assert result.status == "optimal" and result.objective == pytest.approx(record.objective, rel=1e-9)
+        assert result.details["tie_break"] == "proven"
+        kept, found = (
+            evaluate(POPLAR, data, decision).parts["under_utilisation"]
+            for decision in (PoplarDecision.model_validate(record.decision), result.decision)
+        )
+        assert kept == pytest.approx(found, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(

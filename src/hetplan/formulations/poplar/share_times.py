@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.formulations.poplar.kernels import SAME_TIME
 from hetplan.formulations.poplar.problem import Group, PoplarProblem
 
 
@@ -13,13 +14,13 @@ def share_time(group: Group, samples: int) -> float:
 
 
 def fastest(group: Group, samples: int) -> tuple[float, int]:
-    """h(samples) and the micro-batch that attains it."""
+    """h(samples) and the largest micro-batch that attains it."""
     if samples == 0:
         return 0.0, 0
     batches = np.arange(1, min(group.largest, samples) + 1)
     times = samples // batches * group.seconds[batches] + group.seconds[samples % batches]
-    best = int(np.argmin(times))
-    return float(times[best]), best + 1
+    least = float(times.min())
+    return least, 1 + int(np.flatnonzero(times <= least * (1 + SAME_TIME))[-1])
 
 
 def proportional_time(problem: PoplarProblem) -> float:
