@@ -102,6 +102,16 @@ def test_table_for_people(hetplan: Call) -> None:
         assert expected in ran.out
 
 
+def test_equation_4_stands_beside_the_time(hetplan: Call) -> None:
+    """Poplar's tie-break: in the table of every method, in the document, under the decision."""
+    ran = hetplan("solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q")
+    assert ran.code == 0 and "under-utilisation" in ran.out.splitlines()[1]
+    assert "under-utilisation (Poplar, eq. 4): " in ran.out and "decision of exact: ZeRO 0" in ran.out
+    document = hetplan("solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q", "--json").json
+    exact, equal = (result["details"]["under_utilisation"] for result in document["results"])
+    assert 0 <= exact < equal
+
+
 def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Write) -> None:
     path = numbers(1)
     path.write_text(path.read_text().replace('"name": "numbers"', '"name": "a\\u001b[31m\\u0007b"'))

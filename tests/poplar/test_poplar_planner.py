@@ -64,6 +64,13 @@ def test_iteration_and_bound_stand_on_one_footing(
         assert candidates[other].message == ""
 
 
+def test_equation_4_is_told_of_every_plan(workload: Workload, candidates: dict[str, Candidate]) -> None:
+    for stage in (1, 2, 3):
+        inner = solve(family("poplar"), pose(workload, stage).data, "auto")
+        found = candidates[f"auto-zero{stage}"].document(workload)["details"]["under_utilisation"]
+        assert found == pytest.approx(inner.details["under_utilisation"]) and found > 0
+
+
 def test_plans_give_each_rank_its_batches(workload: Workload, candidates: dict[str, Candidate]) -> None:
     usable = workload.device_bytes()
     for name, candidate in candidates.items():

@@ -204,9 +204,10 @@ def test_general_solvers_agree_on_packaged_instances(name: str, method: str) -> 
 
 
 def test_the_report_says_that_it_predicts() -> None:
-    tables, documents = report("poplar-c-llama-0.5b-zero*")
+    tables, found = report("poplar-c-llama-0.5b-zero*")
+    documents = found["rows"]
     assert [document["zero_stage"] for document in documents] == [0, 1, 2, 3]
-    speeds, ranges, measured = tables
+    speeds, idle, ranges, measured = tables
     assert any("predicted by hetplan, not measured" in note for note in speeds.notes)
     assert any("ranges over experiments only, none per ZeRO stage" in note for note in measured.notes)
     assert any("1.02 to 3.92" in cell for row in measured.rows for cell in row)
@@ -214,11 +215,22 @@ def test_the_report_says_that_it_predicts() -> None:
     for document in documents:
         seconds = document["predicted_seconds"]
         assert seconds["exact"] <= seconds["paper"] * (1 + 1e-9) < seconds["deepspeed"]
+        ratio = document["predicted_ratios"]["paper_over_deepspeed"]
+        assert ratio == pytest.approx(seconds["deepspeed"] / seconds["paper"])
+        (span,) = [r for r in found["predicted_ranges"] if r["zero_stage"] == document["zero_stage"]]
+        assert span["paper_over_deepspeed"] == {"low": ratio, "high": ratio, "experiments": 1}
+        assert document["under_utilisation"]["exact"] < document["under_utilisation"]["deepspeed"]
+    assert len(idle.rows) == 4 and "eq. 4" in idle.title
+    stated = {(row["slow"], row["model"]): (row["low"], row["high"]) for row in found["measured"]}
+    assert stated[None, None] == (1.02, 3.92)
+    assert stated["deepspeed", "Llama 1.1B"] == (None, 2.27)
+    assert stated["deepspeed", "BERT 1.1B"] == (None, 3.92) and stated["whale", "BERT 1.1B"] == (None, 1.98)
 
 
 def test_the_report_counts_what_an_iteration_pays_once() -> None:
     """ZeRO 2's all-gather is in every method's seconds, so that it dampens the ratios."""
-    _, (document,) = report("poplar-c-llama-0.5b-zero2")
+    _, found = report("poplar-c-llama-0.5b-zero2")
+    (document,) = found["rows"]
     posed = pose(paper_workload(example_cluster("poplar-c"), "llama-0.5b"), 2)
     best = solve(POPLAR, posed.data, "exact").objective
     assert best is not None and posed.once_seconds > 0
@@ -226,7 +238,8 @@ def test_the_report_counts_what_an_iteration_pays_once() -> None:
 
 
 def test_the_report_lists_what_does_not_fit() -> None:
-    tables, (document,) = report("poplar-b-llama-1.1b-zero0")
+    tables, found = report("poplar-b-llama-1.1b-zero0")
+    (document,) = found["rows"]
     assert set(document["predicted_seconds"].values()) == {None}
     assert "no device holds its model states" in document["message"]
     assert any("poplar-b-llama-1.1b-zero0: no device holds" in note for note in tables[0].notes)

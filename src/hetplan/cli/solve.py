@@ -179,19 +179,26 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> list[Ta
             number_text(result.bound, 8),
             percent_text(result.gap),
             percent_text(excess(result.objective, best_bound)),
+            *(shown_text(result.details.get(name)) for name in instance.family.shown),
             seconds_text(result.seconds),
             result.message,
         )
         for result in results
     )
-    header = ("method", "status", "objective", "bound", "gap", "above best bound", "time", "message")
+    shown = [name.replace("_", "-") for name in instance.family.shown]
+    header = ("method", "status", "objective", "bound", "gap", "above best bound", *shown, "time", "message")
     title = f"{instance.name} ({instance.problem}: {instance.family.title})"
-    tables = [Table(title, header, rows, right=(2, 3, 4, 5, 6))]
+    tables = [Table(title, header, rows, right=tuple(range(2, len(header) - 1)))]
     solved = [result for result in results if result.objective is not None]
     if solved:
         best = min(solved, key=lambda result: result.objective or 0.0)
         tables += describe(instance, best.decision, best.method)
     return tables
+
+
+def shown_text(value: object) -> str:
+    """A part of the evaluation beside the objective; a dash without a decision."""
+    return number_text(value if isinstance(value, float) else None, 4)
 
 
 def excess(objective: float | None, bound: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetplan.profiling.workload import Workload
@@ -20,7 +20,7 @@ class Candidate:
     an event-driven simulator of their schedule. objective, bound: of the strategy's own problem; a bound of
     one strategy is none for another. peak_bytes: memory held by each device of the cluster [D].
     fits_memory: None without a plan. message: the reason where nothing was found, or anything worth telling.
-    tables: the plan for people.
+    tables: the plan for people. details: what the strategy's own evaluator says beside the objective.
     """
 
     strategy: str
@@ -32,6 +32,7 @@ class Candidate:
     fits_memory: bool | None = None
     peak_bytes: tuple[float, ...] | None = None
     solve_seconds: float = 0.0
+    details: Mapping[str, object] = field(default_factory=dict)
     plan: Plan | None = None
     message: str = ""
     tables: tuple[Table, ...] = ()
@@ -75,6 +76,7 @@ class Candidate:
             "tokens_per_second": self.tokens_per_second(workload),
             "money_per_million_tokens": self.money_per_million_tokens(workload),
             "solve_seconds": self.solve_seconds,
+            "details": dict(self.details),
             "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
             "message": self.message,
         }

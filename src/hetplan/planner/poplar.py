@@ -128,6 +128,7 @@ def candidate(
         status=result.status,
         bound=None if result.bound is None else result.bound + posed.once_seconds,
         solve_seconds=result.seconds,
+        details=result.details,
         message=message,
         **found,
     )

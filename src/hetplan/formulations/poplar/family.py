@@ -14,7 +14,9 @@ FAMILY = Family(
     data=f"{_HERE}.data:PoplarData",
     decision=f"{_HERE}.data:PoplarDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
+    describe=f"{_HERE}.describe:describe",
     report=f"{_HERE}.report:report",
+    shown=("under_utilisation",),
     methods=(
         Method(
             "auto",
