@@ -18,6 +18,7 @@ import typer
 from hetplan.cli import (
     check,
     doctor,
+    export_model,
     library,
     plan,
     profile,
@@ -51,6 +52,7 @@ app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
 app.command("study")(study.study)
+app.command("export-model")(export_model.export_model)
 app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError
-from hetplan.solvers.native import GAP_SHARE, Answer, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Answer, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -128,6 +128,9 @@ def solve(model: Any, run: Run, scale: Scale | None = None, report: Sink | None 
     Raises InputError for a native option that CP-SAT does not have.
     """
     scale = scale or Scale()
+    if run.tap is not None:
+        run.tap(model, scale)
+        return CpAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
     solver = _configured(run.options)
     if run.should_stop:
         return CpAnswer(stop=stopped(run), solver=SOLVER)

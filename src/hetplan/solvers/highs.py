@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
-from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
@@ -97,6 +97,9 @@ def solve(
         run.check()
         if arrays.shape[1] == 0:
             return _without_columns(arrays, scale)
+        if run.tap is not None and isinstance(model, LinearModel) and arrays.integer.any():
+            run.tap(model, scale)
+            return MilpAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
         highs = _prepared(arrays, run, model.start if isinstance(model, LinearModel) else None)
         run.check()
     except Stopped:
@@ -133,10 +136,17 @@ def _without_columns(arrays: LinearArrays, scale: Scale) -> MilpAnswer:
     return MilpAnswer(stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER)
 
 
-def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None) -> Any:
-    """A silent Highs with options, model and start solution."""
+def loaded(arrays: LinearArrays) -> Any:
+    """A silent Highs with the model."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
+    _check(_pass(highs, arrays), "passing the model")
+    return highs
+
+
+def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None) -> Any:
+    """A silent Highs with options, model and start solution."""
+    highs = loaded(arrays)
     common: dict[str, NativeValue] = {
         "threads": run.options.threads,
         "random_seed": run.options.seed,
@@ -150,7 +160,6 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
         _check(highs.setOptionValue(name, value), f"option {name}")
     for name, value in run.options.native.get(BACKEND, {}).items():
         set_native(highs, name, value, f"native option {BACKEND}.{name}")
-    _check(_pass(highs, arrays), "passing the model")
     if start is not None:
         solution = highspy.HighsSolution()
         solution.col_value = list(start)

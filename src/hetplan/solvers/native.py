@@ -31,6 +31,7 @@ POLL_SECONDS = 0.02
 # How long native code may go on after it was told to stop before its last report is taken as its answer.
 GRACE_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
+HANDED_OVER = "the model was handed over, not solved"
 
 
 @dataclass(frozen=True)
