@@ -53,7 +53,7 @@ def at_stage(workload: Workload, posed: Posed, assumed: Assumptions, run: Run) -
             candidates.append(rejected(label, "unknown", "not begun: stopped from the keyboard"))
             continue
         result = solve(family("poplar"), posed.data, method, inner_run(run, f"poplar/{label}"))
-        told = [result.message, *once_note(posed)]
+        told = [result.message, *once_note(posed), *posed.notes]
         if method == "auto" and assumed.shards == "memory" and stage > 0:
             told.append(gain_of_shards(workload, posed, result, assumed, run))
         candidates.append(candidate(workload, posed, result, label, "; ".join(filter(None, told)), assumed))
@@ -111,14 +111,14 @@ def candidate(
                 for p, d in zip(peak, workload.cluster.devices, strict=True)
             ),
             "peak_bytes": peak,
-            "plan": to_plan(workload, posed, result.decision, f"poplar/{label}"),
+            "plan": to_plan(workload, posed, result.decision, origin(label, posed, assumed)),
             "tables": tuple(
                 describe(
                     posed.data,
                     result.decision,
                     peak,
                     once_seconds=posed.once_seconds,
-                    notes=(*idle_note(posed, result.decision), *posed.dips),
+                    notes=(*idle_note(posed, result.decision), *posed.dips, *posed.notes),
                 )
             ),
         }
@@ -132,6 +132,13 @@ def candidate(
         message=message,
         **found,
     )
+
+
+def origin(label: str, posed: Posed, assumed: Assumptions) -> str:
+    """Which method found a plan, and what it took for granted that a replay on the profile does not know of."""
+    if not assumed.curves and not assumed.overlap:
+        return f"poplar/{label}"
+    return "; ".join((f"poplar/{label}, priced with what a replay does not know of", *posed.notes))
 
 
 def largest_batches(posed: Posed, decision: PoplarDecision) -> list[int]:
