@@ -158,6 +158,38 @@ def test_no_time_for_a_second_solve_leaves_the_first_plan() -> None:
     assert settle(levels, limited, Run(), stopped) is limited
 
 
+def uneven(stage: int) -> PoplarData:
+    """Devices of a nanosecond and of hours a sample."""
+    curves = [[1.05e-9], [2.79e-9, 2.11e-9, 1.33e-9, 1.9e-9, 2.13e-9], [13352.3], [2.41e-9]]
+    devices = [Device(name=f"d{i}", step_seconds=curve) for i, curve in enumerate(curves)]
+    return PoplarData(zero_stage=stage, global_batch=9, comm_seconds=0.0, devices=devices)
+
+
+@pytest.mark.parametrize("method", ["exact", "cp-sat", "milp", "pyomo"])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_devices_that_are_of_no_use_do_not_blur_the_scale(method: str, stage: int) -> None:
+    """13 orders of magnitude: the slow device is out before times are scaled for a solver."""
+    data = uneven(stage)
+    agrees(run(data, method), oracle(data))
+
+
+def test_ties_are_not_settled_at_a_time_that_is_not_proven() -> None:
+    """A solver that ends content above its bound says so, and claims nothing of the tie."""
+    data = instance(3, stage=1)
+    problem = compile_problem(data)
+    levels = build_levels(problem)
+    first = solve(POPLAR, data, "exact")
+    assert levels is not None and first.decision is not None and first.bound is not None
+    loose = Outcome(stop=Stop.OPTIMAL, decision=first.decision, bound=0.9 * first.bound)
+
+    def never(tie: Tie) -> tuple[Stop, Counts | None]:
+        raise AssertionError("asked")
+
+    kept = settle(levels, loose, Run(), never)
+    assert kept.decision == first.decision and "differ too much" in kept.message
+    assert kept.details["tie_break"] == "not settled: the least time is not proven"
+
+
 @pytest.mark.parametrize("pairs", [0.0, 1e9])
 def test_the_path_of_large_instances_is_exact_too(monkeypatch: pytest.MonkeyPatch, pairs: float) -> None:
     """Covering first, sums hit exactly only where covering fails; ties as far as `pairs` allows."""

@@ -24,7 +24,7 @@ from hetplan.formulations.poplar.decode import loads_of, shares_decision
 from hetplan.formulations.poplar.fill import GREEDY, Pool, fill, surely_reached
 from hetplan.formulations.poplar.kernels import SAME_TIME, busiest, share_seconds
 from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
-from hetplan.formulations.poplar.share_times import fastest, largest_shares, proportional_time
+from hetplan.formulations.poplar.share_times import fastest, largest_shares, sufficient_time
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -69,7 +69,7 @@ class Curve:
 
 def solve_shares(problem: PoplarProblem, run: Run) -> Outcome[PoplarDecision]:
     """The exact method for ZeRO 0 and 1."""
-    limit = proportional_time(problem)
+    limit = sufficient_time(problem)
     most = largest_shares(problem, limit)
     work = float(sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)))
     if work > MAX_WORK or sum(most) > MAX_ENTRIES:
@@ -140,8 +140,7 @@ def _first(times: Floats, holds: Callable[[float], bool]) -> int:
 def _least_reached(curves: list[Curve], total: int, times: Floats, low: int) -> tuple[float, int]:
     """The least time from times[low:] at which the sum is hit, and how many times were looked at.
 
-    The first time mostly does; otherwise a binary search between it and the last, at which the proportional
-    shares hit it.
+    The first time mostly does; otherwise a binary search between it and the last, at which a known plan hits it.
     """
     checks = 0
 

@@ -24,7 +24,7 @@ from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.decode import shares_decision, steps_decision
 from hetplan.formulations.poplar.kernels import share_seconds
 from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
-from hetplan.formulations.poplar.share_times import largest_shares, proportional_time
+from hetplan.formulations.poplar.share_times import largest_shares, sufficient_time
 
 # Beyond this many loads or times general solvers get nowhere; the message names the method that does.
 MAX_LOADS = 20_000
@@ -79,7 +79,7 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
         ceiling = min(alone(problem, group)[0] for group in problem.groups)
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
     else:
-        ceiling = proportional_time(problem)
+        ceiling = sufficient_time(problem)
         most = largest_shares(problem, ceiling)
         if sum(most) > MAX_LOADS:
             return None

@@ -24,11 +24,14 @@ from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.kernels import SAME_TIME, busiest
 from hetplan.formulations.poplar.levels import Levels, decode
 from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
-from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
 # Plans whose times differ by less tie: their terms are added in another order.
 SAME = SAME_TIME
+
+# What a solver ends with that finds no better plan within its tolerances, though its bound is lower.
+UNPROVEN = "times differ too much for this solver's tolerances: the method exact has none"
 
 Counts = tuple[Sequence[Counter[int]], Sequence[int]]  # {load: devices} per group, and s
 
@@ -82,6 +85,13 @@ def settle(
         return outcome
     begun = time.perf_counter()
     seconds, waste = price(levels.problem, outcome.decision)
+    total = seconds + levels.offset
+    if outcome.bound is None or total - outcome.bound > OPTIMAL_GAP * total:
+        return replace(
+            outcome,
+            message=outcome.message or UNPROVEN,
+            details={**outcome.details, "tie_break": "not settled: the least time is not proven"},
+        )
     try:
         tie = tie_of(levels, seconds)
         stop, counts = ask(tie)
