@@ -22,6 +22,7 @@ from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
+from hetplan.schema import parse
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -108,6 +109,12 @@ def test_a_model_that_is_too_large_is_refused_with_reasons() -> None:
     assert any("cannot hold its part" in candidate.message for candidate in found)
     (lowest,) = propose(workload, Run(), PoplarSettings(zero="lowest"))
     assert lowest.status == "infeasible" and "at any ZeRO stage" in lowest.message
+
+
+@pytest.mark.parametrize("nothing", ["", " ", ",", " , "])
+def test_no_curve_at_all_is_no_setting(nothing: str) -> None:
+    with pytest.raises(InputError, match="curves"):
+        parse(PoplarSettings, {"curves": nothing}, where="poplar")
 
 
 def test_stages_can_be_chosen(workload: Workload) -> None:

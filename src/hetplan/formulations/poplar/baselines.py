@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
-from hetplan.formulations.poplar.problem import Floats, Ints
+from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, Ints
 from hetplan.profiling.catalogue import catalogue
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
@@ -60,6 +60,8 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
     begun = time.perf_counter()
     largest = np.array([len(device.step_seconds) for device in data.devices])
     empty = np.flatnonzero(largest == 0)
+    if len(empty) == len(largest):  # no method has a plan then
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     if len(empty):
         name = data.devices[empty[0]].name
         return Outcome(
