@@ -15,7 +15,19 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, library, plan, profile, report, schema, search, simulate, solve
+from hetplan.cli import (
+    check,
+    doctor,
+    library,
+    plan,
+    profile,
+    report,
+    schema,
+    search,
+    simulate,
+    solve,
+    validate,
+)
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
@@ -39,6 +51,7 @@ app.command("solve")(solve.solve)
 app.command("search")(search.search)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
+app.add_typer(validate.app, name="validate")
 app.command("schema")(schema.schema)
 app.command("doctor")(doctor.doctor)
 
