@@ -18,6 +18,7 @@ import typer
 from hetplan.cli import (
     check,
     doctor,
+    importing,
     library,
     plan,
     profile,
@@ -44,6 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan")(plan.plan)
+app.command("import")(importing.import_)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
