@@ -58,13 +58,12 @@ def profile(
     ] = None,
     precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
     device: Annotated[
-        str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Batch curve: where to run.")
-    ] = "cpu",
+        str | None,
+        typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch); default cpu."),
+    ] = None,
     device_type: Annotated[
         str | None,
-        typer.Option(
-            "--device-type", metavar="NAME", help="Batch curve: the device's name in cluster files."
-        ),
+        typer.Option("--device-type", metavar="NAME", help="Measured: the device's name in cluster files."),
     ] = None,
     devices: Annotated[
         int, typer.Option("--devices", metavar="N", help="Batch curve: devices that share ZeRO's shards.")
@@ -79,7 +78,7 @@ def profile(
         int, typer.Option("--max-micro-batch", metavar="N", help="Batch curve: try none beyond this.")
     ] = 256,
     repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", help="Batch curve: timed passes per size.")
+        int, typer.Option("--repeats", metavar="N", help="Measured: timed passes per size.")
     ] = 3,
     json: JsonOption = False,
     output: Annotated[
@@ -89,12 +88,17 @@ def profile(
 ) -> int:
     """Write what a model costs: predicted for every device type of a cluster, or measured on this machine.
 
-    --predict: a profile. Replace predicted seconds by measured ones in the file, and plan with it by `hetplan plan
-    --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set poplar.curves=FILE`.
+    --predict: a profile from datasheets. --device alone: a profile of what each layer takes there, each distinct layer
+    once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
+    plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
+    poplar.curves=FILE`.
     """
-    if predict == batch_curve:
-        raise InputError("nothing to do", where="hetplan profile", expected="--predict or --batch-curve")
-    needed = {"--model": model} if batch_curve else {"--model": model, "--cluster": cluster}
+    if (predict and batch_curve) or not (predict or batch_curve or device):
+        expected = "--predict, --device or --batch-curve"
+        raise InputError("nothing to do", where="hetplan profile", expected=expected)
+    if predict and device is not None:
+        raise InputError("does not go with --predict", where="--device")
+    needed = {"--model": model, "--cluster": cluster} if predict else {"--model": model}
     for option, value in needed.items():
         if value is None:
             raise InputError("missing", where=option, expected="a name or a file")
@@ -113,11 +117,23 @@ def profile(
                 raise InputError("does not go with --batch-curve", where=option)
         return curves.run(
             load_model(model, sequence=sequence, precision=precision),
-            device,
+            device or "cpu",
             memory_gib=memory_gib,
             device_type=device_type,
             devices=devices,
             largest=max_micro_batch,
+            repeats=repeats,
+            json=json,
+            output=output,
+            quiet=quiet,
+        )
+    if device is not None:
+        return measured(
+            load_model(model, sequence=sequence, precision=precision),
+            device,
+            micro_batches,
+            tensor,
+            device_type=device_type,
             repeats=repeats,
             json=json,
             output=output,
@@ -154,11 +170,52 @@ def predicted(
     if micro_batches is not None:
         sizes = whole_numbers(micro_batches, "--micro-batches")
     degrees = None if tensor is None else whole_numbers(tensor, "--tensor")
-    for degree in degrees or ():
+    check_degrees(model, degrees or ())
+    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees)
+
+
+def measured(
+    model: Model,
+    device: str,
+    micro_batches: Sequence[str] | None,
+    tensor: Sequence[str] | None,
+    *,
+    device_type: str | None,
+    repeats: int,
+    json: bool,
+    output: Path | None,
+    quiet: bool,
+) -> int:
+    """Measure, write after every table, print."""
+    from hetplan.runtime.measure import measure_profile
+
+    degrees = (1,) if tensor is None else whole_numbers(tensor, "--tensor")
+    check_degrees(model, degrees)
+    found = measure_profile(
+        model,
+        device,
+        micro_batches=(1, 2, 4) if micro_batches is None else whole_numbers(micro_batches, "--micro-batches"),
+        tensor_degrees=degrees,
+        name=device_type,
+        repeats=repeats,
+        output=output,
+        tell=None if quiet else note,
+    )
+    if output is not None:
+        found.save(output)
+    if json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_tables([summary(found, model)])
+    return 0
+
+
+def check_degrees(model: Model, degrees: Sequence[int]) -> None:
+    """Raise InputError for a tensor degree that the model cannot take."""
+    for degree in degrees:
         if not model.tensor_degree_fits(degree):
             expected = "a divisor of the model's heads and feed-forward size"
             raise InputError("not usable", where="--tensor", got=degree, expected=expected)
-    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees)
 
 
 def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
