@@ -17,6 +17,7 @@ import typer
 
 from hetplan.cli import (
     check,
+    cluster,
     doctor,
     importing,
     library,
@@ -54,6 +55,7 @@ app.command("search")(search.search)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
 app.add_typer(validate.app, name="validate")
+app.add_typer(cluster.app, name="cluster")
 app.command("schema")(schema.schema)
 app.command("doctor")(doctor.doctor)
 

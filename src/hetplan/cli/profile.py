@@ -33,6 +33,12 @@ def profile(
             "--batch-curve", help="Measure seconds per micro-batch, and the largest that fits (needs torch)."
         ),
     ] = False,
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives", help="Measure collectives; run it under torchrun, a process per device."
+        ),
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option("--model", metavar="NAME|FILE", help="Built-in model, or a Hugging Face config.json."),
@@ -91,10 +97,14 @@ def profile(
     --predict: a profile from datasheets. --device alone: a profile of what each layer takes there, each distinct layer
     once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
     plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
-    poplar.curves=FILE`.
+    poplar.curves=FILE`. --collectives: latency and bandwidth of what ranks do together.
     """
+    if collectives:
+        if predict or batch_curve or model is not None:
+            raise InputError("goes with --device, --repeats and -o only", where="--collectives")
+        return joint(device or "cpu", repeats, json=json, output=output, quiet=quiet)
     if (predict and batch_curve) or not (predict or batch_curve or device):
-        expected = "--predict, --device or --batch-curve"
+        expected = "--predict, --device, --batch-curve or --collectives"
         raise InputError("nothing to do", where="hetplan profile", expected=expected)
     if predict and device is not None:
         raise InputError("does not go with --predict", where="--device")
@@ -207,6 +217,38 @@ def measured(
         print_json(found.model_dump(mode="json"))
     else:
         print_tables([summary(found, model)])
+    return 0
+
+
+def joint(device: str, repeats: int, *, json: bool, output: Path | None, quiet: bool) -> int:
+    """Measure collectives; rank 0 prints and writes."""
+    from hetplan.runtime.collectives import measure_collectives
+
+    check_target(output)
+    if repeats < 1:
+        raise InputError("repeats", got=repeats, expected="at least 1")
+    found = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
+    if found is None:
+        return 0
+    if output is not None:
+        found.save(output)
+    if json:
+        print_json(found.model_dump(mode="json"))
+        return 0
+    rows = tuple(
+        (
+            fit.operation,
+            fit.group,
+            str(fit.ranks),
+            seconds_text(fit.latency_seconds),
+            number_text(fit.bytes_per_second / 1e9, 4),
+            number_text(fit.r_squared, 4),
+        )
+        for fit in found.fits
+    )
+    header = ("operation", "group", "ranks", "latency", "GB/s", "R2")
+    title = f"collectives of {found.ranks} ranks on {found.device}, {found.backend}, fitted to the fastest of {repeats}"
+    print_tables([Table(title, header, rows, right=(2, 3, 4, 5))])
     return 0
 
 
