@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli import (
+    calibrate,
     check,
     cluster,
     doctor,
@@ -26,6 +27,7 @@ from hetplan.cli import (
     report,
     schema,
     search,
+    sensitivity,
     simulate,
     solve,
     validate,
@@ -49,6 +51,8 @@ app.command("plan")(plan.plan)
 app.command("import")(importing.import_)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
+app.command("calibrate")(calibrate.calibrate)
+app.command("sensitivity")(sensitivity.sensitivity)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
