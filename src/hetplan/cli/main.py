@@ -20,6 +20,7 @@ from hetplan.cli import (
     check,
     cluster,
     doctor,
+    export_model,
     importing,
     library,
     plan,
@@ -30,6 +31,8 @@ from hetplan.cli import (
     sensitivity,
     simulate,
     solve,
+    study,
+    templates,
     validate,
 )
 from hetplan.cli.streams import OutputError, drop, open_streams, say
@@ -56,6 +59,9 @@ app.command("sensitivity")(sensitivity.sensitivity)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
+app.command("study")(study.study)
+app.command("export-model")(export_model.export_model)
+app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
 app.add_typer(validate.app, name="validate")

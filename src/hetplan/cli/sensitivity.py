@@ -208,6 +208,6 @@ def tables(
             )
             for row in anew
         )
-        header = ("scenario", "best of these", "planned anew", "by", "gain")
-        result.append(Table("planned anew", header, lines, right=(1, 2, 4)))
+        columns = ("scenario", "best of these", "planned anew", "by", "gain")
+        result.append(Table("planned anew", columns, lines, right=(1, 2, 4)))
     return result

@@ -169,7 +169,8 @@ def calibrate(runs: Sequence[MeasuredRun], workload: Workload) -> Found:
         )
         return Found(None, reason, before, left_out)
     found = Calibration(
-        cluster=workload.cluster.name, runs=len(runs), **constants, framework_bytes=framework, fitted=free,
+        cluster=workload.cluster.name, runs=len(runs), within=constants["within"],
+        between=constants["between"], slot_seconds=constants["slot_seconds"], framework_bytes=framework, fitted=free,
         error_before=error_before, error_left_out=error_left_out,
     )  # fmt: skip
     return Found(found, "", tuple(predict(i, constants) for i in everything), left_out)
