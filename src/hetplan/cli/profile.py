@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli import batch_curve as curves
+from hetplan.cli import learning
 from hetplan.cli.options import JsonOption, QuietOption, split_list
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.sources import open_cluster
@@ -24,6 +25,10 @@ LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any
 
 
 def profile(
+    action: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[train FILE]", help="Learn a device's efficiency from its --operators file."),
+    ] = None,
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
     ] = False,
@@ -33,6 +38,13 @@ def profile(
             "--batch-curve", help="Measure seconds per micro-batch, and the largest that fits (needs torch)."
         ),
     ] = False,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Measure operators of many sizes, for `train` (needs torch).")
+    ] = False,
+    efficiency: Annotated[
+        list[Path] | None,
+        typer.Option("--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."),
+    ] = None,
     collectives: Annotated[
         bool,
         typer.Option(
@@ -98,13 +110,32 @@ def profile(
     once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
     plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
     poplar.curves=FILE`. --collectives: latency and bandwidth of what ranks do together.
+    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE.
     """
+    if action is not None:
+        if action[0] != "train":
+            raise InputError("hetplan profile", got=action[0], expected="train, or options")
+        return learning.train(action[1:], json=json, output=output)
+    if efficiency is not None and not predict:
+        raise InputError("goes with --predict only", where="--efficiency")
+    if operators:
+        if predict or batch_curve or collectives or model is not None:
+            raise InputError("goes with --device, --precision, --repeats and -o only", where="--operators")
+        return learning.operators(
+            device or "cpu",
+            precision,
+            device_type=device_type,
+            repeats=repeats,
+            json=json,
+            output=output,
+            quiet=quiet,
+        )
     if collectives:
         if predict or batch_curve or model is not None:
             raise InputError("goes with --device, --repeats and -o only", where="--collectives")
         return joint(device or "cpu", repeats, json=json, output=output, quiet=quiet)
     if (predict and batch_curve) or not (predict or batch_curve or device):
-        expected = "--predict, --device, --batch-curve or --collectives"
+        expected = "--predict, --device, --batch-curve, --collectives or --operators"
         raise InputError("nothing to do", where="hetplan profile", expected=expected)
     if predict and device is not None:
         raise InputError("does not go with --predict", where="--device")
@@ -151,7 +182,7 @@ def profile(
         )
     assert cluster is not None
     chosen = load_model(model, sequence=sequence, precision=precision)
-    found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor)
+    found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or [])
     document = found.model_dump(mode="json")
     write_document(output, document)
     for line in chosen.notes:
@@ -169,6 +200,7 @@ def predicted(
     global_batch: int | None,
     micro_batches: Sequence[str] | None,
     tensor: Sequence[str] | None,
+    efficiency: Sequence[Path],
 ) -> Profile:
     """The predicted profile for the given or the usual sizes and degrees; raises InputError."""
     from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches, predict
@@ -181,7 +213,8 @@ def predicted(
         sizes = whole_numbers(micro_batches, "--micro-batches")
     degrees = None if tensor is None else whole_numbers(tensor, "--tensor")
     check_degrees(model, degrees or ())
-    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees)
+    learned = learning.learned_of(efficiency, cluster, model.precision) if efficiency else None
+    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees, learned=learned)
 
 
 def measured(

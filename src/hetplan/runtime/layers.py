@@ -130,11 +130,11 @@ def _read(piece: Piece, x: Tensor, tokens: Tensor, device: str, repeats: int, wa
     times = []
     for i in range(warm_up + repeats):
         x.grad = None
-        begun = _now(device)
+        begun = now(device)
         out = piece.run(x, tokens)
-        between = _now(device)
+        between = now(device)
         out.backward(gradient)
-        done = _now(device)
+        done = now(device)
         del out
         if i >= warm_up:
             times.append((between - begun, done - between))
@@ -162,13 +162,13 @@ def _optimizer_seconds(piece: Piece, device: str, repeats: int) -> float:
     optimizer.step()  # makes the moments
     times = []
     for _ in range(repeats):
-        begun = _now(device)
+        begun = now(device)
         optimizer.step()
-        times.append(_now(device) - begun)
+        times.append(now(device) - begun)
     return statistics.median(times)
 
 
-def _now(device: str) -> float:
+def now(device: str) -> float:
     """Seconds on the host's clock when the device is done with what it was given."""
     if device != "cpu":
         import torch
