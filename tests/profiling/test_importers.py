@@ -168,6 +168,13 @@ def test_dnn_partitioning_joins_colours(tmp_path: Path) -> None:
     assert [layer.activation_bytes for layer in found.layers] == [10, 0]
 
 
+def test_dnn_partitioning_counts_a_colours_backward_node_once(tmp_path: Path) -> None:
+    document = placement()
+    document["nodes"][1]["colorClass"] = document["nodes"][3]["colorClass"] = 1
+    found = imported("dnn-partitioning", write(tmp_path / "d.json", document), tmp_path)
+    assert found.tables[0].backward_seconds == pytest.approx([0.010, 0.0])
+
+
 def test_metis(tmp_path: Path) -> None:
     folder = tmp_path / "metis"
     folder.mkdir()
@@ -203,6 +210,17 @@ def test_sailor(tmp_path: Path) -> None:
         assert found.layers[0].saved_bytes == pytest.approx(KEPT)
         table = found.table("slow", 2, 4)
         assert table is not None and sum(table.seconds()) == pytest.approx(4 * 4 * 0.009 / 2)
+
+
+def test_sailor_tells_what_every_rank_keeps(tmp_path: Path) -> None:
+    root = sailor_folder(tmp_path / "s")
+    document = json.loads((root / "llm_info.json").read_text())
+    for layer in document["TOY"]["2"].values():
+        layer["act_mem_bytes"] = 0.75 * KEPT  # half of it divided by two
+    write(root / "llm_info.json", document)
+    found = imported("sailor", root / "profiles/TOY", tmp_path)
+    assert found.layers[0].saved_bytes == pytest.approx(KEPT)
+    assert found.layers[0].replicated_saved_bytes == pytest.approx(KEPT / 2)
 
 
 def test_deepspeed_opens_lists_of_blocks(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_folder, write
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling.sailor.layers import clean
+from hetplan.profiling.sailor.layers import Curve, clean
 from hetplan.profiling.sailor.links import Fit
 from hetplan.profiling.sailor.memory import BYTES_PER_PARAM
 from hetplan.profiling.sailor.schedule import Lane, simulate_lanes
@@ -89,6 +89,15 @@ def test_times_above_those_of_larger_micro_batches_are_faults() -> None:
     cleaned = clean(raw, np.array([1.0, 2.0, 4.0]), floor, per_sample)
     assert cleaned[0, :, 0].tolist() == [1.5, 2.0, 4.0]  # the floor bounds the fault from below
     assert cleaned[1, :, 0].tolist() == [1.0, 2.0, 4.0]  # nothing to mend
+
+
+def test_with_tensor_parallelism_a_fixed_part_is_paid_beside_what_grows() -> None:
+    sizes, passes = np.array([1.0, 2.0, 4.0]), np.array([[[3.0], [3.0], [4.0]]] * 2)
+    per_sample = np.full((2, 1), 1.0)
+    alone, group = (Curve(sizes, passes, per_sample, 0.0, tensor) for tensor in (1, 2))
+    assert alone.seconds(4)[0, 0] == 4 and group.seconds(4)[0, 0] == 3 + 3 * 1
+    assert alone.seconds(3)[0, 0] == 3.5 and alone.seconds(6)[0, 0] == 6
+    assert group.seconds(1)[0, 0] == 3
 
 
 def test_a_fit_is_not_used_beyond_its_top() -> None:
