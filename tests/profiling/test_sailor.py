@@ -173,6 +173,28 @@ def test_a_plan_without_prices_keeps_its_reason(folder: Path, capsys: pytest.Cap
     assert plans[1]["predicted_seconds"] is None and "other" in plans[1]["reason"]
 
 
+def test_only_models_that_plans_name_are_read(folder: Path) -> None:
+    (folder / "profiles/OTHER/fast").mkdir(parents=True)
+    write(folder / "profiles/OTHER/fast/profile.json", {"broken": 1})
+    sizes = json.loads((folder / "llm_info.json").read_text())
+    write(folder / "llm_info.json", sizes | {"OTHER": sizes["TOY"]})
+    add_plan(folder, "TOY/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
+    assert validate(folder)[0].prediction is not None
+    add_plan(folder, "unnamed.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
+    with pytest.raises(InputError, match=r"OTHER/fast/profile\.json"):
+        validate(folder)
+
+
+def test_a_plan_may_name_its_model(folder: Path) -> None:
+    add_plan(folder, "x/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8, model="TOY"))
+    add_plan(folder, "x/two.json", plan([WHOLE], [[("fast", 1)]], 1, 8, model="NONE"))
+    add_plan(folder, "x/three.json", plan([WHOLE[:-1]], [[("fast", 1)]], 1, 8, model="TOY"))
+    one, three, two = validate(folder)
+    assert one.prediction is not None
+    assert two.reason is not None and "no profiles of this model" in two.reason
+    assert three.reason is not None and "number of layers differs" in three.reason
+
+
 def test_a_table_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_plan(folder, "TOY/a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1))
     assert main(["validate", "sailor", str(folder)]) == 0

@@ -19,6 +19,11 @@ from hetplan.profiling.foreign import Foreign, key_number, read_foreign
 
 Floats = NDArray[np.float64]
 
+
+class NotPricedError(InputError):
+    """The data are in order, but lack what a plan needs: another GPU type, another model."""
+
+
 SIZES = ("params_bytes", "act_output_bytes", "act_input_bytes", "act_mem_bytes")
 
 

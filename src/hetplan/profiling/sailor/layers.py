@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.errors import InputError
-from hetplan.profiling.sailor.data import Floats, ModelData, Tables
+from hetplan.profiling.sailor.data import Floats, ModelData, NotPricedError, Tables
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1
@@ -56,7 +55,7 @@ def curve(model: ModelData, kind: str, tensor: int) -> Curve:
     tables = model.tables.get(kind)
     if tables is None:
         known = ", ".join(model.tables)
-        raise InputError(f"no profile of {model.name}", where="profiles", got=kind, expected=known)
+        raise NotPricedError(f"no profile of {model.name}", where="profiles", got=kind, expected=known)
     degrees = sorted({degree for degree, _ in tables})
     nearest = min(degrees, key=lambda degree: abs(np.log2(degree / tensor)))
     sizes = sorted(batch for degree, batch in tables if degree == nearest)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import Foreign, key_number, read_foreign
+from hetplan.profiling.sailor.data import NotPricedError
 
 MB = 1e6
 GB = 1e9
@@ -65,7 +66,7 @@ class Links:
     def _of(self, fits: Fits, kind: str, what: str) -> dict[int, Fit]:
         if kind not in fits:
             known = ", ".join(sorted(fits))
-            raise InputError(f"no bandwidth {what}", where="network_coeffs", got=kind, expected=known)
+            raise NotPricedError(f"no bandwidth {what}", where="network_coeffs", got=kind, expected=known)
         return fits[kind]
 
 

@@ -6,12 +6,12 @@ fp32, 2 (D - 1) / D of a stage's parameters through every card, when all pipelin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.errors import InputError
-from hetplan.profiling.sailor.data import Floats, ModelData
+from hetplan.profiling.sailor.data import Floats, ModelData, NotPricedError
 from hetplan.profiling.sailor.layers import Curve, curve
 from hetplan.profiling.sailor.links import Links
 from hetplan.profiling.sailor.memory import peak_bytes
@@ -200,27 +200,31 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
     return cards
 
 
-def model_of(run: Run, models: dict[str, ModelData]) -> ModelData:
-    """The plan's model: named in the plan or a folder above it, else the only one with its layers and GPU types."""
-    named = [run.model] if run.model else [part for part in run.file.split("/")[:-1] if part in models]
+def model_of(run: Run, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
+    """The plan's model: named in the plan or a folder above it, else the only one with its layers and GPU types.
+
+    names: of models with profiles. load: reads one; those that a named plan does not need are not read.
+    """
+    named = [run.model] if run.model else [part for part in run.file.split("/")[:-1] if part in names]
     if named:
-        if named[-1] not in models:
-            known = ", ".join(models)
-            raise InputError("no profiles of this model", where=run.file, got=named[-1], expected=known)
-        found = models[named[-1]]
+        if named[-1] not in names:
+            raise NotPricedError(
+                "no profiles of this model", where=run.file, got=named[-1], expected=", ".join(names)
+            )
+        found = load(named[-1])
         if found.layers != run.layers:
-            raise InputError(
-                "number of layers differs from its model's", where=run.file, got=run.layers,
-                expected=f"{found.layers} ({found.name})",
-            )  # fmt: skip
+            expected = f"{found.layers} ({found.name})"
+            raise NotPricedError(
+                "number of layers differs from its model's", where=run.file, got=run.layers, expected=expected
+            )
         return found
-    fitting = [m for m in models.values() if m.layers == run.layers and run.kinds <= set(m.tables)]
+    models = [load(name) for name in names]
+    fitting = [m for m in models if m.layers == run.layers and run.kinds <= set(m.tables)]
     if len(fitting) != 1:
         got = ", ".join(m.name for m in fitting) or "none"
-        raise InputError(
-            f"which model has {run.layers} layers and profiles of {', '.join(sorted(run.kinds))}",
-            where=run.file,
-            got=got,
+        kinds = ", ".join(sorted(run.kinds))
+        raise NotPricedError(
+            f"which model has {run.layers} layers and profiles of {kinds}", where=run.file, got=got,
             expected="exactly one",
-        )
+        )  # fmt: skip
     return fitting[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import read_foreign
-from hetplan.profiling.sailor.data import load_model_data, model_names
+from hetplan.profiling.sailor.data import NotPricedError, load_model_data, model_names
 from hetplan.profiling.sailor.links import load_links
 from hetplan.profiling.sailor.plans import Run, load_run
 from hetplan.profiling.sailor.predict import Prediction, Predictor, model_of
@@ -52,15 +53,15 @@ def validate(folder: Path, framework: float | None = None) -> list[Compared]:
     links = load_links(folder)
     info = read_foreign(folder / "llm_info.json")
     names = [name for name in model_names(folder) if info.get(name) is not None]
-    models = {name: load_model_data(folder, name, info) for name in names}
+    load = cache(lambda name: load_model_data(folder, name, info))
     predictors: dict[str, Predictor] = {}
     found = []
     for run in runs:
         try:
-            model = model_of(run, models)
+            model = model_of(run, names, load)
             predictor = predictors.setdefault(model.name, Predictor(model, links, framework))
             found.append(Compared(run, predictor.predict(run)))
-        except InputError as error:
+        except NotPricedError as error:
             found.append(Compared(run, None, str(error)))
     return found
 
