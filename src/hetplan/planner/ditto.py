@@ -50,7 +50,7 @@ class Posed:
         return self.result.decision
 
 
-def propose(workload: Workload, run: Run) -> list[Candidate]:
+def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> list[Candidate]:
     """One candidate per method: its best template over all micro-batch sizes."""
     problems: dict[int, DittoData] = {}
     try:
@@ -60,8 +60,8 @@ def propose(workload: Workload, run: Run) -> list[Candidate]:
         raise input_error(error, where=f"{workload.model.name} on {workload.cluster.name}") from None
     if not problems:
         reason = "no micro-batch size with times of single devices of every type divides the global batch"
-        return [nothing(method, "infeasible", reason) for method in METHODS]
-    return [one(workload, problems, method, run) for method in METHODS]
+        return [nothing(method, "infeasible", reason) for method in methods]
+    return [one(workload, problems, method, run) for method in methods]
 
 
 def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:

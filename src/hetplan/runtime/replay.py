@@ -258,7 +258,7 @@ class ZeroCosts:
                     got=f"ZeRO {plan.zero} on pipelines or tensor groups", expected="ZeRO 0 or 1",
                 )  # fmt: skip
             return cls(shares, 0.0, 0.0, False)
-        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used)
+        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used, used)
         return cls(shares, spent.per_step, spent.per_iteration, True)
 
     def collectives(self, plan: Plan) -> list[Collective]:
