@@ -15,7 +15,21 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, export, library, plan, profile, report, schema, search, simulate, solve
+from hetplan.cli import (
+    check,
+    doctor,
+    export,
+    library,
+    plan,
+    profile,
+    replan,
+    report,
+    schema,
+    search,
+    simulate,
+    solve,
+    what_if,
+)
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
@@ -32,6 +46,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan")(plan.plan)
+app.command("what-if")(what_if.what_if)
+app.command("replan")(replan.replan)
 app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from hetplan.planner.explain import explain, explanation_table
 from hetplan.planner.parts import pareto
-from hetplan.text import Table, bytes_text, count_text, number_text, percent_text, seconds_text, share_text
+from hetplan.text import (
+    Table,
+    bytes_text,
+    count_text,
+    devices_counted,
+    number_text,
+    percent_text,
+    seconds_text,
+    share_text,
+)
 
 if TYPE_CHECKING:
     from hetplan.planner.candidate import Candidate
@@ -85,7 +94,7 @@ def devices_used(candidate: Candidate) -> str:
     """`12 V100-SXM2-16GB + 4 T4`."""
     plan = candidate.plan
     counts = Counter(plan.devices[device].type for device in plan.ranks) if plan else Counter[str]()
-    return " + ".join(f"{count} {name}" for name, count in counts.items())
+    return devices_counted(counts)
 
 
 def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
@@ -102,7 +111,7 @@ def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
 
 def workload_title(workload: Workload) -> str:
     """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16 …`."""
-    devices = " + ".join(f"{count} {name}" for name, count in workload.cluster.counts().items())
+    devices = devices_counted(workload.cluster.counts())
     tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
     return (
         f"{workload.model.name} ({count_text(workload.model.params)} parameters) on {workload.cluster.name} "
