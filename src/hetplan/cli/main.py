@@ -20,6 +20,7 @@ from hetplan.cli import (
     doctor,
     export,
     library,
+    picture,
     plan,
     profile,
     replan,
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.command("plan")(plan.plan)
 app.command("what-if")(what_if.what_if)
 app.command("replan")(replan.replan)
+app.command("show")(picture.show)
 app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
