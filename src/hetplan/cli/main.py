@@ -19,6 +19,7 @@ from hetplan.cli import (
     check,
     doctor,
     export,
+    export_model,
     library,
     picture,
     plan,
@@ -29,6 +30,8 @@ from hetplan.cli import (
     search,
     simulate,
     solve,
+    study,
+    templates,
     what_if,
 )
 from hetplan.cli.streams import OutputError, drop, open_streams, say
@@ -56,6 +59,9 @@ app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
+app.command("study")(study.study)
+app.command("export-model")(export_model.export_model)
+app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
 app.command("schema")(schema.schema)
