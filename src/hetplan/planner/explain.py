@@ -76,11 +76,8 @@ def explain(planning: Planning) -> Explanation:
     assert best is not None
     others = [c for c in planning.candidates if c is not best and c.plan is not None and c.fits_memory]
     runner_up = next((c for c in others if not same_plan(c, best)), None)
-    papers = tuple(
-        {
-            c.strategy: c for c in reversed(planning.candidates) if c.method.startswith("paper") and c.plan
-        }.values()
-    )
+    own = {c.strategy: c for c in reversed(planning.candidates) if c.method.startswith("paper") and c.plan}
+    papers = tuple(c for c in planning.candidates if own.get(c.strategy) is c)
     found = best.replayed
     if found is None:
         return Explanation(best.predicted_seconds, (), None, None, None, best, runner_up, papers)

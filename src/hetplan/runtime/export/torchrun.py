@@ -9,7 +9,7 @@ from __future__ import annotations
 from hetplan.runtime.export.grid import heading, local_number
 from hetplan.runtime.plan import Plan
 
-RUNTIME = "hetplan.runtime.worker"
+RUNTIME = "hetplan.runtime"
 
 
 def export(plan: Plan) -> str:
