@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -258,3 +259,11 @@ def test_plan_of_a_decision_with_every_degree(workload: Workload) -> None:
     assert [stage.tensor_shares for stage in replica.stages] == [[1.0, 1.0]] * 2
     assert (replica.micro_batches[0].count, replica.micro_batches[0].samples) == (4, 2)
     assert decision_of(plan) == decision
+
+
+@pytest.mark.parametrize("name", ["amp", "poplar", "ditto", "dp"])
+def test_methods_that_the_planner_chooses_from_are_the_strategies_own(name: str) -> None:
+    module = import_module(STRATEGIES[name].target.partition(":")[0])
+    own = getattr(module, "METHODS", None) or (module.METHOD,)
+    assert STRATEGIES[name].methods == tuple(own)
+    assert set(STRATEGIES[name].exact) <= set(own)

@@ -42,18 +42,39 @@ class Search:
 
     def candidates(self) -> tuple[list[Candidate], list[str]]:
         """All of them, and notes on what was tried in vain."""
-        plain = self.proposed("none", self.methods if self.strategy.recomputes else None)
+        found = self.exact_ones()
+        more, notes = self.with_recomputation(found)
+        return [*found, *more, *self.other_ones()], notes
+
+    def exact_ones(self) -> list[Candidate]:
+        """What methods that prove their answers propose; everything where the strategy has no choice of methods."""
+        return self.proposed("none", self.chosen(exact=True))
+
+    def other_ones(self) -> list[Candidate]:
+        """What heuristics and baselines propose."""
+        methods = self.chosen(exact=False)
+        return self.proposed("none", methods) if methods else []
+
+    def chosen(self, *, exact: bool) -> tuple[str, ...] | None:
+        """Those of the methods to try that are exact, or that are not; None: the strategy tries all of its own."""
         if not self.strategy.recomputes:
-            return plain, []
-        found, notes = list(plain), []
+            return None if exact else ()
+        tried = self.strategy.methods if self.methods is None else self.methods
+        return tuple(method for method in tried if (method in self.strategy.exact) == exact)
+
+    def with_recomputation(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+        """Candidates that recompute, where that gains anything; notes where it does not."""
+        found: list[Candidate] = []
+        notes: list[str] = []
+        if not self.strategy.recomputes or self.run.cancelled:
+            return found, notes
         modes = useful_modes(self.workload)
-        if modes and not self.run.cancelled:
-            if self.memory_is_free(plain):
-                return found, [FREE]
-            for mode in modes:
-                kept, note = self.with_mode(mode, plain)
-                found += kept
-                notes += note
+        if modes and self.memory_is_free(plain):
+            return found, [FREE]
+        for mode in modes:
+            kept, note = self.with_mode(mode, plain)
+            found += kept
+            notes += note
         return found, notes
 
     def proposed(
@@ -116,8 +137,7 @@ class Search:
     def with_mode(self, mode: Recomputation, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
         """Candidates under `mode` that are better than those without, or fit where none does."""
         best = shortest(c for c in plain if c.fits_memory)
-        methods = self.methods if best is None else self.strategy.exact
-        found = self.proposed(mode, methods)
+        found = self.proposed(mode, self.strategy.exact)
         if best is None or best.predicted_seconds is None:
             usable = [c for c in found if c.fits_memory]
             return usable, [] if usable else [f"nothing fits with {mode} recomputation either"]

@@ -76,20 +76,24 @@ def make_plans(
     run, settings = run or Run(), settings or {}
     picked = picked_strategies(workload, strategies, money_limit=money_limit, settings=settings)
     check_percent(workload, cheapest_within)
-    found: list[Candidate] = []
+    searches = [Search(s, workload, run, settings.get(s.name), found_one) for s in picked]
+    # What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
+    found = {search.strategy.name: search.exact_ones() for search in searches}
     tried: dict[str, list[str]] = {}
-    for strategy in picked:
-        search = Search(strategy, workload, run, settings.get(strategy.name), found_one)
-        proposed, told = search.candidates()
-        found += proposed
+    for search in searches:
+        more, told = search.with_recomputation(found[search.strategy.name])
+        found[search.strategy.name] += more
         for text in told:
-            tried.setdefault(text, []).append(strategy.name)
+            tried.setdefault(text, []).append(search.strategy.name)
+    for search in searches:
+        found[search.strategy.name] += search.other_ones()
+    every = [candidate for search in searches for candidate in found[search.strategy.name]]
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
     if parts:
-        more = on_parts(workload, picked, run, settings, found_one)
-        found, left_out = undominated(found, more, workload)
+        on_some = on_parts(workload, picked, run, settings, found_one)
+        every, left_out = undominated(every, on_some, workload)
         notes += left_out
-    judged = [over_budget(c, workload, money_limit) for c in found]
+    judged = [over_budget(c, workload, money_limit) for c in every]
     ranked = sorted(judged, key=lambda pair: rank(pair[0], workload, pair[1]))
     candidates = tuple(candidate for candidate, _ in ranked)
     won = 0 if ranked and eligible(*ranked[0]) else None

@@ -26,8 +26,8 @@ class Strategy:
     returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
-    exact: methods that prove their answers. recomputes: whether recomputation is chosen around it
-    (`planner.recomputation`); `target` then takes `methods`, which of its methods to try.
+    recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
+    which of its `methods` to try. exact: those of them that prove their answers.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Strategy:
     summary: str
     warmers: tuple[str, ...] = ()
     settings: str | None = None
+    methods: tuple[str, ...] = ()
     exact: tuple[str, ...] = ("auto",)
     recomputes: bool = False
 
@@ -76,6 +77,7 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.amp:propose",
             "degrees, placement, micro-batch and stages (AMP)",
             ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
+            methods=("auto", "paper", "megatron"),
             recomputes=True,
         ),
         Strategy(
@@ -84,6 +86,7 @@ STRATEGIES: dict[str, Strategy] = {
             "unequal batches under each ZeRO stage (Poplar)",
             ("hetplan.planner.warm:poplar",),
             "hetplan.planner.poplar_settings:PoplarSettings",
+            methods=("auto", "paper"),
             recomputes=True,
         ),
         Strategy(
@@ -97,12 +100,14 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.ditto:propose",
             "one pipeline, stages of unequal width (Ditto)",
             ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
+            methods=("auto", "paper", "oobleck", "greedy"),
             recomputes=True,
         ),
         Strategy(
             "dp",
             "hetplan.planner.data_parallel:propose",
             "plain data parallelism, the floor",
+            methods=("enumeration",),
             exact=("enumeration",),
             recomputes=True,
         ),
