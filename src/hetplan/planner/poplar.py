@@ -53,7 +53,7 @@ def at_stage(
     """The candidates of one ZeRO stage."""
     stage = posed.data.zero_stage
     if posed.unfit is not None:
-        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)]
+        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)] if "auto" in methods else []
     candidates = []
     for method in methods:
         label = f"{method}-zero{stage}"
