@@ -128,3 +128,13 @@ def test_a_measured_profile_knows_no_new_devices(workload: Workload) -> None:
     with pytest.raises(InputError, match="the measured profile has no table for 'A100-SXM4-80GB'"):
         changed_workload(measured, change)
     assert changed_workload(measured, addition("2xT4", workload.cluster)).profile is measured.profile
+
+
+def test_devices_of_no_use_cost_nothing(workload: Workload) -> None:
+    """Eight samples do not divide over five devices: the plan as it is stays, with the new one idle."""
+    found = what_if(workload, [addition("1xT4", workload.cluster)], strategies=["dp"])
+    (variant,) = found.variants
+    assert variant.gain == 0.0
+    assert variant.best is not None and variant.best.plan is not None
+    assert len(variant.best.plan.devices) == 5 and variant.best.plan.world_size == 4
+    assert variant.best.message == "the plan as it is"

@@ -68,45 +68,56 @@ class Search:
         notes: list[str] = []
         if not self.strategy.recomputes or self.run.cancelled:
             return found, notes
-        modes = useful_modes(self.workload)
-        if modes and self.memory_is_free(plain):
+        modes, budget = useful_modes(self.workload), self.budget()
+        if modes and self.memory_is_free(plain, part_of(budget, 1 + len(modes))):
             return found, [FREE]
-        for mode in modes:
-            kept, note = self.with_mode(mode, plain)
+        for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
+            if budget.should_stop:
+                return found, [*notes, f"no time was left for {mode} recomputation"]
+            kept, note = self.with_mode(mode, plain, part_of(budget, left))
             found += kept
             notes += note
         return found, notes
 
+    def budget(self) -> Run:
+        """A run for what comes beyond a first proposal: all of it together has the time limit of one method."""
+        return Run(self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel)
+
     def proposed(
-        self, mode: Recomputation, methods: Sequence[str] | None, reserve: float = 0.0
+        self,
+        mode: Recomputation,
+        methods: Sequence[str] | None,
+        reserve: float = 0.0,
+        run: Run | None = None,
     ) -> list[Candidate]:
         """The strategy's candidates under `mode`, replayed, those of exact methods tightened."""
         tight = replace(self.workload, reserved_bytes=self.workload.reserved_bytes + reserve)
         with derived(f"profile of {self.workload.model.name} under {mode} recomputation"):
             posed = recomputed(tight, mode)
-        found = self.strategy.propose(posed, self.run, self.given, methods=methods)
+        found = self.strategy.propose(posed, run or self.run, self.given, methods=methods)
         done = []
         for candidate in found:
             replayed = simulated(labelled(candidate, mode), self.workload)
             if self.strategy.recomputes and reserve == 0.0 and exact(candidate):
-                replayed = self.tightened(replayed, mode, candidate)
+                replayed = self.tightened(replayed, mode, candidate, run or self.budget())
             if self.tell is not None and reserve == 0.0:
                 self.tell(replayed)
             done.append(replayed)
         return done
 
-    def tightened(self, first: Candidate, mode: Recomputation, posed: Candidate) -> Candidate:
+    def tightened(self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run) -> Candidate:
         """The candidate whose replay fits, if less memory in the model finds one; the first's bound holds for it."""
         reserve, current = 0.0, first
-        for _ in range(ROUNDS):
+        for left in range(ROUNDS, 0, -1):
             excess = replay_excess(current, posed)
-            if excess <= 0 or self.run.cancelled:
+            if excess <= 0 or budget.should_stop:
                 return current
             reserve += excess * (1 + SAME) + 1.0
-            again = [c for c in self.proposed(mode, self.strategy.exact, reserve) if c.method == first.method]
-            if not again or again[0].plan is None:
+            found = self.proposed(mode, self.strategy.exact, reserve, part_of(budget, left))
+            again = next((c for c in found if c.method == first.method), None)
+            if again is None or again.plan is None:
                 return first
-            current = again[0]
+            current = again
             if current.fits_memory:
                 text = f"memory of the problem tightened by {bytes_text(reserve)} per device for the replay"
                 status = "optimal" if first.status == "optimal" and same(current, first) else "feasible"
@@ -120,24 +131,24 @@ class Search:
                 )
         return first
 
-    def memory_is_free(self, plain: Sequence[Candidate]) -> bool:
+    def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
         """Whether the strategy's best plan stays the best without memory limits: then less kept gains nothing."""
         best = shortest(c for c in plain if exact(c) and c.fits_memory)
         if best is None:
             return False
-        free = self.strategy.propose(
-            unlimited(self.workload), self.run.part(), self.given, methods=self.strategy.exact
-        )
+        free = self.strategy.propose(unlimited(self.workload), run, self.given, methods=self.strategy.exact)
         if any(c.status not in ("optimal", "infeasible") for c in free):
             return False
         least = min((c.predicted_seconds for c in free if c.predicted_seconds is not None), default=None)
         closed = best.closed_form_seconds or best.predicted_seconds
         return least is not None and closed is not None and closed <= least * (1 + SAME)
 
-    def with_mode(self, mode: Recomputation, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    def with_mode(
+        self, mode: Recomputation, plain: Sequence[Candidate], run: Run
+    ) -> tuple[list[Candidate], list[str]]:
         """Candidates under `mode` that are better than those without, or fit where none does."""
         best = shortest(c for c in plain if c.fits_memory)
-        found = self.proposed(mode, self.strategy.exact)
+        found = self.proposed(mode, self.strategy.exact, run=run)
         if best is None or best.predicted_seconds is None:
             usable = [c for c in found if c.fits_memory]
             return usable, [] if usable else [f"nothing fits with {mode} recomputation either"]
@@ -149,6 +160,13 @@ class Search:
             return [], []
         took = seconds_text(other.predicted_seconds)
         return [], [f"{mode} recomputation gains nothing ({other.name}: {took})"]
+
+
+def part_of(budget: Run, parts: int) -> Run:
+    """A run with one of so many parts of what is left of a budget; without a limit there is none."""
+    inner = budget.part(time_limit=budget.remaining / parts)
+    inner.watch = budget.watch
+    return inner
 
 
 def exact(candidate: Candidate) -> bool:
