@@ -216,6 +216,8 @@ def owners_of(plan: Plan, layer: int) -> list[Owner]:
 def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
     """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first one's)."""
     tied = costs.workload.profile.layers[layer].tied_param_bytes
+    if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
+        return 0.0
     return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied
 
 
