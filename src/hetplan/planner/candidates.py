@@ -151,7 +151,7 @@ class Search:
         found = self.proposed(mode, self.strategy.exact, run=run)
         if best is None or best.predicted_seconds is None:
             usable = [c for c in found if c.fits_memory]
-            return usable, [] if usable else [f"nothing fits with {mode} recomputation either"]
+            return usable, [] if usable else [f"nothing is found with {mode} recomputation either"]
         gains = [c for c in found if c.fits_memory and (c.predicted_seconds or 0.0) < best.predicted_seconds]
         if gains:
             return gains, []
