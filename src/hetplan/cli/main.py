@@ -20,11 +20,14 @@ from hetplan.cli import (
     check,
     cluster,
     doctor,
+    export,
     export_model,
     importing,
     library,
+    picture,
     plan,
     profile,
+    replan,
     report,
     schema,
     search,
@@ -34,6 +37,7 @@ from hetplan.cli import (
     study,
     templates,
     validate,
+    what_if,
 )
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
@@ -52,6 +56,10 @@ app = typer.Typer(
 )
 app.command("plan")(plan.plan)
 app.command("import")(importing.import_)
+app.command("what-if")(what_if.what_if)
+app.command("replan")(replan.replan)
+app.command("show")(picture.show)
+app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("calibrate")(calibrate.calibrate)
