@@ -268,7 +268,7 @@ def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
         curve_of(workload, tried_up_to=5)
     assert pose(workload, 3).notes == ()
     curve = Assumptions(curves={"T4": curve_of(workload)})
-    (found, _) = at_stage(workload, pose(workload, 3, curve), curve, Run())
+    (found,) = at_stage(workload, pose(workload, 3, curve), curve, Run(), ("auto",))
     assert found.plan is not None and "measured batch curves: T4" in found.message
     assert "what a replay does not know of; measured batch curves: T4" in found.plan.origin
     assert any("measured batch curves" in note for note in found.tables[0].notes)
