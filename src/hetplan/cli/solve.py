@@ -144,7 +144,9 @@ def run_methods(
             results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
         except Exception as error:
             # A method that refuses the instance, or breaks, does not take the others' results along.
-            if len(methods) == 1 or (isinstance(error, InputError) and not isinstance(error, UnsupportedError)):
+            if len(methods) == 1 or (
+                isinstance(error, InputError) and not isinstance(error, UnsupportedError)
+            ):
                 raise
             told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
             bug = not isinstance(error, UnsupportedError)
