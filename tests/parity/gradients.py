@@ -32,7 +32,10 @@ def work(rank: int, world: int, folder: Path) -> None:
         model = Distributed(module, case.plan, loss=LOSSES.get(case.model), seed=SEED)
         model.step = STEP
         loss = model.train_step()
-        found[case.name] = (loss, [vars(f) | {"values": f.values.clone()} for f in model.gradients()])
+        found[case.name] = (
+            loss,
+            [vars(f) | {"values": f.values.reshape(-1).clone()} for f in model.gradients()],
+        )
         dist.barrier()
         if rank == 0:
             with (folder / "seconds.txt").open("a") as told:

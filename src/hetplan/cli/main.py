@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, library, plan, profile, report, schema, search, simulate, solve
+from hetplan.cli import check, doctor, library, plan, profile, report, run, schema, search, simulate, solve
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
@@ -35,6 +35,7 @@ app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
+app.command("run")(run.run)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
 app.command("check")(check.check)

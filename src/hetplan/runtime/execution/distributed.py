@@ -21,12 +21,13 @@ from hetplan.runtime.execution.chain import Chain, count_of, describe
 from hetplan.runtime.execution.groups import make_groups
 from hetplan.runtime.execution.holdings import Held, bucket_plans, held_by
 from hetplan.runtime.execution.messages import Mail
-from hetplan.runtime.execution.pipeline import Pipeline, Rows, Watch
+from hetplan.runtime.execution.pipeline import Pipeline, Rows
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import Fragment, States
 from hetplan.runtime.execution.tensor import TensorGroup, join
 from hetplan.runtime.plan import Plan, check_world
+from hetplan.runtime.watch import Watch
 
 
 class Distributed:
@@ -48,7 +49,7 @@ class Distributed:
         self.layout = Layout(plan)
         self.place = self.layout.places[dist.get_rank()]
         self.chain = describe(module, plan.workload.layers, *(example or example_of(module)))
-        self.watch = watch or _unwatched
+        self.watch = watch or Watch()
         plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step)
         stages = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
         tensor_groups = [ranks for i, j in stages for ranks in self.layout.ranks_of(i, j)]
@@ -66,7 +67,7 @@ class Distributed:
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.layout, self.place, self.chain, {k: self.chain.layers[k] for k in layers}, self.states,
-            Mail(self.layout, self.place, device), loss, count_of(module), self.watch, device,
+            Mail(self.layout, self.place, device, self.watch), loss, count_of(module), self.watch, device,
         )  # fmt: skip
 
     def _join_tensor_group(self, layers: list[int], groups: Mapping[tuple[int, ...], Any]) -> None:
@@ -91,16 +92,16 @@ class Distributed:
         step = self.step
         self.step += 1
         of_step = rows or (lambda first, last: self.module.batch(step, first, last))
-        self.watch("prepare", 0, step, done=False)
+        self.watch.begins("prepare", 0, step)
         self.states.begin()
         weight = self._total(self.pipeline.weight(of_step))
-        self.watch("prepare", 0, step, done=True)
+        self.watch.ends("prepare", 0, step)
         summed = self.pipeline.run(of_step, Position(self.seed, step), weight)
-        self.watch("synchronise", 0, step, done=False)
+        self.watch.begins("synchronise", 0, step)
         self.pipeline.mail.settle()
         self.states.end()
         loss = self._total(summed) / weight
-        self.watch("synchronise", 0, step, done=True)
+        self.watch.ends("synchronise", 0, step)
         return loss
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
@@ -129,10 +130,6 @@ class Distributed:
         total = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(total)
         return float(total)
-
-
-def _unwatched(what: str, chunk: int, batch: int, *, done: bool) -> None:
-    """Nobody watches."""
 
 
 def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:

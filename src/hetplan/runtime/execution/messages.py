@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetplan.runtime.execution.places import Layout, Place
+from hetplan.runtime.watch import Watch
 from hetplan.schema import Range
 
 
@@ -26,12 +27,14 @@ class Mail:
     layout: Layout
     place: Place
     device: Any
+    watch: Watch
     sent: list[tuple[Any, Tensor]] = field(default_factory=list)
     local: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need them."""
         mine, tag = self._own_rows(batch), 2 * hop + forward
+        self.watch.departs(hop, batch, forward=forward)
         for rank, (first, last) in self._receivers(hop, batch, forward):
             rows = x[first - mine[0] : last - mine[0]].contiguous()
             if rank == self.place.rank:
@@ -46,8 +49,10 @@ class Mail:
         x = torch.empty(mine[1] - mine[0], *shape, dtype=dtype)
         for rank, (first, last) in self._senders(hop, batch, forward):
             if rank == self.place.rank:
-                return self.local.pop((tag, batch))
+                x = self.local.pop((tag, batch))
+                break
             dist.recv(x[first - mine[0] : last - mine[0]], rank, tag=tag)
+        self.watch.arrives(hop, batch, forward=forward)
         return x.to(self.device)
 
     def settle(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,9 @@ from hetplan.runtime.execution.messages import Mail
 from hetplan.runtime.execution.places import Layout, Place
 from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.states import States
+from hetplan.runtime.watch import Watch
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) -> inputs, targets
-
-
-class Watch(Protocol):
-    """Is told what a rank does: called before, and again with done=True behind each pass, wait and collective."""
-
-    def __call__(self, what: str, chunk: int, batch: int, *, done: bool) -> None: ...
 
 
 @dataclass
@@ -82,6 +77,7 @@ class Pipeline:
                 self._backward(chunk, batch, rows, weight)
                 if chunk == 0:
                     self.states.after_step()
+                    self.watch.stepped(batch)
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
@@ -102,7 +98,7 @@ class Pipeline:
         busy, last_layer = a < b, len(self.chain.names) - 1
         x = self._arrive(chunk, batch, rows) if busy else None
         targets = rows(a, b)[1].to(self.device) if busy and last > last_layer else None
-        self.watch("forward", chunk, batch, done=False)
+        self.watch.begins("forward", chunk, batch)
         kept: list[Saved] = []
         with at(Position(self.position.seed, self.position.step, a)):
             for k in range(first, last):
@@ -110,7 +106,7 @@ class Pipeline:
                 if x is not None:
                     x = self._layer(k, x, targets if k == last_layer else None, kept)
                 self.states.after_layer(k, backward=False)
-        self.watch("forward", chunk, batch, done=True)
+        self.watch.ends("forward", chunk, batch)
         self.saved[chunk, batch] = kept
         if x is None:
             return
@@ -125,9 +121,9 @@ class Pipeline:
         if first == 0:
             return rows(*self._rows(batch))[0].to(self.device)
         shape, dtype = self.chain.outputs[first - 1]
-        self.watch("receive", chunk, batch, done=False)
+        self.watch.begins("receive", chunk, batch)
         x = self.mail.receive(shape, dtype, self._hop(chunk) - 1, batch, forward=True)
-        self.watch("receive", chunk, batch, done=True)
+        self.watch.ends("receive", chunk, batch)
         return x
 
     def _layer(self, k: int, x: Tensor, targets: Tensor | None, kept: list[Saved]) -> Tensor:
@@ -156,14 +152,14 @@ class Pipeline:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
         kept = self.saved.pop((chunk, batch))
         grad = self._gradient(chunk, batch, kept, weight) if a < b else None
-        self.watch("backward", chunk, batch, done=False)
+        self.watch.begins("backward", chunk, batch)
         with at(Position(self.position.seed, self.position.step, a)):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
                 if kept:
                     grad = self._layer_back(kept.pop(), grad)
                 self.states.after_layer(k, backward=True)
-        self.watch("backward", chunk, batch, done=True)
+        self.watch.ends("backward", chunk, batch)
         if a < b and first > 0:
             shape, dtype = self.chain.outputs[first - 1]
             if grad is None:  # nothing before depends on a parameter
@@ -178,9 +174,9 @@ class Pipeline:
             assert y is not None
             return torch.full_like(y, 1.0 / weight)
         shape, dtype = self.chain.outputs[last - 1]
-        self.watch("receive", chunk, batch, done=False)
+        self.watch.begins("receive", chunk, batch)
         x = self.mail.receive(shape, dtype, self._hop(chunk), batch, forward=False)
-        self.watch("receive", chunk, batch, done=True)
+        self.watch.ends("receive", chunk, batch)
         return x
 
     def _layer_back(self, saved: Saved, grad: Tensor | None) -> Tensor | None:

@@ -48,10 +48,17 @@ class Layout:
         ]
         return tuple(sorted(found, key=lambda place: place.rank))
 
+    @cached_property
+    def _ranks(self) -> list[list[list[list[int]]]]:
+        ranks = self.plan.ranks
+        return [
+            [[[ranks[d] for d in group] for group in stage.devices] for stage in replica.stages]
+            for replica in self.plan.replicas
+        ]
+
     def ranks_of(self, replica: int, stage: int) -> list[list[int]]:
         """Ranks of a stage [row group][tensor rank]."""
-        ranks = self.plan.ranks
-        return [[ranks[d] for d in group] for group in self.plan.replicas[replica].stages[stage].devices]
+        return self._ranks[replica][stage]
 
     def part(self, place: Place) -> Part:
         """A rank's part of its tensor group."""

@@ -28,7 +28,10 @@ from hetplan.schema import Range
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements [first, last) of a parameter, its split dimension moved to the front and flattened; the values here."""
+    """Elements [first, last) of a parameter, its split dimension moved to the front and flattened.
+
+    values: a view of what is here; of any shape whose elements are in this order.
+    """
 
     name: str
     dim: int
@@ -139,6 +142,23 @@ class Bucket:
             sum_over(flat, self.group)
         self._keep(flat)
 
+    def held_fragments(self, values: Mapping[int, Tensor] | None, *, scalars: bool) -> Iterator[Fragment]:
+        """Of whole pieces (ZeRO 0)."""
+        for piece in self.plan.pieces:
+            parameter = self.parameters[piece.name]
+            tensor = parameter.data if values is None else values.get(id(parameter))
+            if tensor is not None and scalars:
+                yield fragment(piece, 0, piece.size, tensor)
+            elif tensor is not None:
+                yield fragment(piece, 0, piece.size, self.rows(piece, tensor))
+
+    def share_fragments(self, values: Mapping[int, Tensor] | None) -> Iterator[Fragment]:
+        """Of my shares (ZeRO 1 to 3)."""
+        for piece, a, b, parameter in self.shares:
+            tensor = parameter.data if values is None else values.get(id(parameter))
+            if tensor is not None:
+                yield fragment(piece, a, b, tensor)
+
     def _keep(self, flat: Tensor) -> None:
         begins, begin = {}, 0
         for piece in self.plan.pieces:
@@ -223,23 +243,20 @@ class States:
                     parameter.grad = torch.zeros_like(parameter)
         self._let_go()
 
-    def fragments(self, values: Mapping[int, Tensor] | None = None) -> Iterator[Fragment]:
-        """What this rank answers for. values: by id of an updated parameter (gradients, say); default its own."""
+    def fragments(
+        self, values: Mapping[int, Tensor] | None = None, *, mine: bool = False, scalars: bool = False
+    ) -> Iterator[Fragment]:
+        """What this rank holds. values: by id of an updated parameter (gradients, say); default its own.
 
-        def of(parameter: nn.Parameter) -> Tensor | None:
-            return parameter.data if values is None else values.get(id(parameter))
-
+        mine: only what this rank answers for, so that all ranks' fragments are every element once. scalars: the
+        values are single ones, which go with whole fragments.
+        """
         for bucket in self.buckets:
             if self.zero == 0:
-                for piece in bucket.plan.pieces:
-                    tensor = of(self.parameters[piece.name])
-                    if tensor is not None:
-                        yield fragment(piece, 0, piece.size, bucket.rows(piece, tensor).reshape(-1))
-                continue
-            for piece, a, b, parameter in bucket.shares:
-                tensor = of(parameter)
-                if tensor is not None:
-                    yield fragment(piece, a, b, tensor)
+                if not mine or bucket.rank == bucket.plan.owners[0]:
+                    yield from bucket.held_fragments(values, scalars=scalars)
+            else:
+                yield from bucket.share_fragments(values)
 
     def _join(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
