@@ -61,6 +61,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "two": lambda: stand_in(["first", "last"]),
     "perceptron": Perceptron,
 }
+
+
+def two(plan: Plan) -> nn.Module:
+    """A model of two layers, as `--factory` wants it."""
+    return MODELS["two"]()
+
+
 LOSSES = {"perceptron": squared}
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hetplan.runtime import distribute
+from hetplan.runtime.execution import checkpoint
 from hetplan.runtime.plan import Plan
 from parity.cases import MODELS, Case, R, S, even, zero
 
@@ -42,7 +43,9 @@ PLANS: dict[str, Plan] = {
 WORLDS = sorted({plan.world_size for plan in PLANS.values()})
 
 
-def train(plan: Plan, optimizer: str, steps: int = STEPS) -> list[float]:
+def train(
+    plan: Plan, optimizer: str, steps: int = STEPS, *, resume: Path | None = None, save: Path | None = None
+) -> list[float]:
     """The losses of some steps on one batch."""
     torch.set_default_dtype(torch.float64)
     with torch.device("meta"):
@@ -50,21 +53,26 @@ def train(plan: Plan, optimizer: str, steps: int = STEPS) -> list[float]:
     model = distribute(module, plan, seed=1)
     kind, options = OPTIMIZERS[optimizer]
     updates = model.optimizer(kind, **options)
+    if resume is not None:
+        checkpoint.load(model, updates, str(resume))
     losses = []
     for _ in range(steps):
         losses.append(model.train_step(lambda first, last: module.batch(0, first, last)))
         updates.step()
         updates.zero_grad()
+    if save is not None:
+        checkpoint.save(model, updates, str(save))
     return losses
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """Curves of all plans of this size."""
-    found = {
-        (name, optimizer): train(plan, optimizer)
-        for name, plan in PLANS.items()
-        if plan.world_size == world
-        for optimizer in OPTIMIZERS
-    }
+    """Curves of all plans of this size; checkpoints halfway."""
+    found = {}
+    for name, plan in PLANS.items():
+        if plan.world_size != world:
+            continue
+        for optimizer in OPTIMIZERS:
+            found[name, optimizer] = train(plan, optimizer)
+            train(plan, optimizer, STEPS // 2, save=folder / f"{name}-{optimizer}")
     if dist.get_rank() == 0:
         torch.save(found, folder / f"curves-{world}.pt")

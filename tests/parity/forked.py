@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
     """One rank: joins the group, works, leaves."""
-    store = dist.FileStore(str(folder / f"store-{world}"), world)
+    store = dist.FileStore(str(folder / f"store-{target.__name__}-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     target.work(rank, world, folder)
     dist.barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from hetplan.files import read_json  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402 (needs torch)
-from parity.curves import OPTIMIZERS, PLANS  # noqa: E402
+from parity.curves import OPTIMIZERS, PLANS, STEPS  # noqa: E402
 from parity.gradients import assembled, single  # noqa: E402
 
 TESTS = Path(__file__).parent.parent
@@ -66,15 +68,51 @@ def test_there_are_enough_shapes() -> None:
     assert {case.world for case in CASES} == set(range(2, 9))
 
 
-def test_any_two_plans_give_the_same_loss_curve(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, str], list[float]]]:
+    """The folder with checkpoints, and (plan, optimizer) -> losses."""
+    folder = tmp_path_factory.mktemp("curves")
+    run_forked("parity.curves", folder)
+    return folder, loaded(folder, "curves")
+
+
+def loaded(folder: Path, name: str) -> dict[tuple[str, str], list[float]]:
+    """What the ranks of all world sizes found."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for file in folder.glob(f"{name}-*.pt"):
+        found |= torch.load(file)
+    assert {plan for plan, _ in found} == set(PLANS)
+    return found
+
+
+Curves = tuple[Path, dict[tuple[str, str], list[float]]]
+
+
+def test_any_two_plans_give_the_same_loss_curve(curves: Curves) -> None:
     """Ten steps, with momentum and with AdamW; the model learns, so the curves are not flat."""
-    run_forked("parity.curves", tmp_path)
-    curves: dict[tuple[str, str], list[float]] = {}
-    for file in tmp_path.glob("curves-*.pt"):
-        curves |= torch.load(file)
-    assert {name for name, _ in curves} == set(PLANS)
     for optimizer in OPTIMIZERS:
-        first, *others = [curve for (_, used), curve in sorted(curves.items()) if used == optimizer]
+        first, *others = [curve for (_, used), curve in sorted(curves[1].items()) if used == optimizer]
         assert first[-1] < 0.97 * first[0]
         for curve in others:
             assert curve == pytest.approx(first, rel=1e-8)
+
+
+def test_a_checkpoint_goes_on_under_another_plan(curves: Curves) -> None:
+    """Other cuts, widths, shares, ZeRO levels and numbers of ranks: the second half of the same curve."""
+    folder, whole = curves
+    run_forked("parity.resumed", folder)
+    for key, losses in loaded(folder, "resumed").items():
+        assert losses == pytest.approx(whole[key][STEPS // 2 :], rel=1e-8), key
+
+
+def test_a_checkpoint_has_the_unsplit_names(curves: Curves) -> None:
+    """What is stored can be read without hetplan's plans: every tensor once, whole."""
+    dcp: Any = pytest.importorskip("torch.distributed.checkpoint")
+    folder = curves[0] / "ZeRO 3-adamw" / f"step-{STEPS // 2}"
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    shapes = read_json(folder / "hetplan.json")["shapes"]
+    assert {f"model.{name}" for name in shapes} == {key for key in stored if key.startswith("model.")}
+    for name, shape in shapes.items():
+        for key in (f"model.{name}", f"optimizer.{name}.exp_avg", f"optimizer.{name}.exp_avg_sq"):
+            ends = sorted((c.offsets[0], c.offsets[0] + c.sizes[0]) for c in stored[key].chunks)
+            assert [0, *(end for _, end in ends)] == [*(begin for begin, _ in ends), prod(shape)]

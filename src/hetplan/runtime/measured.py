@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -82,7 +83,9 @@ class Measured:
             "measured_seconds": self.seconds,
             "error": None if predicted is None else self.seconds / predicted - 1.0,
             "bubble": self.bubble,
-            "steps": [{"step": r.step, "loss": r.loss} for r in self.reports[0]],
+            "steps": [
+                {"step": r.step, "loss": r.loss if isfinite(r.loss) else None} for r in self.reports[0]
+            ],
             "ranks": [
                 {
                     "rank": rank,

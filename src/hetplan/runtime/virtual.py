@@ -88,9 +88,11 @@ class Shared:
         chunks = max(p.stages * p.chunks for p in self.rehearsal.pipelines)
         self.posts = _array((self.ranks, steps + 2, 2))  # [rank, meeting]: (iteration, time)
         self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))  # likewise, of each message set
-        ports = [max(np.asarray(p.hops.forward_ports).max(), np.asarray(p.hops.backward_ports).max()) for p in
-                 self.rehearsal.pipelines] + [max(c.ports, default=-1) for c in self.rehearsal.collectives]  # fmt: skip
-        self.free = _array((int(max(ports, default=-1)) + 2,))
+        hops = [p.hops for p in self.rehearsal.pipelines]
+        ports = [table for h in hops for table in (h.forward_ports, h.backward_ports)]
+        ports += [c.ports for c in self.rehearsal.collectives]
+        most = max(int(np.asarray(table, np.int64).max(initial=-1)) for table in ports)
+        self.free = _array((most + 1,))
         self.lock = multiprocessing.get_context("fork").Lock()
 
 

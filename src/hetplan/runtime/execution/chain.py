@@ -32,12 +32,16 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the unsplit model. name: under the first layer that has it; layers: all that have it."""
+    """A parameter of the unsplit model. name: under the first layer that has it; layers: all that have it.
+
+    dim: the dimension that tensor ranks would split, whether or not they do.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
     layers: tuple[int, ...]
+    dim: int
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,22 @@ def describe(module: nn.Module, names: Sequence[str], example: Tensor, targets: 
             name = seen.setdefault(id(parameter), f"{layer}.{inside}")
             shapes.setdefault(name, (parameter, []))[1].append(k)
             own[-1][inside] = name
+    dims = split_dimensions(layers, own)
     parameters = {
-        name: Parameter(name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)))
+        name: Parameter(name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)), dims.get(name, 0))
         for name, (p, where) in shapes.items()
     }
     return Chain(tuple(names), layers, parameters, tuple(own), outputs_of(names, layers, example, targets))
+
+
+def split_dimensions(layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """name -> the dimension that its layers cut; raises InputError where two cut different ones."""
+    found: dict[str, int] = {}
+    for layer, names in zip(layers, own, strict=True):
+        for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
+            if found.setdefault(names[inside], cut.dim) != cut.dim:
+                raise InputError("shared parameter is cut along two dimensions", where=names[inside])
+    return found
 
 
 def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.runtime.execution.chain import Chain
+from hetplan.runtime.execution.chain import Chain, Parameter
 from hetplan.runtime.execution.places import Layout, Place
 from hetplan.runtime.execution.tensor import Cut
 
@@ -84,23 +84,15 @@ def bucket_plans(layout: Layout, chain: Chain, *, by_layer: bool) -> list[Bucket
     found: dict[tuple[Any, ...], list[Piece]] = defaultdict(list)
     for name, parameter in chain.parameters.items():
         layers = parameter.layers if by_layer else ()
-        for owners, piece in pieces_of(name, parameter.shape, holders[name]):
+        for owners, piece in pieces_of(parameter, holders[name]):
             found[owners, parameter.dtype, layers].append(piece)
     ordered = sorted(found.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
     return [BucketPlan(owners, dtype, layers, tuple(pieces)) for (owners, dtype, layers), pieces in ordered]
 
 
-def pieces_of(
-    name: str, shape: tuple[int, ...], holders: list[tuple[Place, Cut]]
-) -> list[tuple[tuple[int, ...], Piece]]:
+def pieces_of(parameter: Parameter, holders: list[tuple[Place, Cut]]) -> list[tuple[tuple[int, ...], Piece]]:
     """(owners, piece) for each piece of a parameter."""
-    shape = shape or (1,)
-    dims = {cut.dim for _, cut in holders if cut.ranges != ((0, shape[cut.dim]),)} or {0}
-    if len(dims) > 1:
-        raise InputError(
-            "parameter is cut along two dimensions", where=name, got=sorted(dims), expected="one"
-        )
-    dim = dims.pop()
+    name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
     row = 1
     for d, length in enumerate(shape):
         row *= 1 if d == dim else length

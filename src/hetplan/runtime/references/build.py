@@ -44,6 +44,10 @@ class Reference(nn.Module):
         super().__init__()
         self.layers = nn.ModuleDict(layers)
         self.vocabulary, self.sequence, self.image, self.seed = vocabulary, sequence, image, seed
+        with torch.no_grad():
+            for name, parameter in self.layers.named_parameters():
+                if not parameter.is_meta:
+                    parameter.copy_(self.initial(name, parameter))
 
     def initial(self, name: str, parameter: Tensor) -> Tensor:
         """A parameter's first values, from its name: norms' scales 1, biases 0, others normal with deviation 0.02."""
