@@ -29,7 +29,7 @@ LEVELS = (
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),
-    ("planner",),
+    ("planner", "studies"),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
@@ -47,6 +47,7 @@ HEAVY = (
     "numpy",
     "ortools",
     "pandas",
+    "pyarrow",
     "pydantic",
     "pyomo",
     "scipy",
