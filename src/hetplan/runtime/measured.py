@@ -136,7 +136,7 @@ class Measured:
         if self.predicted is not None:
             where = "" if self.job.virtual else " on the plan's devices"
             error = (
-                f"; measured is {percent_text(self.seconds / self.predicted - 1)} more"
+                f", off by {percent_text(self.seconds / self.predicted - 1)}"
                 if self.job.virtual
                 else ""
             )
