@@ -1,4 +1,4 @@
-"""Models that misbehave on one rank, for the tests of the supervisor: `parity.faulty:killed` and so on."""
+"""Models that misbehave on one rank, to test the supervisor (`parity.faulty:killed` …), and layers that are none."""
 
 from __future__ import annotations
 
@@ -63,6 +63,24 @@ def hungry(plan: Plan) -> nn.Module:
     return with_fault(plan, lambda: print(torch.empty(1 << 60).sum()))
 
 
+def unlucky(plan: Plan) -> nn.Module:
+    """Killed where the environment says: RANK and PASS as `KILL_AT=rank:pass`; learns from one batch."""
+    with torch.device("meta"):
+        module = stand_in(plan.workload.layers)
+    rank, number = map(int, os.environ["KILL_AT"].split(":"))
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        if dist.get_rank() == rank and passes == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for layer in module.layers.values():
+        layer.register_forward_pre_hook(lambda _, given: None if given[0].is_meta else count())
+    return module
+
+
 def wrong(plan: Plan) -> nn.Module:
     """A bug in a user's layer."""
 
@@ -80,3 +98,19 @@ def short(plan: Plan) -> nn.Module:
 def slow(plan: Plan) -> nn.Module:
     """A rank whose passes take longer, once."""
     return with_fault(plan, lambda: time.sleep(3))
+
+
+class Pair(nn.Module):
+    """Returns two tensors."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same twice."""
+        return x, x
+
+
+class Picky(nn.Module):
+    """Looks at values, which the meta device does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Something times a number from the values."""
+        return x * float(x.sum())

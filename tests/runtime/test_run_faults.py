@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,12 +29,12 @@ def plan() -> Plan:
     return Case("faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """`hetplan run` in a process group of its own."""
     save_plan(plan(), folder / "plan.json")
     return subprocess.Popen(
         [sys.executable, "-m", "hetplan", "run", str(folder / "plan.json"), *options],
-        env=os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"} | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -87,6 +89,34 @@ def test_a_model_that_does_not_match_is_told_before_anything_starts(tmp_path: Pa
     running = start(tmp_path, "--factory", "parity.faulty:nothing")
     assert "--factory cannot be imported" in running.communicate(timeout=120)[1]
     assert running.returncode == 2
+
+
+def losses(folder: Path, kill_at: str, *options: str) -> tuple[int, dict[int, float]]:
+    """Exit code and losses by step of a run that dies at `rank:pass`, if it comes there."""
+    command = ("--factory", "parity.faulty:unlucky", "--steps", "6", *options)
+    running = start(folder, *command, environment={"KILL_AT": kill_at})
+    _, told = running.communicate(timeout=120)
+    found = re.findall(r"step (\d+): loss (\S+)", told)
+    return running.returncode, {int(step): float(loss) for step, loss in found}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 30))])
+def test_only_the_steps_since_the_last_checkpoint_are_lost(seed: int, tmp_path: Path) -> None:
+    """A rank is killed at a random moment; what is resumed has the losses of a run without interruption."""
+    rng = Random(seed)
+    whole = losses(tmp_path, "0:0")[1]
+    assert sorted(whole) == list(range(6))
+    kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "2")
+    code, before = losses(tmp_path, f"{rng.randint(0, 3)}:{rng.randint(3, 8)}", *kept)
+    assert code == 1
+    complete = sorted(int(p.name[5:]) for p in (tmp_path / "kept").glob("step-*"))
+    saved = complete[-1] if complete else 0
+    assert saved >= max(before, default=-1) // 2 * 2 - 2
+    code, after = losses(tmp_path, "0:0", *kept, *(["--resume"] if complete else []))
+    assert code == 0 and min(after) == saved
+    for step, loss in (before | after).items():
+        if step in whole:
+            assert loss == pytest.approx(whole[step], rel=1e-4), step
 
 
 def test_no_rank_survives_whoever_started_it(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def run(
     loaded = load_plan(plan)
     rehearsal = rehearse(loaded, cluster, model, profile, time_scale, virtual=virtual)
     job = Job(
-        plan=loaded, steps=steps, factory=factory, rehearsal=rehearsal, virtual=virtual, optimizer=optimizer,
-        learning_rate=learning_rate, seed=seed, hang_seconds=hang_after,
+        plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsal, virtual=virtual,
+        optimizer=optimizer, learning_rate=learning_rate, seed=seed, hang_seconds=hang_after,
         checkpoint=None if checkpoint is None else str(checkpoint), every=every, resume=resume,
     )  # fmt: skip
 

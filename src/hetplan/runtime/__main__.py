@@ -25,6 +25,9 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     parser.add_argument(
         "--factory", metavar="MODULE:FUNCTION", help="your model; default the reference of its name"
     )
+    parser.add_argument(
+        "--model", metavar="NAME|FILE", help="built-in model or config.json; default the plan's"
+    )
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -34,8 +37,8 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args(arguments)
     return Job(
-        plan=load_plan(given.plan), steps=given.steps, factory=given.factory, optimizer=given.optimizer,
-        learning_rate=given.learning_rate, seed=given.seed, checkpoint=given.checkpoint, every=given.every,
+        plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,
+        optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed, checkpoint=given.checkpoint, every=given.every,
         resume=given.resume,
     )  # fmt: skip
 

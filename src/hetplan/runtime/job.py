@@ -17,14 +17,16 @@ class Job:
     """What every rank needs to know.
 
     factory: `module:function` that makes the model from the plan (see `execution.chain`); None: the reference model
-    of the plan's name, or a narrow stand-in in a rehearsal. rehearsal: predicted times, on `virtual` devices slept.
-    hang_seconds: without progress, a rank counts as hung (longer where its passes are). checkpoint: folder, written
-    `every` so many steps and at the end; resume: begin with what the folder holds.
+    `model` (a name or a config.json, default the plan's), or a narrow stand-in in a rehearsal.
+    rehearsal: predicted times, slept on `virtual` devices. hang_seconds: without progress for so long, a rank counts
+    as hung (longer where its passes are). checkpoint: folder, written `every` so many steps and at the end; resume:
+    begin with what the folder holds.
     """
 
     plan: Plan
     steps: int = 10
     factory: str | None = None
+    model: str | None = None
     rehearsal: Rehearsal | None = None
     virtual: bool = False
     optimizer: Optimizer = "adamw"
@@ -40,6 +42,7 @@ class Job:
 class StepReport:
     """One rank's step. begin, end: seconds of the monotonic clock; forward, backward, waits: seconds in them.
 
+    peak_bytes: the most memory that the process has had, libraries included.
     events: (what, chunk, micro-batch, start, end), where a trace is wanted (the last step's).
     """
 
@@ -50,6 +53,7 @@ class StepReport:
     forward: float
     backward: float
     waits: float
+    peak_bytes: int
     events: list[tuple[str, int, int, float, float]] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Measured:
                     "predicted_busy_seconds": self.predicted_busy(rank),
                     "busy_seconds": self.busy(rank),
                     "waiting_seconds": self.waits(rank),
+                    "peak_bytes": self.reports[rank][-1].peak_bytes,
                 }
                 for rank, (i, j, g, t) in enumerate(places)
             ],
@@ -135,11 +136,7 @@ class Measured:
         ]
         if self.predicted is not None:
             where = "" if self.job.virtual else " on the plan's devices"
-            error = (
-                f", off by {percent_text(self.seconds / self.predicted - 1)}"
-                if self.job.virtual
-                else ""
-            )
+            error = f", off by {percent_text(self.seconds / self.predicted - 1)}" if self.job.virtual else ""
             notes.append(f"predicted: {seconds_text(self.predicted)} per iteration{where}{error}")
         slow = self.slowest()
         if slow is not None:

@@ -14,7 +14,7 @@ import mmap
 import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from hetplan.profiling.simulator.pipeline import Collective, simulate_replicas
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan
+from hetplan.runtime.plan import Plan, Replica, Stage
 from hetplan.runtime.replay import Settings, ZeroCosts, check_same, gradient_collectives, pipeline
 from hetplan.runtime.watch import Recorder
 
@@ -46,15 +46,30 @@ class Rehearsal:
         costs, zero, settings = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload), Settings()
         pipelines = tuple(pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas)
         together = (*gradient_collectives(plan, costs, settings), *zero.collectives(plan))
-        if scale is None:
-            predicted = simulate_replicas(pipelines, together).seconds
-            scale = max(1.0, passes(plan) * REAL_SECONDS / cores) / predicted if predicted > 0 else 1.0
-        return cls(plan, pipelines, together, scale)
+        made = cls(plan, pipelines, together, 1.0)
+        return replace(made, scale=scale or made.comfortable_scale(cores))
 
     @property
     def seconds(self) -> float:
         """Predicted seconds of an iteration here: the simulator's, scaled."""
         return self.scale * simulate_replicas(self.pipelines, self.collectives).seconds
+
+    def comfortable_scale(self, cores: int) -> float:
+        """Such that an iteration takes a second, or as long as the real work needs: all of it on the cores, and
+        that of the busiest stage's ranks in the time of its passes."""
+        predicted = self.seconds
+        if predicted <= 0:
+            return 1.0
+        stages = [(i, j, s) for i, r in enumerate(self.plan.replicas) for j, s in enumerate(r.stages)]
+        real = {(i, j): real_seconds(self.plan.replicas[i], stage) for i, j, stage in stages}
+        total = sum(real[i, j] * len(stage.all_devices) for i, j, stage in stages)
+        busy = {
+            (i, j): sum(float(self.times(i, what)[j].sum()) for what in ("forward", "backward"))
+            for i, j, _ in stages
+        }
+        unit = max(busy, key=lambda unit: busy[unit])
+        own = real[unit] / busy[unit] if busy[unit] > 0 else 0.0
+        return max(1.0 / predicted, total / cores / predicted, own)
 
     def times(self, replica: int, what: str) -> Any:
         """[stages, chunks, micro-batches] of forward or backward passes."""
@@ -63,16 +78,14 @@ class Rehearsal:
         return np.broadcast_to(np.asarray(p.forward if what == "forward" else p.backward, float), grid)
 
 
-REAL_SECONDS = 0.008  # of a core, that a pass of a narrow layer takes with its messages
+# Seconds of a core that a narrow layer's pass takes, and a pass with its messages beside.
+LAYER_SECONDS, PASS_SECONDS = 0.0015, 0.004
 
 
-def passes(plan: Plan) -> int:
-    """Passes of all ranks in an iteration."""
-    return sum(
-        2 * replica.steps * len(stage.layers) * len(stage.all_devices)
-        for replica in plan.replicas
-        for stage in replica.stages
-    )
+def real_seconds(replica: Replica, stage: Stage) -> float:
+    """Of a core, for an iteration of one rank of a stage on narrow layers."""
+    layers = sum(last - first for first, last in stage.layers)
+    return 2 * replica.steps * (len(stage.layers) * PASS_SECONDS + layers * LAYER_SECONDS)
 
 
 @dataclass

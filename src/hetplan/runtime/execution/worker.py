@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from hetplan.runtime.references.build import reference, stand_in
 from hetplan.runtime.virtual import Shared, Virtual
 from hetplan.runtime.watch import WAITS, Event, Recorder
 
+KIB = 1024  # Linux counts resident memory in KiB
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
@@ -32,15 +34,15 @@ def make_module(job: Job) -> nn.Module:
         if job.virtual:
             widest = max(len(stage.tensor_shares) for replica in plan.replicas for stage in replica.stages)
             return stand_in(plan.workload.layers, tensor=widest, seed=job.seed)
-        return named(plan, job.seed)
+        return named(plan, job.model or plan.workload.model, job.seed)
 
 
-def named(plan: Plan, seed: int) -> nn.Module:
-    """The reference model of the plan's model's name."""
+def named(plan: Plan, model: str, seed: int) -> nn.Module:
+    """The reference model of a name or a config.json."""
     from hetplan.profiling.models import load_model
 
     told = plan.workload
-    return reference(load_model(told.model, sequence=told.sequence, precision=told.precision), seed=seed)
+    return reference(load_model(model, sequence=told.sequence, precision=told.precision), seed=seed)
 
 
 def from_factory(text: str, plan: Plan) -> nn.Module:
@@ -127,4 +129,5 @@ def step_report(step: int, loss: float, events: list[Event], *, keep: bool) -> S
     waits = sum(e.end - e.start for e in events if e.what in WAITS and e.what != "prepare")
     kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if keep else []
     begin = next(e.end for e in events if e.what == "prepare")
-    return StepReport(step, loss, begin, events[-1].end, seconds["forward"], seconds["backward"], waits, kept)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    return StepReport(step, loss, begin, events[-1].end, *seconds.values(), waits, peak, kept)
