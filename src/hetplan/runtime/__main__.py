@@ -38,8 +38,8 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     given = parser.parse_args(arguments)
     return Job(
         plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,
-        optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed, checkpoint=given.checkpoint, every=given.every,
-        resume=given.resume,
+        optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed,
+        checkpoint=given.checkpoint, every=given.every, resume=given.resume,
     )  # fmt: skip
 
 

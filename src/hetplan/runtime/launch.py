@@ -27,7 +27,8 @@ from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import WAITS
 
 GRACE = 1.5  # seconds in which causes are told from consequences
-STARTING = 90.0  # seconds that imports and the model may take
+STARTING = 90.0  # seconds that the model, a first pass or a checkpoint may take
+SLOW = ("start", "checkpoint")
 
 
 class RankError(HetplanError):
@@ -188,7 +189,10 @@ class Supervisor:
         waiting = 0
         for number, rank in alive:
             what, seconds = rank.state.get("what", "start"), rank.state.get("seconds", 0.0)
-            patience = STARTING if what == "start" else max(limit, 10 * rank.state.get("longest", 0.0))
+            longest = rank.state.get("longest", 0.0)
+            patience = max(limit, 10 * longest)
+            if what in SLOW or not longest:  # nothing to compare with
+                patience = max(limit, STARTING)
             if what in WAITS:
                 waiting += seconds > max(limit, *(10 * r.state.get("longest", 0.0) for _, r in alive))
             elif seconds > patience:

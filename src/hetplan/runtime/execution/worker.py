@@ -123,11 +123,11 @@ def agreed(wish: bool) -> bool:
 
 def step_report(step: int, loss: float, events: list[Event], *, keep: bool) -> StepReport:
     """A step's times from its events; it begins behind the preparation, where all ranks have met."""
-    seconds = {
-        what: sum(e.end - e.start for e in events if e.what == what) for what in ("forward", "backward")
-    }
+    forward, backward = (
+        float(sum(e.end - e.start for e in events if e.what == what)) for what in ("forward", "backward")
+    )
     waits = sum(e.end - e.start for e in events if e.what in WAITS and e.what != "prepare")
     kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if keep else []
     begin = next(e.end for e in events if e.what == "prepare")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-    return StepReport(step, loss, begin, events[-1].end, *seconds.values(), waits, peak, kept)
+    return StepReport(step, loss, begin, events[-1].end, forward, backward, waits, peak, kept)
