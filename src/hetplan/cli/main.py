@@ -29,6 +29,7 @@ from hetplan.cli import (
     profile,
     replan,
     report,
+    run,
     schema,
     search,
     sensitivity,
@@ -65,6 +66,7 @@ app.command("report")(report.report)
 app.command("calibrate")(calibrate.calibrate)
 app.command("sensitivity")(sensitivity.sensitivity)
 app.command("simulate")(simulate.simulate)
+app.command("run")(run.run)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
 app.command("study")(study.study)
