@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, library, plan, profile, report, schema, search, simulate, solve
+from hetplan.cli import check, doctor, library, plan, profile, report, schema, search, show, simulate, solve
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
+app.command("show")(show.show)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)

@@ -83,6 +83,13 @@ STRATEGIES: dict[str, Strategy] = {
             "one pipeline, stages of unequal width (Ditto)",
             ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
         ),
+        Strategy(
+            "hap",
+            "hetplan.planner.hap:propose",
+            "one SPMD program, sharding ratios per device (HAP)",
+            ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:duals"),
+            "hetplan.planner.hap_settings:HapSettings",
+        ),
         Strategy("dp", "hetplan.planner.data_parallel:propose", "plain data parallelism, the floor"),
     )
 }

@@ -56,5 +56,6 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
+    show=f"{_HERE}.listing:show",
     warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:duals"),
 )
