@@ -109,7 +109,7 @@ def _by_halves(work: list[int], edges: Mapping[tuple[int, int], int], count: int
     """The part with the most work is cut in two where half of it is done, and the cut improved by exchanges."""
     import networkx as nx
 
-    graph = nx.Graph()
+    graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(len(work)))
     graph.add_weighted_edges_from((a, b, weight) for (a, b), weight in edges.items())
     parts: list[set[int]] = [set(range(len(work)))]

@@ -40,7 +40,7 @@ def products_of(program: SingleProgram, node: Node, gradients: set[str]) -> Work
     found, inputs = work_of(program, node, gradients), program.inputs(node)
     if node.kind == "attention":
         b, n, q, _ = node.shape
-        scores = ELEMENT_FLOPS * float(b * n * q * inputs[-1].shape[2])
+        scores = ELEMENT_FLOPS * float(b * n * node.attributes.get("queries", 1) * q * inputs[-1].shape[2])
         return Work(found.forward - 4 * scores, found.backward - 6 * scores)
     bias = ELEMENT_FLOPS * size(node.shape) * (len(inputs) - 2)
     return Work(found.forward, found.backward - bias)
