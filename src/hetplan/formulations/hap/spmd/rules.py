@@ -169,7 +169,8 @@ class _Writer:
         inputs = self.program.inputs(node)
         forward, back = operator(node.kind).work([s.shape for s in inputs], node.shape, node.attributes)
         factor = self.weights.get(node.name, 1.0)
-        needed = [b if s.name in self.gradients else 0.0 for s, b in zip(inputs, back, strict=True)]
+        passed = self.gradients if node.name in self.gradients else set()
+        needed = [b if s.name in passed else 0.0 for s, b in zip(inputs, back, strict=True)]
         return factor * forward, [factor * b for b in needed]
 
     def _run(self, node: Node, way: Way, after: str, unsynchronised: tuple[str, ...]) -> None:

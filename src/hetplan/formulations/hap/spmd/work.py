@@ -29,8 +29,8 @@ def work_of(program: SingleProgram, node: Node, gradients: set[str]) -> Work:
     """The work that theories charge for a node; gradients: `program.needs_gradient()`."""
     inputs = program.inputs(node)
     forward, backward = operator(node.kind).work([s.shape for s in inputs], node.shape, node.attributes)
-    needed = sum(b for s, b in zip(inputs, backward, strict=True) if s.name in gradients)
-    return Work(forward, needed)
+    passed = gradients if node.name in gradients else set()
+    return Work(forward, sum(b for s, b in zip(inputs, backward, strict=True) if s.name in passed))
 
 
 def products_of(program: SingleProgram, node: Node, gradients: set[str]) -> Work:
