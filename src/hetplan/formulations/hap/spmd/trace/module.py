@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.trace import moves, pointwise, products
+from hetplan.formulations.hap.spmd.trace.fuse import Packed, fused
 from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Unsupported, Walker
 
 RULES: dict[str, Rule] = {**products.RULES, **pointwise.RULES, **moves.RULES}
@@ -27,12 +28,13 @@ LISTED = 6
 @dataclass(frozen=True)
 class Traced:
     """program; inputs: names of the placeholders of the module's arguments, in order; constants: values of the other
-    placeholders; notes: what was left out, with how often."""
+    placeholders; notes: what was left out, with how often; packed: parameters made of the module's (see `fuse`)."""
 
     program: SingleProgram
     inputs: tuple[str, ...]
     constants: Mapping[str, Array]
     notes: Mapping[str, int]
+    packed: Mapping[str, Packed] = field(default_factory=dict)
 
     def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, Array]:
         """Values of all sources for `execute.reference`: the module's parameters, and arguments like those traced."""
@@ -41,11 +43,21 @@ class Traced:
             name: argument.detach().cpu().numpy()
             for name, argument in zip(self.inputs, arguments, strict=True)
         }
-        parameters = dict(module.named_parameters())
+        values = {name: p.detach().cpu().numpy() for name, p in module.named_parameters()}
         for node in self.program.parameters:
-            owner = self.program.copies.get(node.name, node.name)
-            given[node.name] = parameters[owner].detach().cpu().numpy()
+            if node.name in self.packed:
+                made = self.packed[node.name]
+                given[node.name] = made.pack([values[owner] for owner in made.owners])
+            else:
+                given[node.name] = values[self.program.copies.get(node.name, node.name)]
         return given
+
+    def by_parameter(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
+        """Gradients of the program's parameters as those of the module's."""
+        found: dict[str, Array] = {}
+        for name, gradient in gradients.items():
+            found |= self.packed[name].unpack(gradient) if name in self.packed else {name: gradient}
+        return found
 
 
 def trace(
@@ -125,7 +137,8 @@ def walk(
     if not isinstance(loss, Tensor) or loss.shape != ():
         got = loss.shape if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError("forward must return one scalar, the loss", where=name, got=got, expected="shape ()")
-    return Traced(pruned(walker.writer.finish(), loss.name), inputs, walker.data, walker.notes)
+    written, packed = fused(pruned(walker.writer.finish(), loss.name))
+    return Traced(written, inputs, walker.data, walker.notes, packed)
 
 
 def sources(
