@@ -3,6 +3,7 @@ built-in graphs, and what is said of operators without a rule."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -18,6 +19,8 @@ from torch.nn import functional as F  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
+from hetplan.formulations.hap.first import greedy_program  # noqa: E402
+from hetplan.formulations.hap.problem import compile_problem  # noqa: E402
 from hetplan.formulations.hap.spmd.execute import Outcome, execute, reference  # noqa: E402
 from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
 from hetplan.formulations.hap.spmd.models import makers, model  # noqa: E402
@@ -25,9 +28,7 @@ from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram  # no
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
 from hetplan.formulations.hap.spmd.trace.module import RULES, Traced, survey, trace  # noqa: E402
 from hetplan.formulations.hap.spmd.work import products_of, summed  # noqa: E402
-from hetplan.solvers.options import Options  # noqa: E402
-from hetplan.solvers.registry import solve  # noqa: E402
-from hetplan.solvers.run import Run  # noqa: E402
+from hetplan.formulations.hap.theory import reduce_theory  # noqa: E402
 
 # the same operators as vit
 NETWORKS = [name for name in makers() if name != "vit-24"]
@@ -73,16 +74,16 @@ def unpacked(found: Traced, computed: Outcome) -> Outcome:
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-moe"])
 def test_distributed_programs_of_traced_modules_compute_what_autograd_does(name: str) -> None:
-    """The whole way: module, theory, synthesised program, simulated devices."""
+    """The whole way: module, theory, a program of rules at random, simulated devices under uneven ratios."""
     found, module, arguments = traced(name)
     devices = [Device(name="a", flops_per_second=3.86e12), *[Device(name="b", flops_per_second=2.15e12)] * 2]
     theory = theory_of(found.program, devices, measured_by_hap(3), all_dimensions=True)
-    from hetplan.formulations.hap.family import FAMILY
-
-    result = solve(FAMILY, theory.data, "auto", Run(Options(threads=1, time_limit=3)))
-    assert isinstance(result.decision, HapDecision)
+    reduced, draw = reduce_theory(compile_problem(theory.data)), random.Random(2)
+    prices = [draw.random() ** 3 for _ in theory.data.triples]
+    program = greedy_program(reduced, lambda step: prices[step.index])
+    decision = HapDecision(program=program, ratios=[[0.5, 0.2, 0.3]])
     values = found.values(module, arguments)
-    agree(unpacked(found, execute(theory, result.decision, values)), by_autograd(module, arguments))
+    agree(unpacked(found, execute(theory, decision, values)), by_autograd(module, arguments))
 
 
 def entries(program: SingleProgram) -> int:
