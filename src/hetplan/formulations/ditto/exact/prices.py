@@ -30,12 +30,16 @@ class Prices:
         self.value: Floats = np.zeros(len(self.budget))
         self.togo = np.empty((2, space.problem.layers + 1))
 
-    def bound(self, windows: Windows, charge: Charge, limit: float, steps: int) -> float:
+    def bound(
+        self, windows: Windows, charge: Charge, limit: float, steps: int, fee: float | None = None
+    ) -> float:
         """The best bound of at most `steps` steps (stops at `limit`); `value` and `togo` belong to the best.
 
-        +inf where no template has its slowest stage in the interval.
+        fee: the price of a stage, which else is sought with the others. +inf where no template has its slowest
+        stage in the interval.
         """
-        best, best_value, current = -np.inf, self.value, self._start(windows, charge)
+        current = self._start(windows, charge) if fee is None else np.append(self.value[:-1], fee)
+        best, best_value = -np.inf, current
         used = np.empty(len(current), dtype=np.int64)
         target = limit if np.isfinite(limit) else None
         pace, stale = 1.0, 0
@@ -52,7 +56,7 @@ class Prices:
                 break
             self._devices(current, windows, charge, used)
             slope = used - self.budget
-            if not self.limited:
+            if not self.limited or fee is not None:
                 slope[-1] = 0
             # A price at zero does not fall further.
             slope = np.where((current <= 0) & (slope < 0), 0, slope)
