@@ -253,6 +253,12 @@ def test_settings() -> None:
         strategy.propose(small(8), Run(), {"steps": 0})
 
 
+def test_models_that_no_slicing_fits_are_infeasible() -> None:
+    found = propose(make_workload("llama2-70b", on(V100), 8), Run())
+    assert [(c.status, c.plan) for c in found] == [("infeasible", None)] * 4
+    assert "one copy of the model states" in found[0].message
+
+
 def test_models_without_a_program_say_so() -> None:
     found = propose(make_workload("transgan-amp", on(V100), 8), Run())
     assert [c.status for c in found] == ["unknown"] * 4

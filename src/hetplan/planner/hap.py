@@ -37,6 +37,12 @@ METHODS = ("auto", "paper", "dp-even", "dp-proportional")
 def propose(workload: Workload, run: SolverRun, settings: HapSettings | None = None) -> list[Candidate]:
     """One candidate per method."""
     settings, begun = settings or HapSettings(), time.perf_counter()
+    usable = workload.device_bytes()
+    room = sum(usable[device.type] for device in workload.cluster.devices)
+    if workload.state_bytes > room:  # however the parameters are sliced, somebody holds each
+        held = bytes_text(workload.state_bytes)
+        text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
+        return [nothing(method, "infeasible", text) for method in METHODS]
     try:
         posed = pose(workload, settings.steps)
     except UnsupportedError as error:
