@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.ditto.exact.labels import set_labels
-from hetplan.formulations.ditto.exact.paths import Line, relax_all
+from hetplan.formulations.ditto.exact.labels import label
+from hetplan.formulations.ditto.exact.paths import Line, relax
 from hetplan.formulations.ditto.exact.space import Charge, Space, States, Windows
 from hetplan.formulations.ditto.problem import Floats, Ints, Stages, tie
+from hetplan.solvers.run import Run
 
 # Three more tables beside the relaxation's, and labels of 24 bytes: together well under 2 GB.
 MOST_STATES = 16_000_000
@@ -41,24 +42,31 @@ def lines(charge: Charge, fee: float) -> tuple[Line, Line, Line]:
 
 
 def cheapest_counted(
-    space: Space, windows: Windows, states: States, charge: Charge, relaxed: Relaxed, limit: float, room: int
+    space: Space,
+    run: Run,
+    windows: Windows,
+    states: States,
+    charge: Charge,
+    relaxed: Relaxed,
+    limit: float,
+    room: int,
 ) -> tuple[float, Stages] | None:
     """The cheapest template of the interval as charged and its cost, None if none is below `limit`.
 
-    Raises TooManyLabels where there would be more than `room` labels.
+    Raises TooManyLabels where there would be more than `room` labels, `Stopped` where `run` should stop.
     """
     p = space.problem
     if states.total > MOST_STATES:
         raise TooManyLabels
-    front = from_the_front(space, windows, states, charge, relaxed)
+    front = from_the_front(space, run, windows, states, charge, relaxed)
     after, before = space.counted_windows(windows)
     begin = np.empty((2, states.total), dtype=np.int32)
     until = np.empty_like(begin)
     cost, links = np.empty(room), np.empty((room, 4), dtype=np.int32)
     best = np.full(p.most_stages + 1, np.inf)
-    count = set_labels(
-        p.time, lines(charge, 0.0), space.coords, space.strides, space.kind, space.size, space.delta, after, before,
-        windows.peak_first, relaxed.first, relaxed.last, states.offset, relaxed.value, front, relaxed.fee,
+    count = label(
+        run, p.time, lines(charge, 0.0), space.coords, space.strides, space.kind, space.size, space.delta, after,
+        before, windows.peak_first, relaxed.first, relaxed.last, states.offset, relaxed.value, front, relaxed.fee,
         limit + relaxed.fee * p.micro_batches, begin, until, cost, links, best, np.empty((len(best), 4), np.int32),
     )  # fmt: skip
     if count < 0:
@@ -67,18 +75,18 @@ def cheapest_counted(
     if begin[1, at] == until[1, at]:
         return None
     # The last of a list has most stages and costs least.
-    label = until[1, at] - 1
-    found, template = float(cost[label]), []
-    while links[label, 2] >= 0:
-        option, a = divmod(int(links[label, 3]), p.layers)
-        label = links[label, 2]
-        b = int(links[label, 3]) % p.layers if links[label, 2] >= 0 else p.layers
+    number = until[1, at] - 1
+    found, template = float(cost[number]), []
+    while links[number, 2] >= 0:
+        option, a = divmod(int(links[number, 3]), p.layers)
+        number = links[number, 2]
+        b = int(links[number, 3]) % p.layers if links[number, 2] >= 0 else p.layers
         template.append((a, b, option))
     return found, template
 
 
 def from_the_front(
-    space: Space, windows: Windows, states: States, charge: Charge, relaxed: Relaxed
+    space: Space, run: Run, windows: Windows, states: States, charge: Charge, relaxed: Relaxed
 ) -> Floats:
     """[2, states] the least cost of the layers [0, a) by the devices that u leaves, fees included; mirrored.
 
@@ -94,8 +102,8 @@ def from_the_front(
     after, peak_first = mirrored(space, windows)
     value = np.full((2, states.total), np.inf)
     free = np.zeros((2, layers + 1)), np.zeros(space.vectors)
-    relax_all(
-        space.mirrored_time, ahead, peak, behind, space.coords, space.strides, space.kind, space.size, space.delta,
+    relax(
+        run, space.mirrored_time, ahead, peak, behind, space.coords, space.strides, space.kind, space.size, space.delta,
         space.stages[::-1].copy(), 0, False, after, after, peak_first, first, last, offset, *free, np.inf, value,
     )  # fmt: skip
     return value

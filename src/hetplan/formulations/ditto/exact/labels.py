@@ -9,18 +9,35 @@ State number: offset[u] + a; the labels of (phase, state) are begin[phase, state
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
-from hetplan.formulations.ditto.exact.paths import Line
+from hetplan.formulations.ditto.exact.paths import Line, pieces
 from hetplan.formulations.ditto.problem import Floats, Ints
+from hetplan.solvers.run import Run
 
 Shorts = NDArray[np.int32]
 
 
+def label(run: Run, time: Floats, lines: tuple[Line, Line, Line], coords: Ints, *rest: Any) -> int:
+    """`set_labels` for all vectors, in pieces; raises `Stopped` where `run` should stop."""
+    used = 0
+    for begin, end in pieces(time, len(coords)):
+        run.check()
+        used = set_labels(begin, end, used, time, lines, coords, *rest)
+        if used < 0:
+            break
+    return used
+
+
 @kernel
 def set_labels(
+    first_vector: int,
+    end_vector: int,
+    used: int,
     time: Floats,
     lines: tuple[Line, Line, Line],
     coords: Ints,
@@ -47,16 +64,16 @@ def set_labels(
 ) -> int:
     """All labels that can still lead to a template below `cutoff`; returns their number, -1 if they do not fit.
 
+    Of the vectors from first_vector to end_vector; used: labels of those before.
     lines: behind k*, k*, ahead of it, without fees. value, front [2, states]: least costs behind and in front of
     a state with `fee` per stage, front mirrored (see `mirror`). after, before [C, R, L + 1]: by stages behind.
     cost [N]; links [N, 4]: count, fresh, the label behind (-1: none), option · L + first layer.
     best [S + 1], best_links [S + 1, 4]: room for the labels of one state.
     """
-    vectors, columns = coords.shape
+    columns = coords.shape[1]
     layers, states, most, room = time.shape[1] - 1, value.shape[1], len(best) - 1, len(cost)
     rows = after.shape[0] - 1
-    used = 0
-    for u in range(vectors):
+    for u in range(first_vector, end_vector):
         for a in range(first[u], last[u] + 1):
             here = offset[u] + a
             for phase in range(2):

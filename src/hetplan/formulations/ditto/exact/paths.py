@@ -14,13 +14,19 @@ Tables are ragged: the states of u are the layers first[u] .. last[u], at offset
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.ditto.problem import Floats, Ints
+from hetplan.solvers.run import Run
 
 # (base, rate) of what a stage costs.
 Line = tuple[float, float]
+# Arcs of a piece of vectors between two looks at the clock.
+MOST_STEPS = 2e8
 
 
 @kernel
@@ -162,8 +168,23 @@ def prefix_devices(
         b, phase = best_a, best_phase
 
 
+def pieces(time: Floats, vectors: int) -> Iterator[tuple[int, int]]:
+    """Ranges of vectors, each a fraction of a second of work at worst; time [R, L + 1, L + 1]."""
+    size = max(1, min(4096, int(MOST_STEPS / time.size)))
+    return ((begin, min(begin + size, vectors)) for begin in range(0, vectors, size))
+
+
+def relax(run: Run, time: Floats, behind: Line, peak: Line, ahead: Line, coords: Ints, *rest: Any) -> None:
+    """`relax_all` for all vectors, in pieces; raises `Stopped` where `run` should stop."""
+    for begin, end in pieces(time, len(coords)):
+        run.check()
+        relax_all(begin, end, time, behind, peak, ahead, coords, *rest)
+
+
 @kernel
 def relax_all(
+    first_vector: int,
+    end_vector: int,
     time: Floats,
     behind: Line,
     peak: Line,
@@ -190,11 +211,12 @@ def relax_all(
     """Fill value [2, states]; a state whose value + togo [2, L + 1] + rent [U] reaches `cutoff` becomes +inf.
 
     togo, rent: a lower bound of what the layers [0, a) still cost. first, last: narrowed to the states kept.
+    Of the vectors from first_vector to end_vector, those before being done.
     lag: 1 where `stages` counts for the vector behind a stage; 0: for the vector with it (see `mirror`).
     """
-    vectors, columns = coords.shape
+    columns = coords.shape[1]
     layers = time.shape[1] - 1
-    for u in range(vectors):
+    for u in range(first_vector, end_vector):
         begin, end, at = first[u], last[u], offset[u]
         kept_first, kept_last = layers + 1, -1
         for a in range(end, begin - 1, -1):

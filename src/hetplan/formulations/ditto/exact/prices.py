@@ -12,6 +12,7 @@ import numpy as np
 from hetplan.formulations.ditto.exact.paths import prefix_costs, prefix_devices
 from hetplan.formulations.ditto.exact.space import Charge, Space, Windows
 from hetplan.formulations.ditto.problem import Floats, Ints
+from hetplan.solvers.run import Run
 
 
 class Prices:
@@ -20,8 +21,8 @@ class Prices:
     Improved by Polyak's subgradient steps and kept between intervals.
     """
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, run: Run) -> None:
+        self.space, self.run = space, run
         p = space.problem
         self.limited = min(p.layers, int(space.devices.sum())) > p.micro_batches
         # Prices of stages and of devices pull against each other: more and smaller steps, still cheaper than a path.
@@ -44,6 +45,7 @@ class Prices:
         target = limit if np.isfinite(limit) else None
         pace, stale = 1.0, 0
         for _ in range(steps * self.more):
+            self.run.check()
             bound = self._evaluate(current, windows, charge)
             if bound > best:
                 best, best_value, stale = bound, current, 0

@@ -7,13 +7,15 @@ Where the states do not count stages, a path pays a fee for each. The best fee f
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetplan.formulations.ditto.exact.counted import Relaxed, TooManyLabels, cheapest_counted, lines
 from hetplan.formulations.ditto.exact.fees import Ascent, Known
-from hetplan.formulations.ditto.exact.paths import relax_all
+from hetplan.formulations.ditto.exact.paths import relax
 from hetplan.formulations.ditto.exact.prices import Prices
 from hetplan.formulations.ditto.exact.space import Charge, Space, States, Windows
 from hetplan.formulations.ditto.exact.trace import trace
@@ -42,12 +44,35 @@ FEES = 6
 FEW_LABELS, MOST_LABELS = 4_000_000, 20_000_000
 
 
+@dataclass
+class Undisturbed(Run):
+    """A run that asks another whether to stop, or for a while does not."""
+
+    asked: Run = field(default_factory=Run)
+    deaf: bool = False
+
+    @property
+    def should_stop(self) -> bool:
+        """See `Run.should_stop`."""
+        return not self.deaf and self.asked.should_stop
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Inside, nothing stops."""
+        self.deaf = True
+        try:
+            yield
+        finally:
+            self.deaf = False
+
+
 class Relaxer:
     """The relaxation of one interval of θ; see the module. Keeps prices and counts between intervals."""
 
     def __init__(self, space: Space, run: Run) -> None:
         self.space, self.gap = space, run.options.gap * DEPTH
-        self.prices = (Prices(space), Prices(space))
+        self.run = Undisturbed(run.options, cancel=run.cancel, started=run.started, asked=run)
+        self.prices = (Prices(space, self.run), Prices(space, self.run))
         self.counts = {"intervals": 0, "paths": 0, "states": 0, "counted": 0}
         self.known = Known()
         self.leaks = 0  # single values of θ whose stages cannot be counted for want of memory
@@ -138,7 +163,7 @@ class Relaxer:
         """The cheapest template of the interval as charged; None where counting takes more than `room` labels."""
         self.counts["counted"] += 1
         try:
-            found = cheapest_counted(self.space, windows, states, charge, relaxed, limit, room)
+            found = cheapest_counted(self.space, self.run, windows, states, charge, relaxed, limit, room)
         except TooManyLabels:
             return None
         if found is None:
@@ -152,7 +177,10 @@ class Relaxer:
 
         Without the count a template of few stages, hence of a larger θ, may be the first one possible.
         """
-        answer = self._relax(least, min(most, least * (1 + FIRST_SHARE)), cutoff, count=False)
+        with (
+            self.run.undisturbed()
+        ):  # a search that is stopped at once has a template, too, if one is at hand
+            answer = self._relax(least, min(most, least * (1 + FIRST_SHARE)), cutoff, count=False)
         if self.space.exact or least <= 0:
             return answer
         best = answer
@@ -192,8 +220,8 @@ class Relaxer:
         fee = 0.0 if space.counted else prices.fee
         first, last = states.first.copy(), states.last.copy()
         costs = lines(charge, fee)
-        relax_all(
-            space.problem.time, *costs, space.coords, space.strides, space.kind, space.size, space.delta,
+        relax(
+            self.run, space.problem.time, *costs, space.coords, space.strides, space.kind, space.size, space.delta,
             space.stages, 1, space.counted, windows.after, windows.before, windows.peak_first, first, last,
             states.offset, prices.togo, prices.rent(), limit, value,
         )  # fmt: skip

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetplan.errors import UnsupportedError
@@ -28,7 +29,7 @@ from hetplan.formulations.ditto.exact.space import Space
 from hetplan.formulations.ditto.problem import DittoProblem, Stages, compile_problem, infeasible_because
 from hetplan.solvers.bottleneck import Found, Grid, search
 from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 # Spaces with a count and no more vectors than FEW are explored at once, without the relaxation that lacks it; the
 # relaxation gives up after LEAKS single values that it cannot decide, unless the count makes more than MANY vectors.
@@ -118,12 +119,16 @@ def explore(relax: Relaxer, run: Run, cutoff: float) -> tuple[Found[Stages], dic
     if least is None:
         return Found(None, None, None, finished=True, proven_empty=True, evaluations=0), relax.counts
     most = float(space.candidates[-1])
-    first = relax.first(least, most, cutoff)
+    try:
+        first = relax.first(least, most, cutoff)
+    except Stopped:
+        return Found(None, None, None, finished=False, proven_empty=False, evaluations=0), relax.counts
     better = first.objective is not None and first.objective < cutoff
     best = first.objective if better and first.objective is not None else cutoff
     bounds: list[float] = []
-    for limit in relax.guesses(least, most, best):
-        top, above = relax.ceiling(least, most, limit)
+    found = Found[Stages](None, None, None, finished=False, proven_empty=False, evaluations=0)
+    limit, bound = best, None
+    for limit, (top, above) in ceilings(relax, least, most, best):
         found = search(relax, (least, top), Grid(space.candidates), run, cutoff=limit, gap=relax.gap)
         bound = found.bound if found.bound is None or above is None else min(found.bound, above)
         bounds += [] if bound is None else [bound]
@@ -133,7 +138,21 @@ def explore(relax: Relaxer, run: Run, cutoff: float) -> tuple[Found[Stages], dic
     decision = first.decision if found.decision is None and better else found.decision
     objective = first.objective if found.decision is None and better else found.objective
     proven = None if empty else max(bounds, default=None)
-    return Found(objective, decision, proven, found.finished, empty, found.evaluations), relax.counts
+    whole = found.finished and (
+        found.decision is not None or limit == best
+    )  # else stopped between two cut-offs
+    return Found(objective, decision, proven, whole, empty, found.evaluations), relax.counts
+
+
+def ceilings(
+    relax: Relaxer, least: float, most: float, best: float
+) -> Iterator[tuple[float, tuple[float, float | None]]]:
+    """Each cut-off to try with the ceiling of θ under it, while there is time."""
+    try:
+        for limit in relax.guesses(least, most, best):
+            yield limit, relax.ceiling(least, most, limit)
+    except Stopped:
+        return
 
 
 def first_template(problem: DittoProblem, run: Run) -> Stages | None:
@@ -148,7 +167,10 @@ def first_template(problem: DittoProblem, run: Run) -> Stages | None:
     least = space.least_theta()
     if least is None or run.should_stop:
         return None
-    return Relaxer(space, run).first(least, float(space.candidates[-1]), math.inf).decision
+    try:
+        return Relaxer(space, run).first(least, float(space.candidates[-1]), math.inf).decision
+    except Stopped:
+        return None
 
 
 @dataclass
