@@ -144,7 +144,9 @@ def run_methods(
             results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
         except Exception as error:
             # A method that refuses the instance, or breaks, does not take the others' results along.
-            if len(methods) == 1 or (isinstance(error, InputError) and not isinstance(error, UnsupportedError)):
+            if len(methods) == 1 or (
+                isinstance(error, InputError) and not isinstance(error, UnsupportedError)
+            ):
                 raise
             told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
             bug = not isinstance(error, UnsupportedError)
@@ -184,13 +186,13 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> list[Ta
             number_text(result.bound, 8),
             percent_text(result.gap),
             percent_text(excess(result.objective, best_bound)),
-            *(shown_text(result.details.get(name)) for name in instance.family.shown),
+            *(shown_text(result.details.get(name)) for name in instance.family.beside),
             seconds_text(result.seconds),
             result.message,
         )
         for result in results
     )
-    shown = [name.replace("_", "-") for name in instance.family.shown]
+    shown = [name.replace("_", "-") for name in instance.family.beside]
     header = ("method", "status", "objective", "bound", "gap", "above best bound", *shown, "time", "message")
     title = f"{instance.name} ({instance.problem}: {instance.family.title})"
     tables = [Table(title, header, rows, right=tuple(range(2, len(header) - 1)))]

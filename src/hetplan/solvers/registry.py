@@ -78,7 +78,8 @@ class Family:
     warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
     report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON types): the paper's
     experiments, predicted (None: no such report): tables, and keys of the JSON document, `rows` among them.
-    shown: parts of the evaluation that stand beside the objective, in a result's details too.
+    show: "module:function" of (data, feasible decision) -> (tables, JSON types), a decision in full (None: `describe`
+    is all there is). beside: parts of the evaluation that stand beside the objective, in a result's details too.
     """
 
     name: str
@@ -91,7 +92,8 @@ class Family:
     describe: str | None = None
     warmers: tuple[str, ...] = ()
     report: str | None = None
-    shown: tuple[str, ...] = ()
+    show: str | None = None
+    beside: tuple[str, ...] = ()
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""
@@ -155,7 +157,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         if evaluation.objective is None:
             raise DisagreementError(f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}")
         objective = evaluation.objective
-        shown = {name: evaluation.parts[name] for name in family.shown}
+        shown = {name: evaluation.parts[name] for name in family.beside}
         bound = outcome.bound
         if bound is not None and bound > objective * (1 + BOUND_TOLERANCE):
             raise DisagreementError(

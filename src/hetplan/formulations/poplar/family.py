@@ -16,7 +16,7 @@ FAMILY = Family(
     evaluate=f"{_HERE}.evaluate:evaluate",
     describe=f"{_HERE}.describe:describe",
     report=f"{_HERE}.report:report",
-    shown=("under_utilisation",),
+    beside=("under_utilisation",),
     methods=(
         Method(
             "auto",
