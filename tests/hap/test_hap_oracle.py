@@ -9,7 +9,9 @@ import pytest
 from hap.hap_cases import known, programs
 from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData
-from hetplan.formulations.hap.exact.search import Incumbent, label_cell, priced_graph, search
+from hetplan.formulations.hap.exact.arrays import priced_graph
+from hetplan.formulations.hap.exact.bounds import Incumbent, LabelCell
+from hetplan.formulations.hap.exact.search import search
 from hetplan.formulations.hap.exact.solve import one_segment
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.states import build
@@ -87,7 +89,7 @@ def test_the_search_needs_no_first_program() -> None:
         assert graph is not None
         limited = Run(Options(threads=1))
         incumbent = Incumbent(theory, limited)
-        evaluate_cell = label_cell(theory.problem, priced_graph(theory.problem, graph), incumbent)
+        evaluate_cell = LabelCell(theory.problem, priced_graph(theory.problem, graph), incumbent)
         ended = search(theory.problem, evaluate_cell, incumbent, limited)
         assert incumbent.seconds == pytest.approx(best, rel=1e-6, abs=1e-9), seed
         assert best * (1 - 1e-6) - 1e-9 <= ended.bound <= best * (1 + 1e-9) + 1e-12, seed

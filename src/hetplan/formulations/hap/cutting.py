@@ -77,10 +77,12 @@ def _game(P: Floats, count: int, mu: Floats, theta: Floats) -> None:
 
 
 @kernel
-def best_in_cell(F: Floats, S: Floats, comm: float, x: Floats, slow: Floats) -> tuple[Floats, Floats, float]:
+def best_in_cell(
+    F: Floats, S: Floats, comm: float, x: Floats, slow: Floats, enough: float
+) -> tuple[Floats, Floats, float]:
     """(ratios [K], blends [s, K] with rows of sum 1, lower bound) for stages (F, S) [s].
 
-    comm: seconds per largest ratio.
+    comm: seconds per largest ratio. A lower bound of `enough` ends the work.
 
     x [V, K]: the vertices; slow [K]: seconds per unit of work on each type.
     """
@@ -136,7 +138,7 @@ def best_in_cell(F: Floats, S: Floats, comm: float, x: Floats, slow: Floats) -> 
                 level += theta[c] * P[c, i]
             value = min(value, level)
         bound = max(bound, value)
-        if best - value <= EXACT * best:
+        if best - value <= EXACT * best or value >= enough:
             break
     blends = np.zeros((len(F), K))
     for c in range(count):

@@ -107,6 +107,7 @@ def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
         float(stages.comm[0]),
         whole_cell(problem),
         unit / problem.speeds,
+        np.inf,
     )
     ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
     return Ratios(ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes")

@@ -14,7 +14,10 @@ from dataclasses import replace
 from hetplan.formulations.hap import milp
 from hetplan.formulations.hap.common import Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.exact.search import Incumbent, additive_cell, label_cell, priced_graph, search
+from hetplan.formulations.hap.exact.arrays import priced_graph
+from hetplan.formulations.hap.exact.bounds import Incumbent, LabelCell, WideCell
+from hetplan.formulations.hap.exact.opened import Explorer
+from hetplan.formulations.hap.exact.search import search
 from hetplan.formulations.hap.first import first_program, simple_bound
 from hetplan.formulations.hap.graphs import WIDE, choose
 from hetplan.formulations.hap.theory import Theory
@@ -22,7 +25,7 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-STATES, CANONICAL_STATES = 60_000, 300_000
+STATES, CANONICAL_STATES = 3_000, 300_000
 MOST_TYPES = 6
 
 
@@ -54,7 +57,11 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
         message = WIDE if chosen.graph is None else ""
         return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
     arrays = priced_graph(problem, chosen.graph)
-    evaluate = (label_cell if chosen.exact else additive_cell)(problem, arrays, incumbent)
+    evaluate = (
+        LabelCell(problem, arrays, incumbent)
+        if chosen.exact
+        else WideCell(problem, arrays, incumbent, Explorer(problem, theory))
+    )
     done = search(problem, evaluate, incumbent, run, patience=None if chosen.exact else PATIENCE)
     return ended(
         posed, incumbent.program, run=run, built=built, bound=max(floor, done.bound),
