@@ -17,16 +17,10 @@ from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers.run import Run
 
 # Labels per node of the graph, and at one node; beyond them a cell is split instead.
-ROOM, PER_NODE = 30, 200
-# The same where all programs of a cell are listed and priced.
-CLOSING_ROOM, CLOSING_PER_NODE = 20, 60
-# Passes over one cell, and the share of the missing bound that the last one must have won for another.
-ROUNDS, LEAST_GAIN = 8, 0.2
-# Programs that a relaxed search prices before it looks after the bound alone.
-PRICED = 40
+ROOM, PER_NODE = 20, 60
 # Rounding in sums of thousands of terms, as a share of the optimum: slack of dominance.
 SLACK = 1e-14
-# States that are left open in a cell at most, and how much less must be missing before they are counted again.
+# States left open in a cell at most; how much less must be missing before anything is tried again.
 OPEN_STATES, RETRY = 60_000, 0.7
 
 
@@ -77,55 +71,106 @@ Evaluate = Callable[[Floats, Floats | None, float, Arrays | None], Evaluated]
 
 
 @dataclass
+class Failed:
+    """The smallest cell and the least missing share of the threshold at which something was too much."""
+
+    size: float = np.inf
+    missing: float = np.inf
+
+    def unlike(self, cell: Floats, missing: float) -> bool:
+        """Whether another try is worth its time."""
+        return missing < RETRY * self.missing or _size(cell) < RETRY * self.size
+
+    def note(self, cell: Floats, missing: float) -> None:
+        """It was too much here."""
+        self.size, self.missing = min(self.size, _size(cell)), min(self.missing, missing)
+
+
+def _size(cell: Floats) -> float:
+    """The widest range of a type's ratio."""
+    return float(np.ptp(cell, axis=0).max())
+
+
+@dataclass
 class LabelCell:
-    """Bounds by label setting on the arrays handed down, else on its own."""
+    """Bounds by sums over the graph and, in cells small enough, by labels.
+
+    After a cell in which labels were too many, only those are tried again that are clearly smaller, or of which
+    sums leave clearly less missing to the threshold.
+    """
 
     problem: HapProblem
     arrays: Arrays
     incumbent: Incumbent
-    closing: bool = True
+    _failed: Failed = field(default_factory=lambda: Failed())
 
     def __call__(
         self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays | None = None
     ) -> Evaluated:
-        """The programs that can be best somewhere in the cell are listed and priced; where they are too many,
-        labels are merged for a bound, repeatedly, with the duals of the programs that it finds too cheap."""
+        """One cell, on the arrays handed down or else on its own."""
         arrays = arrays or self.arrays
         duals = Duals(self.problem, cell, arrays.slow, self.incumbent, hint)
-        weights = duals.weights()
-        potential = kernels.potentials(*arrays.common, cell, arrays.slow, weights)
-        best, total = -np.inf, 0
-        for closing in [True] * self.closing + [False] * ROUNDS:
-            n = arrays.graph.n
-            slack = SLACK * threshold if np.isfinite(threshold) else 0.0
-            status, bound, size, parent, arc, last, sums = labelling.labels(
-                *arrays.common, arrays.start, cell, arrays.slow, duals.point, duals.table.mixtures,
-                duals.table.blends, potential, weights, threshold, slack, closing,
-                20_000 + n * (CLOSING_ROOM if closing else ROOM), CLOSING_PER_NODE if closing else PER_NODE,
-            )  # fmt: skip
-            total += int(size)
-            if status != labelling.DONE:
-                if closing:
-                    continue
-                break
-            found = int(last[0]) if len(last) else -1
-            if closing and len(last):
-                bounds, costs, points = labelling.price(
-                    last, parent, arc, sums, *arrays.common[2:5], cell, arrays.slow, threshold
-                )
-                least = int(np.argmin(costs))
-                found, duals.point = int(last[least]), points[least]
-                bound = min(threshold, float(bounds.min()))
-            gained, best = bound - best, max(best, float(bound))
-            if found < 0:
-                break
-            program = self.incumbent.offer(arrays.path(parent, arc, found))
-            threshold = min(threshold, self.incumbent.threshold)
-            little = gained < LEAST_GAIN * (threshold - best)
-            if closing or best >= threshold or little or self.incumbent.run.should_stop:
-                break
+        bound, potential = sums(arrays, cell, duals)
+        if bound >= threshold:
+            return Evaluated(bound, duals.point, 0, arrays)
+        size = best_at(duals.point, arrays, self.incumbent, duals)
+        threshold = min(threshold, self.incumbent.threshold)
+        missing = 1 - bound / threshold
+        if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
+            value, labels = self._listed(cell, arrays, duals, potential, threshold)
+            if not np.isfinite(value):
+                self._failed.note(cell, missing)
+            bound, size = max(bound, value), size + labels
+        return Evaluated(bound, duals.point, size, arrays)
+
+    def _listed(
+        self, cell: Floats, arrays: Arrays, duals: Duals, potential: Floats, threshold: float
+    ) -> tuple[float, int]:
+        """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too many."""
+        slack = SLACK * threshold if np.isfinite(threshold) else 0.0
+        status, bound, size, parent, arc, last, work = labelling.labels(
+            *arrays.common, arrays.start, cell, arrays.slow, duals.point, duals.table.mixtures,
+            duals.table.blends, potential, duals.weights, threshold, slack,
+            20_000 + ROOM * arrays.graph.n, PER_NODE,
+        )  # fmt: skip
+        if status != labelling.DONE:
+            return -np.inf, size
+        if not len(last):
+            return bound, size
+        bounds, costs, points = labelling.price(
+            last, parent, arc, work, *arrays.common[2:5], cell, arrays.slow, threshold
+        )
+        least = int(np.argmin(costs))
+        self.incumbent.offer(arrays.path(parent, arc, int(last[least])))
+        duals.point = points[least]
+        return min(threshold, float(bounds.min())), size
+
+
+def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
+    """(Least cost over the cell when one mean over types prices all stages, the best of several means; the same
+    from each state [n, L, V])."""
+    potential = kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights)
+    return float(potential[arrays.start].min(axis=1).max()), potential
+
+
+def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -> int:
+    """Offer the best program (among the orders that the graph has) at one vector of ratios, and learn from it;
+    the number of labels."""
+    K = len(point)
+    here = np.repeat(point[None, :], K, axis=0)
+    potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights)
+    threshold = incumbent.threshold
+    status, _, size, parent, arc, last, _ = labelling.labels(
+        *arrays.common, arrays.start, here, arrays.slow, point, np.zeros(0), np.zeros((0, K)),
+        potential, duals.weights, threshold, SLACK * threshold if np.isfinite(threshold) else 0.0,
+        20_000 + ROOM * arrays.graph.n, PER_NODE,
+    )  # fmt: skip
+    if status == labelling.DONE and len(last):
+        before = incumbent.seconds
+        program = incumbent.offer(arrays.path(parent, arc, int(last[0])))
+        if incumbent.seconds < before:
             duals.learn(program)
-        return Evaluated(best, duals.point, total, arrays)
+    return int(size)
 
 
 class Duals:
@@ -153,6 +198,7 @@ class Duals:
         if mean.sum() > 0:
             self._mean = mean / mean.sum()
 
+    @property
     def weights(self) -> Floats:
         """[L, K]: each type alone, all alike, and the mean learnt last."""
         K = self._problem.K
@@ -195,33 +241,32 @@ class WideCell:
     arrays: Arrays
     incumbent: Incumbent
     explorer: Explorer
-    _missing: float = field(default=np.inf)
+    _exact: LabelCell = field(init=False)
+    _failed: Failed = field(default_factory=lambda: Failed())
+
+    def __post_init__(self) -> None:
+        self._exact = LabelCell(self.problem, self.arrays, self.incumbent)
 
     def __call__(
         self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays | None = None
     ) -> Evaluated:
         """One cell."""
-        exact = LabelCell(self.problem, self.arrays, self.incumbent)
         if arrays is not None:
-            return exact(cell, hint, threshold, arrays)
-        labels = 0
-        if len(self.incumbent.priced) < PRICED:
-            relaxed = LabelCell(self.problem, self.arrays, self.incumbent, closing=False)
-            labels = relaxed(cell, hint, threshold).labels
-            threshold = min(threshold, self.incumbent.threshold)
+            return self._exact(cell, hint, threshold, arrays)
         duals = Duals(self.problem, cell, self.arrays.slow, self.incumbent, hint)
-        weights = duals.weights()
-        value = kernels.potentials(*self.arrays.common, cell, self.arrays.slow, weights)[self.arrays.start]
-        bound = float(value.min(axis=1).max())
+        bound, _ = sums(self.arrays, cell, duals)
+        if bound >= threshold:
+            return Evaluated(bound, duals.point, 0)
+        size = best_at(duals.point, self.arrays, self.incumbent, duals)
+        threshold = min(threshold, self.incumbent.threshold)
         missing = 1 - bound / threshold
-        if missing > 0 and missing < RETRY * self._missing:
-            opened = self.explorer.open(cell, weights, threshold, OPEN_STATES)
+        if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
+            opened = self.explorer.open(cell, duals.weights, threshold, OPEN_STATES)
+            if opened is not None and opened.graph.n > 1:
+                found = self._exact(cell, hint, threshold, opened)
+                return Evaluated(max(bound, found.bound), found.point, size + found.labels, opened)
             if opened is None:
-                self._missing = missing
-            elif opened.graph.n == 1:
-                bound = threshold
+                self._failed.note(cell, missing)
             else:
-                found = exact(cell, hint, threshold, opened)
-                bound = max(bound, found.bound)
-                return Evaluated(bound, found.point, labels + found.labels, opened)
-        return Evaluated(bound, duals.point, labels)
+                bound = threshold
+        return Evaluated(bound, duals.point, size)

@@ -170,7 +170,6 @@ def labels(
     weights: Floats,
     threshold: float,
     slack: float,
-    closing: bool,
     room: int,
     per_node: int,
 ) -> tuple[int, float, int, Ints, Ints, Ints, Floats]:
@@ -181,8 +180,7 @@ def labels(
     `reference` or, where its mixture F / (F + S) stands in `mixtures` [m] (ascending), by the blend of types
     blends [m, K] (a convex combination, so never above the maximum).
     Labels that cannot stay below `threshold` at any vertex by a potential are dropped.
-    Without `closing`, of labels with the same open work only the least lower bounds count: good for the bound
-    alone. With it, the labels kept at the empty set hold an optimal program for each ratio of the cell.
+    The labels kept at the empty set hold an optimal program for each ratio of the cell.
     Returns (status, bound, labels kept, parent, arc, last, sums): the bound holds for every program and ratio of
     the cell, up to threshold; `last` lists labels at the empty set, the one of the least bound first.
     """
@@ -273,18 +271,11 @@ def labels(
                         beaten = False
                         while other >= 0 and not beaten:
                             if not dead[other]:
-                                if closing:
-                                    beaten = h < n - 1 and _twins(
-                                        new, other, parent, arc, comm, sums, slack, mine, others
-                                    )
-                                elif sums[other, F] == nF and sums[other, S] == nS:
-                                    beaten = True
-                                    for i in range(V):
-                                        if lower[other, i] > lower[new, i] + slack:
-                                            beaten = False
-                                            break
-                                beaten = beaten or _never_worse(
+                                beaten = _never_worse(
                                     other, new, parent, upper, lower, sums, x, slow, top, low, slack
+                                ) or (
+                                    h < n - 1
+                                    and _twins(new, other, parent, arc, comm, sums, slack, mine, others)
                                 )
                             other = after[other]
                         if beaten:

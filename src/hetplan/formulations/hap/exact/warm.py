@@ -18,7 +18,7 @@ def labels() -> None:
     potential = kernels.potentials(*common, cell, one, cell)
     none, empty = np.zeros(0), np.zeros((0, 1))
     _, _, _, parent, arc, last, sums = labelling.labels(
-        *common, 0, cell, one, one, none, empty, potential, cell, 10.0, 0.0, True, 10, 10
+        *common, 0, cell, one, one, none, empty, potential, cell, 10.0, 0.0, 10, 10
     )
     labelling.price(last, parent, arc, sums, *common[2:5], cell, one, 10.0)
 
