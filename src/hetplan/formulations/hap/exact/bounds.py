@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetplan.formulations.hap.cells import coordinates
 from hetplan.formulations.hap.cutting import best_in_cell
 from hetplan.formulations.hap.exact import kernels, labelling
 from hetplan.formulations.hap.exact.opened import Explorer
@@ -18,6 +19,8 @@ from hetplan.solvers.run import Run
 
 # Labels per node of the graph, and at one node; beyond them a cell is split instead.
 ROOM, PER_NODE = 20, 60
+# Blends of a program's mixtures that price whole stages.
+HEAVIEST = 4
 # Rounding in sums of thousands of terms, as a share of the optimum: slack of dominance.
 SLACK = 1e-14
 # States left open in a cell at most; how much less must be missing before anything is tried again.
@@ -149,7 +152,7 @@ class LabelCell:
 def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     """(Least cost over the cell when one mean over types prices all stages, the best of several means; the same
     from each state [n, L, V])."""
-    potential = kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights)
+    potential = kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside)
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
@@ -158,7 +161,7 @@ def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -
     the number of labels."""
     K = len(point)
     here = np.repeat(point[None, :], K, axis=0)
-    potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights)
+    potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights, np.full(K, 1.0 / K))
     threshold = incumbent.threshold
     status, _, size, parent, arc, last, _ = labelling.labels(
         *arrays.common, arrays.start, here, arrays.slow, point, np.zeros(0), np.zeros((0, K)),
@@ -183,7 +186,7 @@ class Duals:
         self._problem, self._cell, self._slow = problem, cell, slow
         self.table = Blends(problem.K)
         self.point = cell.mean(axis=0) if hint is None else hint
-        self._mean: Floats | None = None
+        self._means = np.zeros((0, problem.K))
         if incumbent.ratios is not None:
             self.learn(incumbent.program)
 
@@ -194,16 +197,25 @@ class Duals:
         F, S = stages.F / problem.speeds[-1], stages.S[:, 0] / problem.speeds[-1]
         self.point, blends, _ = best_in_cell(F, S, float(stages.comm[0]), self._cell, self._slow, np.inf)
         self.table.add(F, S, blends)
-        mean = (blends * (F + S / problem.counts.sum())[:, None]).sum(axis=0)
-        if mean.sum() > 0:
-            self._mean = mean / mean.sum()
+        heavy = F + S / problem.counts.sum()
+        if heavy.any():
+            mean = heavy @ blends / heavy.sum()
+            most = blends[np.argsort(-heavy, kind="stable")[:HEAVIEST]]
+            self._means = np.array(list(dict.fromkeys(tuple(np.round(row, 9)) for row in [*most, mean])))
 
     @property
     def weights(self) -> Floats:
-        """[L, K]: each type alone, all alike, and the mean learnt last."""
+        """[L, K]: the blends of the heaviest mixtures of the program learnt last, heaviest first, their mean, each
+        type alone, all alike."""
         K = self._problem.K
-        rows = [*np.eye(K), np.full(K, 1.0 / K)]
-        return np.array(rows if self._mean is None else [*rows, self._mean])
+        rows = np.vstack([self._means, np.eye(K), np.full((1, K), 1.0 / K)])
+        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+    @property
+    def inside(self) -> Floats:
+        """[K]: the point in barycentric coordinates."""
+        here = np.maximum(coordinates(self._cell, self.point), 0.0)
+        return np.asarray(here / here.sum())
 
 
 class Blends:

@@ -13,6 +13,8 @@ from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Floats, Ints
 
 Flags = NDArray[np.bool_]
+# Bounds that differ by less, relatively, are the same.
+CLOSE = 1e-9
 
 
 @kernel
@@ -26,9 +28,15 @@ def potentials(
     x: Floats,
     slow: Floats,
     weights: Floats,
+    mu: Floats,
 ) -> Floats:
-    """[n, L, V]: least cost from each node to the empty set when a stage's time is taken as the mean over types
-    with weights[l] (a lower bound of the maximum, and additive), at each vertex of the cell."""
+    """[n, L, V]: a lower bound, affine over the cell and told by its values at the vertices, of the cost from each
+    node to the empty set when the stage under way counts as the mean over types with weights[l].
+
+    A mean never exceeds the maximum, and adds up. Any mean may price any stage, so that each stage takes the one
+    that tells most at the point mu [V] (barycentric) from the node where it begins, read from the program's end;
+    of those that tell the same, where types tie, the first.
+    """
     n, L, V, K = len(first) - 1, len(weights), len(x), x.shape[1]
     mean = np.zeros(L)
     share = np.zeros((L, V))
@@ -38,7 +46,10 @@ def potentials(
             for i in range(V):
                 share[l, i] += weights[l, d] * slow[d] * x[i, d]
     value = np.full((n, L, V), np.inf)
+    begun = np.full((n, V), np.inf)
     value[n - 1] = 0.0
+    begun[n - 1] = 0.0
+    finer = np.empty(V)
     end = n - 1
     while end > 0:
         begin = end - 1
@@ -54,11 +65,44 @@ def potentials(
                         for i in range(V):
                             if comm[a]:
                                 cost = fixed[a] + shared[a] * x[i, K - 1]
+                                cost += begun[h, i] if h >= end else value[h, l, i]
                             else:
-                                cost = fixed[a] * mean[l] + shared[a] * share[l, i]
-                            cost += value[h, l, i]
+                                cost = fixed[a] * mean[l] + shared[a] * share[l, i] + value[h, l, i]
                             if cost < value[u, l, i]:
                                 value[u, l, i] = cost
                                 changed = changed or (h >= begin and h < end)
+        for _ in range(1 if end - begin == 1 else 2):
+            for u in range(begin, end):
+                best = -np.inf
+                for l in range(L):
+                    level = 0.0
+                    for i in range(V):
+                        level += mu[i] * value[u, l, i] if mu[i] > 0 else 0.0
+                    if best == -np.inf or level > best + CLOSE * abs(best):
+                        best = level
+                        for i in range(V):
+                            begun[u, i] = value[u, l, i]
+            if end - begin == 1:
+                continue
+            # within a component once more, with the means that its stages now choose
+            for u in range(begin, end):
+                for l in range(L):
+                    finer[:] = np.inf
+                    for a in range(first[u], first[u + 1]):
+                        h = head[a]
+                        for i in range(V):
+                            if comm[a]:
+                                cost = fixed[a] + shared[a] * x[i, K - 1] + begun[h, i]
+                            else:
+                                cost = fixed[a] * mean[l] + shared[a] * share[l, i] + value[h, l, i]
+                            finer[i] = min(finer[i], cost)
+                    old, new = 0.0, 0.0
+                    for i in range(V):
+                        if mu[i] > 0:
+                            old += mu[i] * value[u, l, i]
+                            new += mu[i] * finer[i]
+                    if new > old:
+                        for i in range(V):
+                            value[u, l, i] = finer[i]
         end = begin
     return value
