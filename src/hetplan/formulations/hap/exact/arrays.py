@@ -13,7 +13,8 @@ from hetplan.formulations.hap.states import Graph
 
 @dataclass(frozen=True)
 class Arrays:
-    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds."""
+    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; `ordered`: whether
+    its paths are programs in their order (not in a canonical graph)."""
 
     graph: Graph
     comm: kernels.Flags
@@ -21,6 +22,7 @@ class Arrays:
     shared: Floats
     slow: Floats
     start: int
+    ordered: bool
 
     @property
     def common(self) -> tuple[Ints, Ints, kernels.Flags, Floats, Floats, Ints]:
@@ -37,7 +39,7 @@ class Arrays:
         return found
 
 
-def priced_graph(problem: HapProblem, graph: Graph) -> Arrays:
+def priced_graph(problem: HapProblem, graph: Graph, *, ordered: bool = True) -> Arrays:
     """Costs per arc."""
     steps = graph.theory.steps
     comm = np.array([s.comm for s in steps], dtype=np.bool_)
@@ -45,4 +47,4 @@ def priced_graph(problem: HapProblem, graph: Graph) -> Arrays:
     fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
     slow = problem.speeds[-1] / problem.speeds
     of = graph.step
-    return Arrays(graph, comm[of], fixed[of], shared[of], slow, graph.start)
+    return Arrays(graph, comm[of], fixed[of], shared[of], slow, graph.start, ordered)

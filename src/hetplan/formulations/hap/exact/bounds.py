@@ -152,7 +152,7 @@ class LabelCell:
 def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     """(Least cost over the cell when one mean over types prices all stages, the best of several means; the same
     from each state [n, L, V])."""
-    potential = kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside)
+    potential = kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside, arrays.ordered)
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
@@ -161,7 +161,7 @@ def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -
     the number of labels."""
     K = len(point)
     here = np.repeat(point[None, :], K, axis=0)
-    potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights, np.full(K, 1.0 / K))
+    potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights, np.full(K, 1.0 / K), arrays.ordered)
     threshold = incumbent.threshold
     status, _, size, parent, arc, last, _ = labelling.labels(
         *arrays.common, arrays.start, here, arrays.slow, point, np.zeros(0), np.zeros((0, K)),

@@ -29,12 +29,14 @@ def potentials(
     slow: Floats,
     weights: Floats,
     mu: Floats,
+    ordered: bool,
 ) -> Floats:
     """[n, L, V]: a lower bound, affine over the cell and told by its values at the vertices, of the cost from each
     node to the empty set when the stage under way counts as the mean over types with weights[l].
 
-    A mean never exceeds the maximum, and adds up. Any mean may price any stage, so that each stage takes the one
-    that tells most at the point mu [V] (barycentric) from the node where it begins, read from the program's end;
+    A mean never exceeds the maximum, and adds up. Where the graph's paths are programs in their order (`ordered`;
+    not in a canonical graph, whose paths stand for other orders with other stages), any mean may price any stage,
+    so that each stage takes the one that tells most at the point mu [V] (barycentric) from the node where it begins, read from the program's end;
     of those that tell the same, where types tie, the first.
     """
     n, L, V, K = len(first) - 1, len(weights), len(x), x.shape[1]
@@ -65,13 +67,13 @@ def potentials(
                         for i in range(V):
                             if comm[a]:
                                 cost = fixed[a] + shared[a] * x[i, K - 1]
-                                cost += begun[h, i] if h >= end else value[h, l, i]
+                                cost += begun[h, i] if ordered and h >= end else value[h, l, i]
                             else:
                                 cost = fixed[a] * mean[l] + shared[a] * share[l, i] + value[h, l, i]
                             if cost < value[u, l, i]:
                                 value[u, l, i] = cost
                                 changed = changed or (h >= begin and h < end)
-        for _ in range(1 if end - begin == 1 else 2):
+        for _ in range(0 if not ordered else 1 if end - begin == 1 else 2):
             for u in range(begin, end):
                 best = -np.inf
                 for l in range(L):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hetplan.formulations.hap.exact.arrays import Arrays, priced_graph
-from hetplan.formulations.hap.exact.explore import DONE, explore
+from hetplan.formulations.hap.exact.explore import DONE, explore, parking
 from hetplan.formulations.hap.graph_kernels import components
 from hetplan.formulations.hap.problem import Floats, HapProblem, Ints
 from hetplan.formulations.hap.states import Graph, levels
@@ -34,6 +34,8 @@ class Explorer:
         unit = np.where(comm, 1.0, problem.speeds[-1])
         fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
         self._costs = (comm, fixed, shared)
+        free = ~comm & (fixed == 0) & (shared == 0)
+        self._without = parking(*self._by, *self._pre, *self._post, free)
         assert theory.goal is not None
         self._goal = number[theory.goal]
 
@@ -43,8 +45,10 @@ class Explorer:
         slow = self._problem.speeds[-1] / self._problem.speeds
         status, rows, first, head, step = explore(
             self._goal, *self._by, *self._pre, *self._post, self._level, *self._costs, cell, slow, weights,
-            enough, limit, WIDTH,
+            self._without, enough, limit, WIDTH,
         )  # fmt: skip
+        import os
+        if os.environ.get('DBG'): print('explore', status, len(rows), len(head))
         return priced_graph(self._problem, self._ordered(rows, first, head, step)) if status == DONE else None
 
     def _ordered(self, rows: Ints, first: Ints, head: Ints, step: Ints) -> Graph:

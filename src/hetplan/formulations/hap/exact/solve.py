@@ -56,7 +56,7 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
         stop = Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
         message = WIDE if chosen.graph is None else ""
         return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
-    arrays = priced_graph(problem, chosen.graph)
+    arrays = priced_graph(problem, chosen.graph, ordered=chosen.exact)
     evaluate = (
         LabelCell(problem, arrays, incumbent)
         if chosen.exact

@@ -15,7 +15,7 @@ def labels() -> None:
     one = np.ones(1)
     common = (first, head, np.zeros(1, dtype=np.bool_), one, one, component)
     cell = np.ones((1, 1))
-    potential = kernels.potentials(*common, cell, one, cell, one)
+    potential = kernels.potentials(*common, cell, one, cell, one, True)
     none, empty = np.zeros(0), np.zeros((0, 1))
     _, _, _, parent, arc, last, sums = labelling.labels(
         *common, 0, cell, one, one, none, empty, potential, cell, 10.0, 0.0, 10, 10
