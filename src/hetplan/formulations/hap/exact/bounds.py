@@ -116,10 +116,13 @@ class LabelCell:
         bound, potential = sums(arrays, cell, duals)
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0, arrays)
-        size = best_at(duals.point, arrays, self.incumbent, duals)
-        threshold = min(threshold, self.incumbent.threshold)
+        size, improved = best_at(duals.point, arrays, self.incumbent, duals)
+        if improved:  # potentials belong to the means that they were made with
+            threshold = min(threshold, self.incumbent.threshold)
+            value, potential = sums(arrays, cell, duals)
+            bound = max(bound, value)
         missing = 1 - bound / threshold
-        if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
+        if missing > 0 and self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
             value, labels = self._listed(cell, arrays, duals, potential, threshold)
             if not np.isfinite(value):
                 self._failed.note(cell, missing)
@@ -156,9 +159,9 @@ def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
-def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -> int:
-    """Offer the best program (among the orders that the graph has) at one vector of ratios, and learn from it;
-    the number of labels."""
+def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -> tuple[int, bool]:
+    """Offer the best program (among the orders that the graph has) at one vector of ratios, and learn from it if it
+    is better than all before: (labels, whether it is)."""
     K = len(point)
     here = np.repeat(point[None, :], K, axis=0)
     potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights, np.full(K, 1.0 / K), arrays.ordered)
@@ -168,12 +171,12 @@ def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -
         potential, duals.weights, threshold, SLACK * threshold if np.isfinite(threshold) else 0.0,
         20_000 + ROOM * arrays.graph.n, PER_NODE,
     )  # fmt: skip
+    before = incumbent.seconds
     if status == labelling.DONE and len(last):
-        before = incumbent.seconds
         program = incumbent.offer(arrays.path(parent, arc, int(last[0])))
         if incumbent.seconds < before:
             duals.learn(program)
-    return int(size)
+    return int(size), incumbent.seconds < before
 
 
 class Duals:
@@ -269,7 +272,7 @@ class WideCell:
         bound, _ = sums(self.arrays, cell, duals)
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0)
-        size = best_at(duals.point, self.arrays, self.incumbent, duals)
+        size, _ = best_at(duals.point, self.arrays, self.incumbent, duals)
         threshold = min(threshold, self.incumbent.threshold)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
