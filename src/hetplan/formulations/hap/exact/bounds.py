@@ -12,13 +12,15 @@ from hetplan.formulations.hap.cutting import best_in_cell
 from hetplan.formulations.hap.exact import kernels, labelling
 from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.exact.arrays import Arrays
-from hetplan.formulations.hap.problem import Floats, HapProblem
+from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers.run import Run
 
 # Labels per node of the graph, and at one node; beyond them a cell is split instead.
 ROOM, PER_NODE = 20, 60
+# The best program at a point is looked for in so many cells, then in one of so many.
+EACH, SOME = 50, 10
 # Blends of a program's mixtures that price whole stages.
 HEAVIEST = 4
 # Rounding in sums of thousands of terms, as a share of the optimum: slack of dominance.
@@ -36,6 +38,7 @@ class Incumbent:
     seconds: float = np.inf
     program: list[int] = field(default_factory=list)
     ratios: Floats | None = None
+    stages: Stages | None = None
     priced: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
@@ -49,9 +52,11 @@ class Incumbent:
         key = tuple(program)
         if key not in self.priced:
             problem = self.theory.problem
-            found = best_ratios(problem, problem.stages(program), self.run)
+            stages = problem.stages(program)
+            found = best_ratios(problem, stages, self.run)
             self.priced.add(key)
             if found.seconds < self.seconds:
+                self.stages = stages
                 self.seconds, self.program, self.ratios = found.seconds, program, found.ratios
                 self.run.report(incumbent=self.seconds)
         return program
@@ -106,6 +111,7 @@ class LabelCell:
     arrays: Arrays
     incumbent: Incumbent
     _failed: Failed = field(default_factory=lambda: Failed())
+    _cells: int = 0
 
     def __call__(
         self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays | None = None
@@ -116,27 +122,32 @@ class LabelCell:
         bound, potential = sums(arrays, cell, duals)
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0, arrays)
-        size, improved = best_at(duals.point, arrays, self.incumbent, duals)
+        weights, size, improved = duals.weights, 0, False
+        self._cells += 1
+        if self._cells <= EACH or self._cells % SOME == 0:
+            size, improved = best_at(duals, arrays, self.incumbent, potential, weights)
         if improved:  # potentials belong to the means that they were made with
             threshold = min(threshold, self.incumbent.threshold)
             value, potential = sums(arrays, cell, duals)
-            bound = max(bound, value)
+            bound, weights = max(bound, value), duals.weights
+        if bound >= threshold:
+            return Evaluated(bound, duals.point, size, arrays)
         missing = 1 - bound / threshold
-        if missing > 0 and self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            value, labels = self._listed(cell, arrays, duals, potential, threshold)
+        if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
+            value, labels = self._listed(cell, arrays, duals, potential, weights, threshold)
             if not np.isfinite(value):
                 self._failed.note(cell, missing)
             bound, size = max(bound, value), size + labels
         return Evaluated(bound, duals.point, size, arrays)
 
     def _listed(
-        self, cell: Floats, arrays: Arrays, duals: Duals, potential: Floats, threshold: float
+        self, cell: Floats, arrays: Arrays, duals: Duals, potential: Floats, weights: Floats, threshold: float
     ) -> tuple[float, int]:
         """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too many."""
         slack = SLACK * threshold if np.isfinite(threshold) else 0.0
         status, bound, size, parent, arc, last, work = labelling.labels(
             *arrays.common, arrays.start, cell, arrays.slow, duals.point, duals.table.mixtures,
-            duals.table.blends, potential, duals.weights, threshold, slack,
+            duals.table.blends, potential, weights, threshold, slack,
             20_000 + ROOM * arrays.graph.n, PER_NODE,
         )  # fmt: skip
         if status != labelling.DONE:
@@ -159,16 +170,16 @@ def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
-def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -> tuple[int, bool]:
-    """Offer the best program (among the orders that the graph has) at one vector of ratios, and learn from it if it
-    is better than all before: (labels, whether it is)."""
-    K = len(point)
-    here = np.repeat(point[None, :], K, axis=0)
-    potential = kernels.potentials(*arrays.common, here, arrays.slow, duals.weights, np.full(K, 1.0 / K), arrays.ordered)
-    threshold = incumbent.threshold
+def best_at(
+    duals: Duals, arrays: Arrays, incumbent: Incumbent, potential: Floats, weights: Floats
+) -> tuple[int, bool]:
+    """Offer the best program (among the orders that the graph has) at the duals' point, a cell of one vertex, and
+    learn from it if it is better than all before: (labels, whether it is). potential [n, L, V] with weights: of
+    the cell that the point is in; being affine there, it holds at the point."""
+    point, threshold = duals.point, incumbent.threshold
     status, _, size, parent, arc, last, _ = labelling.labels(
-        *arrays.common, arrays.start, here, arrays.slow, point, np.zeros(0), np.zeros((0, K)),
-        potential, duals.weights, threshold, SLACK * threshold if np.isfinite(threshold) else 0.0,
+        *arrays.common, arrays.start, point[None, :], arrays.slow, point, np.zeros(0), np.zeros((0, len(point))),
+        _at(potential, duals.inside), weights, threshold, SLACK * threshold if np.isfinite(threshold) else 0.0,
         20_000 + ROOM * arrays.graph.n, PER_NODE,
     )  # fmt: skip
     before = incumbent.seconds
@@ -177,6 +188,12 @@ def best_at(point: Floats, arrays: Arrays, incumbent: Incumbent, duals: Duals) -
         if incumbent.seconds < before:
             duals.learn(program)
     return int(size), incumbent.seconds < before
+
+
+def _at(potential: Floats, mu: Floats) -> Floats:
+    """[n, L, 1]: affine functions told by their values [n, L, V] at vertices, at barycentric mu [V]."""
+    used = mu > 0
+    return np.ascontiguousarray((potential[:, :, used] @ mu[used])[:, :, None])
 
 
 class Duals:
@@ -190,13 +207,15 @@ class Duals:
         self.table = Blends(problem.K)
         self.point = cell.mean(axis=0) if hint is None else hint
         self._means = np.zeros((0, problem.K))
-        if incumbent.ratios is not None:
-            self.learn(incumbent.program)
+        if incumbent.ratios is not None and incumbent.stages is not None:
+            self._learn(incumbent.stages)
 
     def learn(self, program: Sequence[int]) -> None:
         """From one program (triple numbers)."""
+        self._learn(self._problem.stages(program))
+
+    def _learn(self, stages: Stages) -> None:
         problem = self._problem
-        stages = problem.stages(program)
         F, S = stages.F / problem.speeds[-1], stages.S[:, 0] / problem.speeds[-1]
         self.point, blends, _ = best_in_cell(F, S, float(stages.comm[0]), self._cell, self._slow, np.inf)
         self.table.add(F, S, blends)
@@ -269,11 +288,13 @@ class WideCell:
         if arrays is not None:
             return self._exact(cell, hint, threshold, arrays)
         duals = Duals(self.problem, cell, self.arrays.slow, self.incumbent, hint)
-        bound, _ = sums(self.arrays, cell, duals)
+        bound, potential = sums(self.arrays, cell, duals)
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0)
-        size, _ = best_at(duals.point, self.arrays, self.incumbent, duals)
+        size, _ = best_at(duals, self.arrays, self.incumbent, potential, duals.weights)
         threshold = min(threshold, self.incumbent.threshold)
+        if bound >= threshold:
+            return Evaluated(bound, duals.point, size)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
             opened = self.explorer.open(cell, duals.weights, threshold, OPEN_STATES)

@@ -47,6 +47,14 @@ def potentials(
             mean[l] += weights[l, d] * slow[d]
             for i in range(V):
                 share[l, i] += weights[l, d] * slow[d] * x[i, d]
+    step = np.zeros((len(head), L, V))
+    for a in range(len(head)):
+        for l in range(L):
+            for i in range(V):
+                if comm[a]:
+                    step[a, l, i] = fixed[a] + shared[a] * x[i, K - 1]
+                else:
+                    step[a, l, i] = fixed[a] * mean[l] + shared[a] * share[l, i]
     value = np.full((n, L, V), np.inf)
     begun = np.full((n, V), np.inf)
     value[n - 1] = 0.0
@@ -63,13 +71,10 @@ def potentials(
             for u in range(end - 1, begin - 1, -1):
                 for a in range(first[u], first[u + 1]):
                     h = head[a]
+                    switch = ordered and comm[a] and h >= end
                     for l in range(L):
                         for i in range(V):
-                            if comm[a]:
-                                cost = fixed[a] + shared[a] * x[i, K - 1]
-                                cost += begun[h, i] if ordered and h >= end else value[h, l, i]
-                            else:
-                                cost = fixed[a] * mean[l] + shared[a] * share[l, i] + value[h, l, i]
+                            cost = step[a, l, i] + (begun[h, i] if switch else value[h, l, i])
                             if cost < value[u, l, i]:
                                 value[u, l, i] = cost
                                 changed = changed or (h >= begin and h < end)
@@ -93,10 +98,7 @@ def potentials(
                     for a in range(first[u], first[u + 1]):
                         h = head[a]
                         for i in range(V):
-                            if comm[a]:
-                                cost = fixed[a] + shared[a] * x[i, K - 1] + begun[h, i]
-                            else:
-                                cost = fixed[a] * mean[l] + shared[a] * share[l, i] + value[h, l, i]
+                            cost = step[a, l, i] + (begun[h, i] if comm[a] else value[h, l, i])
                             finer[i] = min(finer[i], cost)
                     old, new = 0.0, 0.0
                     for i in range(V):
