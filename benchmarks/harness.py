@@ -10,16 +10,15 @@ import json
 import multiprocessing
 import os
 import platform
-import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from hetplan import __version__
+from hetplan.studies.machine import peak_bytes, processor
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,7 @@ def _timed(function: Callable[..., Any], arguments: Sequence[Any], warm_up: Sequ
     begun = time.perf_counter()
     value = function(*arguments)
     seconds = time.perf_counter() - begun
-    return Measured(value, seconds, _peak_bytes())
-
-
-def _peak_bytes() -> int:
-    """This process's peak resident memory. On Linux ru_maxrss begins at the parent's; VmHWM does not."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        if lines:
-            return int(lines[0].split()[1]) * 1024
-    # in KiB on Linux, in bytes on macOS
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return Measured(value, seconds, peak_bytes())
 
 
 def best_of(function: Callable[[], Any], repeats: int = 7) -> float:
@@ -74,18 +61,9 @@ def best_of(function: Callable[[], Any], repeats: int = 7) -> float:
 
 def machine() -> dict[str, Any]:
     """Where and with what the figures were taken."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
     return {
         "date": date.today().isoformat(),
-        "cpu": cpu,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "hetplan": __version__,

@@ -28,7 +28,7 @@ LEVELS = (
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),
-    ("planner",),
+    ("planner", "studies"),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
@@ -42,6 +42,7 @@ HEAVY = (
     "numpy",
     "ortools",
     "pandas",
+    "pyarrow",
     "pydantic",
     "pyomo",
     "scipy",

@@ -9,7 +9,7 @@ import contextlib
 import gzip
 import json
 import os
-import tempfile
+import secrets
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +108,10 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     if os.path.exists(target) and not os.path.isfile(target):
         raise InputError("is a device or a pipe, expected a file name", where=str(target))
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
+        )  # less what the umask takes
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
     try:
@@ -116,8 +119,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        mode = target.stat().st_mode & 0o777 if os.path.exists(target) else 0o666 & ~_umask()
-        os.chmod(temporary, mode)
+        if os.path.exists(target):
+            os.chmod(temporary, target.stat().st_mode & 0o777)
         os.replace(temporary, target)
     except OSError as error:
         with contextlib.suppress(FileNotFoundError):
@@ -127,12 +130,6 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def to_json(value: Any) -> str:

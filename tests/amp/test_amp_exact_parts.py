@@ -20,10 +20,9 @@ from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact.columns import decision, make_grid, search
 from hetplan.formulations.amp.exact.joint import Search, solve
 from hetplan.formulations.amp.exact.layout import lay_out
-from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import SyncBox, bound_configuration, bound_stages, row_model
 from hetplan.formulations.amp.exchange import improved
-from hetplan.formulations.amp.general.first import device_orders, first_strategy
+from hetplan.formulations.amp.orders import first_strategy, placements, try_placement
 from hetplan.formulations.amp.problem import compile_problem
 from hetplan.solvers.run import Run
 
@@ -158,9 +157,8 @@ def test_exchanges_never_harm_and_end_where_no_exchange_helps(seed: int) -> None
     data = instance(seed, devices=6)
     problem = compile_problem(data)
     cells = find_cells(problem)
-    orders = device_orders(problem, [device.node for device in data.devices])
     for configuration in problem.configurations():
-        found = first_strategy(problem, orders, configuration, Run())
+        found = first_strategy(problem, cells, configuration, lambda: False)
         if found is None:
             continue
         seconds, strategy = improved(problem, cells, found[1], found[0], lambda: False)
@@ -177,11 +175,11 @@ def test_exchanges_find_what_orders_do_not() -> None:
     for seed in range(12):
         data = instance(seed, devices=6)
         problem = compile_problem(data)
-        orders = device_orders(problem, [device.node for device in data.devices])
+        cells = find_cells(problem)
         for configuration in problem.configurations():
-            found = first_strategy(problem, orders, configuration, Run())
+            found = first_strategy(problem, cells, configuration, lambda: False)
             if found is not None:
-                better = improved(problem, find_cells(problem), found[1], found[0], lambda: False)
+                better = improved(problem, cells, found[1], found[0], lambda: False)
                 saved += better[0] < found[0] * (1 - 1e-6)
     assert saved > 0
 

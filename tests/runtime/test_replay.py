@@ -10,7 +10,8 @@ import pytest
 
 from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.planner.amp import posed, to_plan
+from hetplan.formulations.amp.pose import pose
+from hetplan.planner.amp import to_plan
 from hetplan.planner.strategies import STRATEGIES
 from hetplan.profiling.recomputation import kept_bytes, repeated_share
 from hetplan.profiling.simulator.tasks import Kind
@@ -144,7 +145,7 @@ def test_memory_is_that_of_the_amp_family() -> None:
     from hetplan.formulations.amp.data import AmpDecision
 
     w = workload()
-    data = posed(w)
+    data = pose(w)
     decision = AmpDecision(
         pipeline=2,
         data=2,

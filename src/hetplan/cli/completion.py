@@ -41,6 +41,14 @@ def instances(incomplete: str) -> list[str]:
     return beginning(instance_names(), incomplete)
 
 
+def sets(incomplete: str) -> list[str]:
+    """Sets, problems and packaged instances."""
+    from hetplan.formulations import FAMILIES
+    from hetplan.instances.sets import SETS
+
+    return beginning([*SETS, *FAMILIES, *instance_names()], incomplete)
+
+
 def problems(incomplete: str) -> list[str]:
     """The families."""
     from hetplan.formulations import FAMILIES

@@ -15,7 +15,21 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import check, doctor, library, plan, profile, report, schema, search, simulate, solve
+from hetplan.cli import (
+    check,
+    doctor,
+    export_model,
+    library,
+    plan,
+    profile,
+    report,
+    schema,
+    search,
+    simulate,
+    solve,
+    study,
+    templates,
+)
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
@@ -37,6 +51,9 @@ app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
+app.command("study")(study.study)
+app.command("export-model")(export_model.export_model)
+app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
 app.command("schema")(schema.schema)

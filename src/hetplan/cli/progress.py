@@ -140,19 +140,24 @@ def watched(run: Run, work: Callable[[], T], *, label: str, quiet: bool = False)
     return value
 
 
-@contextlib.contextmanager
-def stop_on_interrupt(run: Run) -> Iterator[None]:
+def stop_on_interrupt(run: Run) -> contextlib.AbstractContextManager[None]:
     """While inside, SIGINT sets `run.cancel`; a second one ends the process with 130."""
+    return stopping(run.cancel)
+
+
+@contextlib.contextmanager
+def stopping(wish: threading.Event) -> Iterator[None]:
+    """While inside, SIGINT sets `wish`; a second one ends the process with 130."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if run.cancel.is_set():
+        if wish.is_set():
             # The work may sit in native code for long: there is no gentle way to end its thread.
             os.write(2, b"\nhetplan: error: aborted\n")
             os._exit(130)
-        run.cancel.set()
+        wish.set()
         os.write(2, b"\nhetplan: stopping with what is found so far (once more to abort)\n")
 
     before = signal.signal(signal.SIGINT, handler)

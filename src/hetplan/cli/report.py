@@ -1,36 +1,68 @@
-"""`hetplan report`: a paper's experiments with predicted figures of every method, beside what the paper measured."""
+"""`hetplan report`: of a study's rows, a page; of a paper, its experiments predicted beside what it measured."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetplan.cli import completion
-from hetplan.cli.options import JsonOption, OutputOption, QuietOption
+from hetplan.cli.options import JsonOption, QuietOption
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.errors import InputError
+from hetplan.text import Table
+
+if TYPE_CHECKING:
+    from hetplan.studies.findings import Study
 
 
 def report(
-    problem: Annotated[
+    subject: Annotated[
         str,
         typer.Argument(
-            help="Whose experiments: a problem with a report.", autocompletion=completion.problems
+            metavar="DIR|PROBLEM",
+            help="The folder of a study, or a problem whose paper has experiments to report.",
+            autocompletion=completion.problems,
         ),
     ],
     name: Annotated[
-        str | None, typer.Option("--name", metavar="PATTERN", help="Only experiments whose names match.")
+        str | None,
+        typer.Option("--name", metavar="PATTERN", help="Only experiments or instances whose names match."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Of a study, a web page; of a paper, the JSON document."
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="A study's tables as Markdown.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="DIR", help="A study's pictures as PNG files in a folder.")
     ] = None,
     json: JsonOption = False,
-    output: OutputOption = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Predict a paper's experiments with its methods, its baselines and the optimum, beside what it measured."""
+    """Report a study's findings, or predict a paper's experiments beside what it measured."""
+    check_target(output)
+    check_target(markdown)
+    if os.path.isdir(subject):
+        return report_study(Path(subject), name, output, markdown, png, json=json)
+    for option, value in (("--markdown", markdown), ("--png", png)):
+        if value is not None:
+            raise InputError("is for the folder of a study", where=option, got=subject)
+    return report_paper(subject, name, output, json=json, quiet=quiet)
+
+
+def report_paper(problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool) -> int:
+    """A paper's experiments with its methods, its baselines and the optimum."""
     from hetplan.formulations import FAMILIES, family
     from hetplan.solvers.registry import load
 
-    check_target(output)
     chosen = family(problem)
     if chosen.report is None:
         having = " or ".join(other for other in FAMILIES if family(other).report is not None)
@@ -50,3 +82,75 @@ def report(
     else:
         print_tables(tables)
     return 0
+
+
+def report_study(
+    folder: Path,
+    name: str | None,
+    output: Path | None,
+    markdown: Path | None,
+    png: Path | None,
+    *,
+    json: bool,
+) -> int:
+    """A study's findings: on the terminal, as a page, as Markdown, as pictures.
+
+    Exit code 1 where rows contradict each other.
+    """
+    import fnmatch
+
+    from hetplan.files import write_text
+    from hetplan.studies import page
+    from hetplan.studies.findings import Study
+    from hetplan.studies.rows import read_rows
+
+    rows = [row for row in read_rows(folder) if name is None or fnmatch.fnmatchcase(row["instance"], name)]
+    if not rows:
+        raise InputError("no run matches" if name else "holds no runs yet", where=str(folder), got=name)
+    found, title = Study(rows), f"Gap study {folder.resolve().name}"
+    if output is not None:
+        write_text(output, page.html(found, title))
+    if markdown is not None:
+        write_text(markdown, page.markdown(found, title))
+    if png is not None:
+        write_pictures(found, png)
+    conflicts = found.conflicts()
+    if json:
+        print_json({"folder": str(folder), "problems": figures(found), "conflicts": conflicts})
+    else:
+        print_tables(
+            Table(
+                f"{problem}: {len(found.of(problem))} runs",
+                page.HEADER,
+                tuple(page.cells(summary) for summary in found.summaries(problem)),
+                right=tuple(range(2, len(page.HEADER))),
+            )
+            for problem in found.problems
+        )
+        for line in conflicts:
+            note(line)
+    return 1 if conflicts else 0
+
+
+def figures(found: Study) -> dict[str, list[dict[str, Any]]]:
+    """The summaries as JSON types."""
+    return {
+        problem: [
+            {**asdict(summary), "worst": None if summary.worst is None else summary.worst["instance"]}
+            for summary in found.summaries(problem)
+        ]
+        for problem in found.problems
+    }
+
+
+def write_pictures(found: Study, folder: Path) -> None:
+    """One PNG file per chart, named after problem and number."""
+    from hetplan.files import write_bytes
+    from hetplan.studies.charts import as_png, charts
+
+    if folder.exists() and not folder.is_dir():
+        raise InputError("is a file, expected a folder", where=str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    for problem in found.problems:
+        for at, made in enumerate(charts(found, problem).values()):
+            write_bytes(folder / f"{problem}-{at}.png", as_png(made))

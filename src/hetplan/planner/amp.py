@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from hetplan.formulations import family
 from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData, AmpDecision
@@ -14,7 +12,6 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.planner.candidate import Candidate
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, PlanWorkload, Replica, Stage
-from hetplan.schema import input_error
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Progress, Run
@@ -24,7 +21,7 @@ METHODS = ("auto", "paper", "megatron")
 
 def propose(workload: Workload, run: Run) -> list[Candidate]:
     """One candidate per method; a method after an interruption says that it has not begun."""
-    data = posed(workload)
+    data = pose(workload)
     candidates = []
     for method in METHODS:
         if run.cancelled:
@@ -34,14 +31,6 @@ def propose(workload: Workload, run: Run) -> list[Candidate]:
         result = solve(family("amp"), data, method, inner_run(run, f"amp/{method}"))
         candidates.append(candidate(workload, data, result))
     return candidates
-
-
-def posed(workload: Workload) -> AmpData:
-    """The workload's AMP data; raises InputError where its numbers are beyond any instance's."""
-    try:
-        return pose(workload)
-    except ValidationError as error:
-        raise input_error(error, where=f"{workload.model.name} on {workload.cluster.name}") from None
 
 
 def inner_run(run: Run, label: str) -> Run:

@@ -12,7 +12,8 @@ from hetplan.formulations import family
 from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
-from hetplan.planner.amp import posed, to_plan
+from hetplan.formulations.amp.pose import pose
+from hetplan.planner.amp import to_plan
 from hetplan.planner.candidate import Candidate
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import evaluate
@@ -25,7 +26,7 @@ METHOD = "enumeration"
 def propose(workload: Workload, run: Run) -> list[Candidate]:
     """The fastest micro-batch size that fits; where none fits, the fastest of all, marked so."""
     begun = time.perf_counter()
-    data = posed(workload)
+    data = pose(workload)
     choices = decisions(data)
     if not choices:
         message = (

@@ -12,19 +12,16 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
-from pydantic import ValidationError
-
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
+from hetplan.formulations.amp.pose import pose as pose_amp
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.pose import group_size, micro_batch_sizes, pose
 from hetplan.planner.amp import inner_run, plan_workload
-from hetplan.planner.amp import posed as amp_posed
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.template import Groups, Priced, place, price
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
-from hetplan.schema import input_error
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
@@ -52,12 +49,7 @@ class Posed:
 
 def propose(workload: Workload, run: Run) -> list[Candidate]:
     """One candidate per method: its best template over all micro-batch sizes."""
-    problems: dict[int, DittoData] = {}
-    try:
-        for size in micro_batch_sizes(workload):
-            problems[size] = pose(workload, size)
-    except ValidationError as error:
-        raise input_error(error, where=f"{workload.model.name} on {workload.cluster.name}") from None
+    problems = {size: pose(workload, size) for size in micro_batch_sizes(workload)}
     if not problems:
         reason = "no micro-batch size with times of single devices of every type divides the global batch"
         return [nothing(method, "infeasible", reason) for method in METHODS]
@@ -97,7 +89,7 @@ def candidate(workload: Workload, solved: Sequence[Posed], method: str) -> Candi
         proven = all(posed.result.status == "infeasible" for posed in solved)
         texts = dict.fromkeys(posed.result.message or "out of time" for posed in solved)
         return nothing(method, "infeasible" if proven else "unknown", "; ".join(texts), seconds)
-    cluster = amp_posed(workload)
+    cluster = pose_amp(workload)
     placed = [(posed, place(workload, posed.decision)) for posed in found]
     priced = [price(workload, cluster, p.decision, groups, p.micro_batch) for p, groups in placed]
     at = min(range(len(found)), key=lambda i: priced[i].seconds)

@@ -8,7 +8,6 @@ embedding and head.
 
 from __future__ import annotations
 
-from hetplan.errors import InputError
 from hetplan.profiling.architecture import (
     Transformer,
     attention_params,
@@ -28,14 +27,7 @@ from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Re
 
 
 def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
-    """Embedding, blocks and head for samples of `sequence` tokens.
-
-    Raises InputError where the sequence exceeds the learned positions.
-    """
-    if t.positions and sequence > t.positions:
-        raise InputError(
-            "sequence is longer than the learned positions", got=sequence, expected=f"at most {t.positions}"
-        )
+    """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned positions."""
     blocks = [block(t, sequence, index) for index in range(t.layers)]
     return (embedding(t, sequence), *blocks, head(t, sequence))
 

@@ -60,6 +60,15 @@ class ModelSpec:
         if not 1 <= chosen <= LONGEST_SEQUENCE:
             expected = f"1 to {LONGEST_SEQUENCE}"
             raise InputError("sequence length is not usable", where=self.name, got=chosen, expected=expected)
+        positions = 0 if self.shape is None else self.shape.positions
+        if positions and chosen > positions:
+            expected = f"at most {positions}"
+            raise InputError(
+                "sequence is longer than the learned positions",
+                where=self.name,
+                got=chosen,
+                expected=expected,
+            )
         return chosen, self.build(chosen)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError
-from hetplan.solvers.native import GAP_SHARE, Answer, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Answer, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -116,8 +116,7 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """Called for each better solution."""
-        self._latest.solution = list(self.response_proto.solution)
-        self._latest.objective = self.objective_value
+        self._latest.on_solution(list(self.response_proto.solution), self.objective_value)
         self._latest.on_bound(self.best_objective_bound)
 
 
@@ -129,6 +128,9 @@ def solve(model: Any, run: Run, scale: Scale | None = None, report: Sink | None 
     Raises InputError for a native option that CP-SAT does not have.
     """
     scale = scale or Scale()
+    if run.tap is not None:
+        run.tap(model, scale)
+        return CpAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
     solver = _configured(run.options)
     if run.should_stop:
         return CpAnswer(stop=stopped(run), solver=SOLVER)
@@ -153,7 +155,7 @@ def _answer(
 ) -> CpAnswer:
     """Map the native status; an abandoned search (status None) answers with its last reports."""
     stop, message = _mapped(model, solver, status, run)
-    solution, objective, bound = latest.solution, latest.objective, latest.bound
+    (solution, objective), bound = latest.found, latest.bound
     statistics: dict[str, object] = {}
     if status is not None:
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
-from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
@@ -69,8 +69,9 @@ class _Listener:
     def __call__(self, kind: Any, message: str, out: Any, back: Any, data: Any) -> None:
         """HiGHS's callback, from its thread."""
         if kind == _IMPROVED:
-            self._latest.solution = np.array(out.mip_solution, dtype=float)
-            self._latest.objective = float(out.objective_function_value)
+            self._latest.on_solution(
+                np.array(out.mip_solution, dtype=float), float(out.objective_function_value)
+            )
         if kind in (_IMPROVED, _AT_NODE):
             self._latest.on_bound(float(out.mip_dual_bound))
         if self._stop and back is not None:
@@ -96,6 +97,9 @@ def solve(
         run.check()
         if arrays.shape[1] == 0:
             return _without_columns(arrays, scale)
+        if run.tap is not None and isinstance(model, LinearModel) and arrays.integer.any():
+            run.tap(model, scale)
+            return MilpAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
         highs = _prepared(arrays, run, model.start if isinstance(model, LinearModel) else None)
         run.check()
     except Stopped:
@@ -132,10 +136,17 @@ def _without_columns(arrays: LinearArrays, scale: Scale) -> MilpAnswer:
     return MilpAnswer(stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER)
 
 
-def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None) -> Any:
-    """A silent Highs with options, model and start solution."""
+def loaded(arrays: LinearArrays) -> Any:
+    """A silent Highs with the model."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
+    _check(_pass(highs, arrays), "passing the model")
+    return highs
+
+
+def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None) -> Any:
+    """A silent Highs with options, model and start solution."""
+    highs = loaded(arrays)
     common: dict[str, NativeValue] = {
         "threads": run.options.threads,
         "random_seed": run.options.seed,
@@ -149,7 +160,6 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
         _check(highs.setOptionValue(name, value), f"option {name}")
     for name, value in run.options.native.get(BACKEND, {}).items():
         set_native(highs, name, value, f"native option {BACKEND}.{name}")
-    _check(_pass(highs, arrays), "passing the model")
     if start is not None:
         solution = highspy.HighsSolution()
         solution.col_value = list(start)
@@ -199,8 +209,8 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
     """After an orderly end: HiGHS's own solution and bound instead of the last reported ones."""
     info = highs.getInfo()
     if info.primal_solution_status == FEASIBLE:
-        latest.solution = np.array(highs.getSolution().col_value, dtype=float)
-        latest.objective = float(info.objective_function_value)
+        values = np.array(highs.getSolution().col_value, dtype=float)
+        latest.on_solution(values, float(info.objective_function_value))
     optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     if is_mip and (optimal or info.mip_node_count >= 0):
         latest.on_bound(float(info.mip_dual_bound))
@@ -232,11 +242,11 @@ def _told_apart(arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
 
 def _read(latest: Latest, arrays: LinearArrays, scale: Scale) -> dict[str, Any]:
     """Incumbent and bound for an answer, integers made whole."""
-    bound = latest.bound
+    (solution, objective), bound = latest.found, latest.bound
     read: dict[str, Any] = {}
-    if latest.objective is not None:
-        read["objective"] = scale.value(latest.objective)
-        read["x"] = np.where(arrays.integer, np.round(latest.solution), latest.solution)
+    if objective is not None:
+        read["objective"] = scale.value(objective)
+        read["x"] = np.where(arrays.integer, np.round(solution), solution)
     if bound is not None:
         read["bound"] = scale.bound(bound - BOUND_ALLOWANCE * abs(bound))
     return read

@@ -79,7 +79,8 @@ class LinearModel:
         self.row_families: list[Family] = []
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
-        self._cost: list[Floats] = []
+        self._costs: list[tuple[Columns, Floats]] = []
+        self._fixed: list[tuple[Columns, float]] = []
         self._integer: list[NDArray[np.bool_]] = []
         self._size = 0
         self._rows: list[tuple[Columns, Floats]] = []
@@ -126,7 +127,6 @@ class LinearModel:
         self.column_families.append(Family(name, self._size, count, dimensions))
         self._lower.append(spread(lower, -np.inf))
         self._upper.append(spread(upper, np.inf))
-        self._cost.append(np.zeros(count))
         self._integer.append(np.full(count, integer))
         numbers = np.arange(self._size, self._size + count, dtype=np.int64).reshape(dimensions)
         self._size += count
@@ -134,17 +134,11 @@ class LinearModel:
 
     def minimize(self, columns: ArrayLike, costs: ArrayLike = 1.0) -> None:
         """Add costs * columns (broadcast against each other) to the objective."""
-        numbers, values = _paired(columns, costs)
-        cost = np.concatenate(self._cost) if self._cost else np.zeros(0)
-        np.add.at(cost, numbers, values)
-        self._cost = [cost]
+        self._costs.append(_paired(columns, costs))
 
     def fix(self, columns: ArrayLike, value: float) -> None:
         """Set both bounds of the columns to `value`."""
-        lower, upper = np.concatenate(self._lower), np.concatenate(self._upper)
-        lower[np.asarray(columns, dtype=np.int64)] = value
-        upper[np.asarray(columns, dtype=np.int64)] = value
-        self._lower, self._upper = [lower], [upper]
+        self._fixed.append((np.asarray(columns, dtype=np.int64), value))
 
     def row(
         self,
@@ -184,11 +178,16 @@ class LinearModel:
         starts = np.zeros(len(merged) + 1, dtype=np.int64)
         np.cumsum([len(columns) for columns, _ in merged], out=starts[1:])
         bounds = np.array(self._row_bounds, dtype=float).reshape(-1, 2)
+        cost, lower, upper = np.zeros(self._size), _joined(self._lower), _joined(self._upper)
+        for numbers, costs in self._costs:
+            np.add.at(cost, numbers, costs)
+        for numbers, value in self._fixed:
+            lower[numbers] = upper[numbers] = value
         result = LinearArrays(
-            cost=_joined(self._cost),
+            cost=cost,
             constant=self.constant,
-            lower=_joined(self._lower),
-            upper=_joined(self._upper),
+            lower=lower,
+            upper=upper,
             integer=np.concatenate([np.zeros(0, dtype=bool), *self._integer]),
             starts=starts,
             columns=np.concatenate([np.zeros(0, dtype=np.int64), *(columns for columns, _ in merged)]),

@@ -31,6 +31,7 @@ POLL_SECONDS = 0.02
 # How long native code may go on after it was told to stop before its last report is taken as its answer.
 GRACE_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
+HANDED_OVER = "the model was handed over, not solved"
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,22 @@ def stopped(run: Run) -> Stop:
 
 
 class Latest:
-    """The latest incumbent and bound of a model, in its own unit: written by native threads, read by ours.
-
-    solution: whatever the driver keeps of the incumbent (set before `objective`, so that both fit).
-    """
+    """The latest incumbent and bound of a model, in its own unit: written by native threads, read by ours."""
 
     def __init__(self) -> None:
-        self.objective: float | None = None
-        self.solution: Any = None
         self.bound: float | None = None
+        self._found: tuple[Any, float] | None = (
+            None  # one object, so that a reader never sees half of an incumbent
+        )
+
+    def on_solution(self, solution: Any, objective: float) -> None:
+        """Keep an incumbent; solution: whatever the driver wants to have of it."""
+        self._found = (solution, objective)
+
+    @property
+    def found(self) -> tuple[Any, float | None]:
+        """(solution, objective) of the incumbent, (None, None) without one."""
+        return self._found or (None, None)
 
     def on_bound(self, bound: float) -> None:
         """Keep the best finite bound (back ends say infinity for none)."""
@@ -108,7 +116,7 @@ class Latest:
         told: list[tuple[float | None, float | None]] = [(None, None)]
 
         def poll() -> None:
-            seen = (self.objective, self.bound)
+            seen = (self.found[1], self.bound)
             if seen == told[0]:
                 return
             told[0] = seen

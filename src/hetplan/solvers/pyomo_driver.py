@@ -138,8 +138,7 @@ def solve(
         idle = np.clip(0.0, arrays.lower, arrays.upper)  # columns that occur nowhere never reach the solver
         x = np.array([idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()])
         x = np.where(arrays.integer, np.round(x), x)
-    fields = {name: getattr(answer, name) for name in answer.__dataclass_fields__}
-    return MilpAnswer(**{**fields, "x": x, "seconds": time.perf_counter() - begun})
+    return MilpAnswer(**{**vars(answer), "x": x, "seconds": time.perf_counter() - begun})
 
 
 _UNCLEAR = "infeasible or unbounded"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError
@@ -65,11 +65,7 @@ class Evaluation:
 
     objective: float | None
     violations: tuple[str, ...] = ()
-    parts: Mapping[str, float] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        if self.parts is None:
-            object.__setattr__(self, "parts", {})
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,10 +124,11 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     """Run `method` on `data` and have the outcome judged by the family's evaluator.
 
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this instance,
-    DisagreementError where the evaluator rejects the decision or finds it below the claimed bound.
-    A back end that fails otherwise gives a Result with stop `error`. The result's seconds add up to what passed
-    between loading the method, which only its time limit counts, and judging: what the method did not call
-    building was solving.
+    DisagreementError where the evaluator rejects the decision or finds it below the claimed bound, and where a method
+    brings a decision of what it calls infeasible.
+    What a driver says of its back end's failure is kept (stop `error`), and so is running out of memory. The result's
+    seconds add up to what passed between loading the method, which only its time limit counts, and judging: what the
+    method did not call building was solving.
     """
     run = run or Run()
     chosen = family.method(method)
@@ -150,12 +147,14 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     spent = time.perf_counter() - begun
     objective = None
     if outcome.decision is not None:
+        if outcome.stop is Stop.INFEASIBLE:
+            raise DisagreementError(f"{family.name}/{method}: calls infeasible what it has a decision for")
         evaluation = evaluate(family, data, outcome.decision)
         if evaluation.objective is None:
             raise DisagreementError(f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}")
         objective = evaluation.objective
         bound = outcome.bound
-        if bound is not None and bound > objective * (1 + BOUND_TOLERANCE) + 1e-12:
+        if bound is not None and bound > objective * (1 + BOUND_TOLERANCE):
             raise DisagreementError(
                 f"{family.name}/{method}: bound {bound!r} exceeds objective {objective!r}"
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hetplan.solvers.options import Options
 
@@ -28,6 +29,8 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+# (model of a driver, its `native.Scale`)
+Tap = Callable[[Any, Any], None]
 
 
 class Stopped(Exception):
@@ -40,6 +43,7 @@ class Run:
 
     cancel: set from outside (Ctrl-C, a planner that has seen enough); methods then return what they have.
     watch: called with each report, from the method's thread.
+    tap: takes each discrete model, with its scale, that a general solver would be given; the solver is then not asked.
     """
 
     options: Options = field(default_factory=Options)
@@ -49,6 +53,7 @@ class Run:
     incumbent: float | None = None
     bound: float | None = None
     note: str = ""
+    tap: Tap | None = None
 
     @property
     def elapsed(self) -> float:
@@ -95,9 +100,7 @@ class Run:
 
     def part(self, *, time_limit: float | None = None, quiet: bool = True) -> Run:
         """A run inside this one: the same wish to stop, at most `time_limit` seconds and what is left here."""
-        from dataclasses import replace
-
         left = self.remaining
         limit = left if time_limit is None else min(left, time_limit)
         options = replace(self.options, time_limit=None if limit == float("inf") else max(limit, 1e-3))
-        return Run(options, None if quiet else self.watch, self.cancel)
+        return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)

@@ -1,6 +1,6 @@
 """Exchanges of two devices, down to a placement that none improves: for clusters in which devices are unlike.
 
-Where nodes are alike, orders of whole nodes (exact/orders.py, general/first.py) hold near-optimal placements; where
+Where nodes are alike, orders of whole nodes (`orders`) hold near-optimal placements; where
 most devices have links of their own there are no such orders. Degrees and micro-batch stay; each placement gets the
 cut of `envelope_cut`. Pairs come in random order from a fixed seed, each improvement is taken at once.
 """

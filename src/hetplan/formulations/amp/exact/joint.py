@@ -24,7 +24,6 @@ from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.exact.columns import NOTHING, Found, decision, make_grid, search
 from hetplan.formulations.amp.exact.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
-from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import (
     RowModel,
     SyncBox,
@@ -35,6 +34,7 @@ from hetplan.formulations.amp.exact.rows import (
 from hetplan.formulations.amp.exchange import allowance, improved, worthwhile
 from hetplan.formulations.amp.general.bound import quick_seconds
 from hetplan.formulations.amp.general.tables import Tables
+from hetplan.formulations.amp.orders import placements, try_placement
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_problem
 from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers.result import Outcome, Stop

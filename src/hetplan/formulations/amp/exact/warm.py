@@ -8,7 +8,6 @@ from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.exact.columns import make_grid, search
 from hetplan.formulations.amp.exact.layout import lay_out
-from hetplan.formulations.amp.exact.orders import placements, try_placement
 from hetplan.formulations.amp.exact.rows import (
     RowModel,
     StageIntervals,
@@ -16,6 +15,7 @@ from hetplan.formulations.amp.exact.rows import (
     bound_configuration,
     row_model,
 )
+from hetplan.formulations.amp.orders import placements, try_placement
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, compile_problem
 from hetplan.solvers.run import Run
 

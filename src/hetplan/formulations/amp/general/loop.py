@@ -16,8 +16,8 @@ from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.exchange import allowance, improved, worthwhile
 from hetplan.formulations.amp.general.bound import least_seconds, quick_seconds
-from hetplan.formulations.amp.general.first import device_orders, first_strategy
 from hetplan.formulations.amp.general.tables import Tables
+from hetplan.formulations.amp.orders import first_strategy
 from hetplan.formulations.amp.problem import AmpProblem, compile_problem
 from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.solvers.native import Sink, stopped
@@ -140,18 +140,18 @@ def solve_each(
     """The best decision over all configurations by `model`, with the bound that it proves."""
     begun = time.perf_counter()
     problem = compile_problem(data)
-    cells, nodes = find_cells(problem), [device.node for device in data.devices]
+    cells = find_cells(problem)
     tables = [Tables(problem, configuration, cells) for configuration in problem.configurations()]
     state = State(run, cases=[Case(one, quick_seconds(one), size(one)) for one in tables])
     if tables:
-        find_first(state, problem, nodes, share_of(run, FIRST_SHARE))
+        find_first(state, problem, cells, share_of(run, FIRST_SHARE))
         exchange(state, problem, cells)
         find_bounds(state, share_of(run, BOUND_SHARE))
     state.build_seconds = time.perf_counter() - begun
     if tables:
         run.report(bound=state.bound if math.isfinite(state.bound) else None)
     sweep(state, problem, model)
-    find_first(state, problem, nodes, run)  # what the shares left undone, where no model takes the time
+    find_first(state, problem, cells, run)  # what the shares left undone, where no model takes the time
     find_bounds(state, run)
     state.prune()
     return outcome(state, solver, time.perf_counter() - begun)
@@ -162,14 +162,13 @@ def share_of(run: Run, share: float) -> Run:
     return run.part(time_limit=share * run.remaining if math.isfinite(run.remaining) else None)
 
 
-def find_first(state: State, problem: AmpProblem, nodes: list[int], run: Run) -> None:
+def find_first(state: State, problem: AmpProblem, cells: Cells, run: Run) -> None:
     """Incumbents by rule for the open configurations that had none yet, in `run`'s time."""
     waiting = [case for case in state.cases if not case.tried and not case.closed]
-    orders = device_orders(problem, nodes) if waiting else []
     for case in waiting:
         if run.should_stop:
             return
-        found = first_strategy(problem, orders, case.tables.configuration, run)
+        found = first_strategy(problem, cells, case.tables.configuration, lambda: run.should_stop)
         case.tried = not run.should_stop
         if found is not None:
             state.offer(problem, found[1])

@@ -6,7 +6,7 @@ tensor ranks innermost or data ranks innermost. Most optimal placements on clust
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice, permutations
 
 import numpy as np
@@ -56,3 +56,17 @@ def try_placement(problem: AmpProblem, config: Configuration, array: Ints) -> tu
     if cut is None or not placed.fits(cut):
         return None
     return placed.seconds(cut), Strategy(config, array, cut)
+
+
+def first_strategy(
+    problem: AmpProblem, cells: Cells, config: Configuration, stopped: Callable[[], bool]
+) -> tuple[float, Strategy] | None:
+    """The best of the orders for one configuration, with its seconds; None where none fits in memory."""
+    best: tuple[float, Strategy] | None = None
+    for array in placements(cells, config):
+        if stopped():
+            break
+        found = try_placement(problem, config, array)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    return best

@@ -1,0 +1,233 @@
+"""`hetplan study`: many methods on many instances, every run a row that is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetplan.cli import completion
+from hetplan.cli.options import (
+    GapOption,
+    JsonOption,
+    NativeOption,
+    PyomoOption,
+    QuietOption,
+    make_options,
+    split_list,
+)
+from hetplan.cli.output import note, print_json, print_tables
+from hetplan.cli.progress import stopping
+from hetplan.errors import InputError
+from hetplan.text import Table
+
+if TYPE_CHECKING:
+    from hetplan.studies.study import Runner, Tally
+    from hetplan.studies.tasks import Task
+
+SMOKE_SECONDS = 5.0
+GIB = 2**30
+LINE_EVERY = 20
+
+
+def study(
+    sets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Sets of the library (papers, …), problems, instances, patterns, files or folders.",
+            autocompletion=completion.sets,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Where the rows go and are looked for."),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            "-m",
+            metavar="NAME[,NAME…]|all|heuristics|exact-methods",
+            help="Of each problem, those it has; default all.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each run.")
+    ] = 60.0,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")] = "0",
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", metavar="N", help="Runs at a time; of --slurm: its jobs.")
+    ] = 1,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out.")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory-gib", metavar="GIB", help="Address space of each run; default no limit."),
+    ] = None,
+    gap: GapOption = None,
+    native: NativeOption = None,
+    pyomo_solver: PyomoOption = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786."),
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm", metavar="NAME=VALUE", help="Start Slurm jobs with these settings of dask-jobqueue."
+        ),
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Tiny instances, 5 s for each run: whether everything works.")
+    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Run methods on instances; each run is a row in DIR, written as it ends. Started again, it goes on.
+
+    Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when stopped before.
+    """
+    from hetplan.solvers.warm import prepare
+    from hetplan.studies.rows import arrow
+    from hetplan.studies.study import carry_out
+    from hetplan.studies.tasks import tasks
+
+    if output is None:
+        raise InputError(
+            "no folder for the rows", where="--output", expected="a folder, made where it is missing"
+        )
+    if output.exists() and not output.is_dir():
+        raise InputError("is a file, expected a folder", where=str(output))
+    if not sets and not smoke:
+        raise InputError("no instances named", expected="a set such as papers, a problem, instances, files")
+    if jobs < 1:
+        raise InputError("not usable", where="--jobs", got=jobs, expected="at least 1")
+    arrow()
+    options = make_options(
+        time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
+        gap=gap,
+        threads=threads if threads is not None else max(1, (os.cpu_count() or 1) // jobs),
+        native=native,
+        pyomo_solver=pyomo_solver,
+    )
+    work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), seed_list(seeds), options))
+    families = {task.problem for task in work}
+    prepare([warmer for name in families for warmer in warmers(name)], None if quiet else note)
+    limit = None if memory is None else int(memory * GIB)
+    stop = threading.Event()
+    with stopping(stop), where_to(scheduler, slurm, jobs, limit, stop) as runner, display(quiet) as show:
+        tally = carry_out(work, output, runner, show)
+    if json:
+        print_json(
+            {"folder": str(output), "runs": tally.total, "done": tally.done, "counts": dict(tally.counts)}
+        )
+    else:
+        print_tables([summary(output, work, tally)])
+    return 0 if tally.done == tally.total else 1
+
+
+def warmers(problem: str) -> Sequence[str]:
+    """What compiles a family's kernels."""
+    from hetplan.formulations import family
+
+    return family(problem).warmers
+
+
+def seed_list(text: str) -> list[int]:
+    """`"0,1,2"` as numbers, each once."""
+    try:
+        found = [int(part) for part in split_list([text])]
+    except ValueError:
+        raise InputError("not usable", where="--seeds", got=text, expected="whole numbers: 0,1,2") from None
+    if not found or min(found) < 0:
+        raise InputError("not usable", where="--seeds", got=text, expected="whole numbers from 0: 0,1,2")
+    return list(dict.fromkeys(found))
+
+
+@contextlib.contextmanager
+def where_to(
+    scheduler: str | None, slurm: Sequence[str] | None, jobs: int, memory: int | None, stop: threading.Event
+) -> Iterator[Runner]:
+    """What does the tasks: this machine's cores, a Dask cluster, or Slurm jobs."""
+    if scheduler is not None and slurm is not None:
+        raise InputError("cannot be used together", where="--scheduler, --slurm")
+    if scheduler is None and slurm is None:
+        from hetplan.studies.workers import run_tasks
+
+        yield lambda work: run_tasks(work, jobs, memory_bytes=memory, stop=stop.is_set)
+        return
+    from hetplan.studies import distributed
+
+    cluster = (
+        distributed.connected(scheduler)
+        if scheduler is not None
+        else distributed.slurm(jobs, slurm_settings(slurm or []))
+    )
+    with cluster as client:
+        yield lambda work: distributed.run_on(client, work, memory_bytes=memory, stop=stop.is_set)
+
+
+def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`["cores=2", "memory=8GB"]` as keyword arguments of dask_jobqueue.SLURMCluster."""
+    from hetplan.cli.options import native_value
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError("not usable", where="--slurm", got=text, expected="NAME=VALUE, such as cores=2")
+        found[name] = native_value(value)
+    return found
+
+
+@contextlib.contextmanager
+def display(quiet: bool) -> Iterator[Callable[[Tally], None]]:
+    """A progress bar on a terminal; a line now and then elsewhere."""
+    if quiet:
+        yield lambda tally: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+            number = bar.add_task("", total=None)
+
+            def update(tally: Tally) -> None:
+                told = ", ".join(f"{n} {status}" for status, n in sorted(tally.counts.items()))
+                bar.update(number, total=tally.total, completed=tally.done, description=told)
+
+            yield update
+    else:
+
+        def line(tally: Tally) -> None:
+            if tally.done % LINE_EVERY == 0 or tally.done == tally.total:
+                note(tally.text())
+
+        yield line
+
+
+def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Table:
+    """Rows of the whole study by problem, method and status."""
+    from collections import Counter
+
+    from hetplan.studies.rows import read_rows
+
+    wanted = {task.key for task in work}
+    rows = [row for row in read_rows(folder) if row["key"] in wanted] if tally.done else []
+    counts = Counter((row["problem"], row["method"], row["status"]) for row in rows)
+    statuses = sorted({status for _, _, status in counts})
+    pairs = dict.fromkeys((task.problem, task.method) for task in work)
+    cells = tuple(
+        (problem, method, *(str(counts[problem, method, status] or "-") for status in statuses))
+        for problem, method in pairs
+    )
+    right = tuple(range(2, 2 + len(statuses)))
+    return Table(f"{folder}: {tally.text()}", ("problem", "method", *statuses), cells, right=right)

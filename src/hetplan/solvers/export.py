@@ -1,0 +1,111 @@
+"""Models as files: mixed-integer programmes as MPS or LP, CP-SAT models as protocol buffers.
+
+Columns and rows carry the names of the formulation (`x_3_1`, `cover_2`), so that a reader finds the constraints again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetplan.errors import InputError
+from hetplan.files import write_bytes
+from hetplan.solvers.linear_model import Family, LinearModel
+from hetplan.solvers.native import Scale
+
+# File ending -> method whose models it can hold.
+ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model in a file. per_unit, offset: seconds = objective / per_unit + offset, up to stated rounding."""
+
+    file: str
+    rows: int
+    columns: int
+    discrete: int
+    per_unit: float
+    offset: float
+
+
+@dataclass
+class Collector:
+    """A run's `tap`: keeps what the solvers would have been given."""
+
+    models: list[tuple[Any, Scale]] = field(default_factory=list)
+
+    def __call__(self, model: Any, scale: Any) -> None:
+        """Keep a model."""
+        self.models.append((model, scale))
+
+    def write(self, path: Path) -> list[Exported]:
+        """All models: the only one as `path`, several as `path` with a number before its ending."""
+        several = len(self.models) > 1
+        names = [
+            path.with_name(f"{path.stem}-{number:03d}{path.suffix}") if several else path
+            for number in range(len(self.models))
+        ]
+        return [
+            write_model(model, scale, name) for (model, scale), name in zip(self.models, names, strict=True)
+        ]
+
+
+def method_of(path: Path) -> str:
+    """The method whose models a file of that name holds; raises InputError for another ending."""
+    if path.suffix not in ENDINGS:
+        raise InputError("unknown ending", where=str(path), got=path.suffix, expected=", ".join(ENDINGS))
+    return ENDINGS[path.suffix]
+
+
+def write_model(model: Any, scale: Scale, path: Path) -> Exported:
+    """One model, atomically."""
+    if isinstance(model, LinearModel):
+        arrays = model.arrays()
+        write_through(path, lambda file: write_linear(model, file))
+        rows, columns, discrete = *arrays.shape, int(arrays.integer.sum())
+    else:
+        write_through(path, lambda file: bool(model.export_to_file(file)))
+        rows = len(model.proto.constraints)
+        columns = discrete = len(model.proto.variables)
+    return Exported(str(path), rows, columns, discrete, scale.per_unit, scale.offset)
+
+
+def write_through(path: Path, write: Callable[[str], bool]) -> None:
+    """Let a library write a file beside, and put it where it belongs once it is whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"model{path.suffix.replace('.pbtxt', '.txt')}"
+        if not write(str(file)):
+            raise InputError("the model cannot be written", where=str(path))
+        write_bytes(path, file.read_bytes())
+
+
+def write_linear(model: LinearModel, file: str) -> bool:
+    """By HiGHS, with the formulation's names."""
+    import highspy
+
+    from hetplan.solvers.highs import loaded
+
+    highs = loaded(model.arrays())
+    for number, name in enumerate(labels(model.column_families)):
+        highs.passColName(number, name)
+    for number, name in enumerate(labels(model.row_families)):
+        highs.passRowName(number, name)
+    written: bool = highs.writeModel(file) in (highspy.HighsStatus.kOk, highspy.HighsStatus.kWarning)
+    return written
+
+
+def labels(families: list[Family]) -> list[str]:
+    """The names of all members, in order; a family that comes twice has its second part numbered on."""
+    found: list[str] = []
+    seen: dict[str, int] = {}
+    for one in families:
+        before = seen.get(one.name, 0)
+        for number in range(one.first, one.first + one.size):
+            label = one.label(number)
+            found.append(label if before == 0 else f"{one.name}_{before + number - one.first}")
+        seen[one.name] = before + one.size
+    return found

@@ -1,0 +1,105 @@
+"""Tasks on a Dask cluster: the same rows as on one machine, from workers anywhere.
+
+The study's process keeps the rows: workers only solve. A worker that dies has its task done again by another, as often
+as Dask allows (`distributed.scheduler.allowed-failures`); after that the task is a row that says so. Each task runs in
+a process of its own on the worker, as it would here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from hetplan.errors import InputError, one_line
+from hetplan.studies.rows import Row
+from hetplan.studies.tasks import Task
+from hetplan.studies.work import as_task, failed
+from hetplan.studies.workers import run_tasks
+
+# How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to drop on Ctrl-C.
+AHEAD = 3
+CONNECT_SECONDS = 20
+
+
+def perform_there(given: dict[str, Any], memory_bytes: int | None) -> Row:
+    """On a worker: one task in its own process."""
+    return next(run_tasks([as_task(given)], 1, memory_bytes=memory_bytes, stop=lambda: False))
+
+
+def dask() -> Any:
+    """dask.distributed; raises InputError where it is not installed."""
+    try:
+        import distributed
+    except ImportError:
+        raise InputError("needs Dask", where="--scheduler", expected="pip install 'hetplan[dask]'") from None
+    return distributed
+
+
+@contextlib.contextmanager
+def connected(scheduler: str) -> Iterator[Any]:
+    """A client of the scheduler at that address; raises InputError where nobody answers."""
+    distributed = dask()
+    try:
+        client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise InputError(
+            f"cannot be reached: {one_line(str(error))[:160]}", where="--scheduler", got=scheduler
+        ) from None
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
+    """A client of a cluster of `jobs` Slurm jobs, started here and ended with the study."""
+    distributed = dask()
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError:
+        raise InputError(
+            "needs dask-jobqueue", where="--slurm", expected="pip install dask-jobqueue"
+        ) from None
+    cluster = SLURMCluster(**options)
+    try:
+        cluster.scale(jobs=jobs)
+        client = distributed.Client(cluster, set_as_default=False)
+        yield client
+    finally:
+        cluster.close()
+
+
+def run_on(
+    client: Any, tasks: Iterable[Task], *, memory_bytes: int | None = None, stop: Callable[[], bool]
+) -> Iterator[Row]:
+    """The rows as they come from the cluster behind `client`."""
+    distributed = dask()
+    waiting = iter(tasks)
+    known: dict[str, Task] = {}
+    pending = distributed.as_completed(loop=client.loop)
+
+    def submit(count: int) -> None:
+        for _ in range(count):
+            task = next(waiting, None)
+            if task is None:
+                return
+            known[task.key] = task
+            future = client.submit(perform_there, task.as_dict(), memory_bytes, key=task.key, pure=False)
+            pending.add(future)
+
+    submit(AHEAD * max(1, sum(client.nthreads().values())))
+    for future in pending:
+        if stop():
+            client.cancel(list(pending.futures))
+            return
+        task = known.pop(future.key)
+        error = future.exception()
+        yield (
+            future.result()
+            if error is None
+            else failed(task, f"{type(error).__name__}: {one_line(str(error))}")
+        )
+        future.release()
+        submit(1)

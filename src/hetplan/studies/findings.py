@@ -1,0 +1,194 @@
+"""What a study's rows say: how far each method is from what is best known, how often and how fast proofs end.
+
+reference: of an instance, the best objective known (of the rows and of the library); `proven` where the best bound
+meets it. excess: (objective - reference) / reference of a row. All objectives are predicted iteration times in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
+from hetplan.studies.rows import Row
+
+# Excess up to this is called the optimum: the gap at which proofs may stop.
+SAME = 2 * OPTIMAL_GAP
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is best known of an instance; None where nothing is."""
+
+    objective: float | None
+    bound: float | None
+
+    @property
+    def proven(self) -> bool:
+        """Whether the best objective is proven optimal."""
+        gap = relative_gap(self.objective, self.bound)
+        return gap is not None and gap <= SAME
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method on one problem. Shares from 0 to 1; excesses and seconds None where no run has any.
+
+    solved: runs with a decision. proven: runs that ended with a proof (optimal or infeasible). missed: of the solved
+    runs on instances whose optimum is proven, the share above it. worst: the row of the largest excess.
+    """
+
+    problem: str
+    method: str
+    exact: bool
+    runs: int
+    solved: int
+    proven: int
+    missed: float | None
+    median_excess: float | None
+    mean_excess: float | None
+    worst_excess: float | None
+    worst: Row | None
+    median_seconds: float | None
+    most_seconds: float | None
+    most_bytes: int | None
+
+
+class Study:
+    """Rows with their references."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+        self.references = references(self.rows)
+
+    @property
+    def problems(self) -> list[str]:
+        """Those with rows."""
+        return list(dict.fromkeys(row["problem"] for row in self.rows))
+
+    def of(self, problem: str) -> list[Row]:
+        """The rows of a problem."""
+        return [row for row in self.rows if row["problem"] == problem]
+
+    def reference(self, row: Row) -> Reference:
+        """Of the row's instance."""
+        return self.references[instance_of(row)]
+
+    def excess(self, row: Row) -> float | None:
+        """Relative, against the best known; None without an objective."""
+        best = self.reference(row).objective
+        if row["objective"] is None or best is None:
+            return None
+        if best <= 0:
+            return 0.0 if row["objective"] <= 0 else None
+        return max(0.0, float(row["objective"]) / best - 1)
+
+    def methods(self, problem: str, exact: bool | None = None) -> list[str]:
+        """Of a problem's rows; exact: only those that prove optima, or only those that do not."""
+        wanted = [row for row in self.of(problem) if exact is None or row["exact"] is exact]
+        return list(dict.fromkeys(row["method"] for row in wanted))
+
+    def summaries(self, problem: str) -> list[Summary]:
+        """One per method, exact ones first."""
+        rows = self.of(problem)
+        names = [*self.methods(problem, exact=True), *self.methods(problem, exact=False)]
+        return [self.summary([row for row in rows if row["method"] == name]) for name in names]
+
+    def summary(self, rows: Sequence[Row]) -> Summary:
+        """Of the rows of one method on one problem."""
+        solved = [(excess, row) for row in rows if (excess := self.excess(row)) is not None]
+        certain = [excess for excess, row in solved if self.reference(row).proven]
+        excesses = [excess for excess, _ in solved]
+        worst = max(solved, key=lambda pair: pair[0], default=None)
+        seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
+        return Summary(
+            problem=rows[0]["problem"],
+            method=rows[0]["method"],
+            exact=rows[0]["exact"],
+            runs=len(rows),
+            solved=len(solved),
+            proven=sum(row["status"] in ("optimal", "infeasible") for row in rows),
+            missed=sum(excess > SAME for excess in certain) / len(certain) if certain else None,
+            median_excess=over(statistics.median, excesses),
+            mean_excess=over(statistics.fmean, excesses),
+            worst_excess=None if worst is None else worst[0],
+            worst=None if worst is None else worst[1],
+            median_seconds=over(statistics.median, seconds),
+            most_seconds=max(seconds, default=None),
+            most_bytes=max(
+                (row["peak_bytes"] for row in rows if row["peak_bytes"] is not None), default=None
+            ),
+        )
+
+    def worst_cases(self, count: int) -> list[tuple[float, Row]]:
+        """The largest excesses of heuristics, one per instance and method."""
+        found: dict[tuple[str, str, str], tuple[float, Row]] = {}
+        for row in self.rows:
+            excess = self.excess(row)
+            if excess is None or row["exact"]:
+                continue
+            key = (*instance_of(row), row["method"])
+            if key not in found or excess > found[key][0]:
+                found[key] = excess, row
+        return sorted(found.values(), key=lambda pair: -pair[0])[:count]
+
+    def conflicts(self) -> list[str]:
+        """What no study may show: objectives below a proven bound, proofs of infeasibility beside a decision."""
+        found = []
+        for row in self.rows:
+            best = self.reference(row)
+            low = math.inf if row["objective"] is None else row["objective"]
+            if best.bound is not None and low < best.bound * (1 - SAME):
+                found.append(f"{row['instance']}: {row['method']} is below a proven bound")
+            if row["status"] == "infeasible" and best.objective is not None:
+                found.append(f"{row['instance']}: {row['method']} says infeasible, a decision is known")
+        return found
+
+
+def instance_of(row: Row) -> tuple[str, str]:
+    """Problem and name."""
+    return row["problem"], row["instance"]
+
+
+def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
+    """Of every instance in the rows."""
+    objectives: dict[tuple[str, str], list[float]] = defaultdict(list)
+    bounds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    names = dict.fromkeys(instance_of(row) for row in rows)
+    for row in rows:
+        key = instance_of(row)
+        objectives[key] += [row[name] for name in ("objective", "best_known") if row[name] is not None]
+        bounds[key] += [row[name] for name in ("bound", "bound_known") if row[name] is not None]
+    return {
+        key: Reference(min(objectives[key], default=None), max(bounds[key], default=None)) for key in names
+    }
+
+
+def over(function: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
+    """The function of the values, None of none."""
+    return function(values) if values else None
+
+
+def cactus(rows: Iterable[Row]) -> list[float]:
+    """Seconds of the runs that ended with a proof, ascending: the k-th is when k instances are proven."""
+    return sorted(row["seconds"] for row in rows if row["status"] in ("optimal", "infeasible"))
+
+
+def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, list[float]]:
+    """Performance profile (Dolan and Moré 2002): per method the ratios of its seconds to the fastest's, ascending.
+
+    Of runs with a proof; each instance and seed counts once, those that no method proves are left out.
+    """
+    seconds: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for row in study.of(problem):
+        if row["method"] in methods and row["status"] in ("optimal", "infeasible"):
+            seconds[row["instance"], row["seed"]][row["method"]] = max(row["seconds"], 1e-6)
+    ratios: dict[str, list[float]] = {method: [] for method in methods}
+    for times in seconds.values():
+        fastest = min(times.values())
+        for method, value in times.items():
+            ratios[method].append(value / fastest)
+    return {method: sorted(values) for method, values in ratios.items()}

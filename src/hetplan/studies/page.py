@@ -1,0 +1,185 @@
+"""A study as one self-contained HTML page, and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from hetplan.studies.charts import as_svg, charts
+from hetplan.studies.findings import Study, Summary
+from hetplan.studies.rows import Row
+from hetplan.text import bytes_text, number_text, percent_text, seconds_text
+
+WORST = 20
+HEADER = (
+    "method", "proves optima", "runs", "solved", "proven", "misses the optimum", "median above", "mean above",
+    "most above", "median time", "longest", "peak memory",
+)  # fmt: skip
+CASES = ("instance", "method", "above the best known", "best known", "time")
+ROWS = (
+    "set",
+    "problem",
+    "instance",
+    "method",
+    "seed",
+    "status",
+    "objective",
+    "bound",
+    "gap",
+    "time",
+    "memory",
+    "message",
+)
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1b1b1b }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block; overflow-x: auto }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
+th:first-child, td:first-child, td.text { text-align: left } th { border-bottom: 2px solid #888 }
+tr:target { background: #fff3c4 } figure { margin: 1.2rem 0 } figcaption { font-size: 13px; color: #555 }
+svg { max-width: 100%; height: auto } .warn { color: #a00000; font-weight: 600 }
+"""
+
+
+def cells(summary: Summary) -> tuple[str, ...]:
+    """A summary as texts."""
+    return (
+        summary.method,
+        "yes" if summary.exact else "no",
+        f"{summary.runs}",
+        f"{summary.solved}",
+        f"{summary.proven}" if summary.exact else "-",
+        percent_text(summary.missed),
+        percent_text(summary.median_excess),
+        percent_text(summary.mean_excess),
+        percent_text(summary.worst_excess),
+        seconds_text(summary.median_seconds),
+        seconds_text(summary.most_seconds),
+        "-" if summary.most_bytes is None else bytes_text(summary.most_bytes),
+    )
+
+
+def case_cells(study: Study, excess: float, row: Row) -> tuple[str, ...]:
+    """A worst case as texts."""
+    best = study.reference(row)
+    proof = " (proven)" if best.proven else ""
+    return (
+        row["instance"],
+        row["method"],
+        percent_text(excess),
+        f"{seconds_text(best.objective)}{proof}",
+        seconds_text(row["seconds"]),
+    )
+
+
+def row_cells(row: Row) -> tuple[str, ...]:
+    """A raw row as texts."""
+    return (
+        row["set"],
+        row["problem"],
+        row["instance"],
+        row["method"],
+        f"{row['seed']}",
+        row["status"],
+        number_text(row["objective"], 8),
+        number_text(row["bound"], 8),
+        percent_text(row["gap"]),
+        seconds_text(row["seconds"]),
+        "-" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
+        row["message"] or "",
+    )
+
+
+def origin(rows: Sequence[Row]) -> Iterator[str]:
+    """Where, with what and under which limits the rows were taken."""
+    for column, name in (("machine_json", "machine"), ("versions_json", "versions")):
+        for text in dict.fromkeys(row[column] for row in rows):
+            parts = ", ".join(f"{key} {value}" for key, value in json.loads(text).items())
+            yield f"{name}: {parts}"
+    limits = sorted({row["time_limit"] for row in rows if row["time_limit"] is not None})
+    yield "time limits: " + (", ".join(seconds_text(limit) for limit in limits) or "none")
+    yield f"{len(rows)} runs, {rows[0]['begun']} to {max(row['begun'] for row in rows)}"
+
+
+def html(study: Study, title: str) -> str:
+    """The page."""
+    return "\n".join(_html(study, title)) + "\n"
+
+
+def _html(study: Study, title: str) -> Iterator[str]:
+    from hetplan.formulations import family
+
+    yield "<!DOCTYPE html>"
+    yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<style>{STYLE}</style></head><body>"
+    yield f"<h1>{escape(title)}</h1>"
+    yield "<p>Objectives are predicted iteration times; seconds of solves and memory are measured.</p><ul>"
+    yield from (f"<li>{escape(line)}</li>" for line in origin(study.rows))
+    yield "</ul>"
+    yield from (f'<p class="warn">{escape(line)}</p>' for line in study.conflicts())
+    for problem in study.problems:
+        found = family(problem)
+        yield f'<h2 id="{problem}">{problem}: {escape(found.title)}</h2><p>{escape(found.paper)}</p>'
+        yield from table(HEADER, [cells(summary) for summary in study.summaries(problem)])
+        for caption, made in charts(study, problem).items():
+            yield f"<figure>{as_svg(made)}<figcaption>{problem}: {escape(caption)}</figcaption></figure>"
+    worst = study.worst_cases(WORST)
+    if worst:
+        yield '<h2 id="worst">Worst cases of the heuristics</h2>'
+        links = [f"row-{row['key']}" for _, row in worst]
+        yield from table(CASES, [case_cells(study, *pair) for pair in worst], links=links)
+    yield '<h2 id="rows">All runs</h2>'
+    yield from table(ROWS, [row_cells(row) for row in study.rows], keys=[row["key"] for row in study.rows])
+    yield "</body></html>"
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    links: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """An HTML table. links: of the rows' first cells, to anchors of the page; keys: the rows' own anchors."""
+    yield (
+        "<table><thead><tr>" + "".join(f"<th>{escape(name)}</th>" for name in header) + "</tr></thead><tbody>"
+    )
+    for at, row in enumerate(rows):
+        anchor = "" if keys is None else f' id="row-{keys[at]}"'
+        texts = [escape(cell) for cell in row]
+        if links is not None:
+            texts[0] = f'<a href="#{links[at]}">{texts[0]}</a>'
+        yield f"<tr{anchor}>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
+    yield "</tbody></table>"
+
+
+def markdown(study: Study, title: str) -> str:
+    """The same without pictures and raw rows."""
+    from hetplan.formulations import family
+
+    lines = [
+        f"# {title}",
+        "",
+        "Objectives are predicted iteration times; seconds and memory are measured.",
+        "",
+    ]
+    lines += [f"- {line}" for line in origin(study.rows)] + [""]
+    lines += [f"**{line}**" for line in study.conflicts()]
+    for problem in study.problems:
+        lines += [f"## {problem}: {family(problem).title}", ""]
+        lines += [*pipes(HEADER, [cells(summary) for summary in study.summaries(problem)]), ""]
+    worst = study.worst_cases(WORST)
+    if worst:
+        lines += ["## Worst cases of the heuristics", ""]
+        lines += [*pipes(CASES, [case_cells(study, *pair) for pair in worst]), ""]
+    return "\n".join(lines)
+
+
+def pipes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [
+        "| " + " | ".join(header) + " |",
+        "|" + " --- |" * len(header),
+        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+    ]

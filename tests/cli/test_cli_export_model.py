@@ -1,0 +1,105 @@
+"""`hetplan export-model`: HiGHS and CP-SAT read the files back and find the optimum on file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import highspy
+import pytest
+from ortools.sat import cp_model_pb2
+from ortools.sat.python import cp_model
+
+from fakes.cli import Call
+from hetplan.instances.library import find
+
+# One model each. HAP's cp-sat restricts ratios to steps, so that its optimum is another.
+LINEAR = (
+    "tiny-two-types",
+    "tiny-two-types-equal",
+    "tiny-fast-slow",
+    "poplar-b-llama-0.5b-zero0",
+    "hap-chain-2x2",
+)
+
+
+def known(name: str) -> float:
+    """The optimum on file."""
+    entry = find(name)
+    assert entry is not None
+    best = entry.best_known()
+    assert best is not None and best.status == "optimal"
+    return best.objective
+
+
+def by_highs(path: Path) -> float:
+    """The optimum of a file."""
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    assert highs.readModel(str(path)) == highspy.HighsStatus.kOk
+    highs.run()
+    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return float(highs.getInfo().objective_function_value)
+
+
+def seconds(model: dict[str, Any], objective: float) -> float:
+    """In the instance's unit."""
+    return float(objective / model["per_unit"] + model["offset"])
+
+
+@pytest.mark.parametrize("ending", ["mps", "lp"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_highs_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    [model] = hetplan("export-model", name, "-o", path, "--json").json["models"]
+    assert model["file"] == str(path) and model["rows"] > 0 < model["discrete"] <= model["columns"]
+    assert seconds(model, by_highs(path)) == pytest.approx(known(name), rel=1e-5)
+
+
+def test_names_are_those_of_the_formulation(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "model.lp"
+    hetplan("export-model", "tiny-fast-slow", "-o", path)
+    text = path.read_text()
+    assert "theta" in text and "before_0" in text
+
+
+@pytest.mark.parametrize("name", ["tiny-two-types", "tiny-fast-slow", "poplar-b-llama-0.5b-zero0"])
+@pytest.mark.parametrize("ending", ["pb", "pbtxt"])
+def test_cp_sat_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    [model] = hetplan("export-model", name, "-o", path, "--json").json["models"]
+    proto = cp_model_pb2.CpModelProto()
+    if ending == "pb":
+        proto.ParseFromString(path.read_bytes())
+    else:
+        text_format = pytest.importorskip("google.protobuf.text_format")
+        text_format.Parse(path.read_text(), proto)
+    copy = cp_model.CpModel()
+    copy.proto.CopyFrom(proto)
+    solver = cp_model.CpSolver()
+    status: object = solver.solve(copy)
+    assert status == cp_model.OPTIMAL
+    assert seconds(model, solver.objective_value) == pytest.approx(known(name), rel=1e-5)
+
+
+def test_amp_has_a_model_for_each_configuration_that_may_win(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "amp.mps"
+    models = hetplan("export-model", "tiny-mixed", "-o", path, "--json").json["models"]
+    found = math.inf
+    for model in models:
+        highs = highspy.Highs()
+        highs.setOptionValue("output_flag", False)
+        highs.readModel(model["file"])
+        highs.run()
+        if highs.getModelStatus() == highspy.HighsModelStatus.kOptimal:
+            found = min(found, seconds(model, highs.getInfo().objective_function_value))
+    # Models only hold what beats the best decision by rule, which may be the optimum itself.
+    assert found >= known("tiny-mixed") * (1 - 1e-5)
+    assert models
+
+
+def test_what_cannot_be_exported(hetplan: Call, tmp_path: Path) -> None:
+    assert "unknown ending" in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "x.txt").error
+    assert "neither a file" in hetplan("export-model", "nothing", "-o", tmp_path / "x.mps").error
+    assert "no such folder" in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "no" / "x.mps").error

@@ -1,0 +1,44 @@
+"""`hetplan study` and `hetplan report DIR` on a tiny study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes.cli import Call
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
+ARGUMENTS = ("study", "tiny-fast-slow", "-m", "exact,greedy", "-t", "20", "-q")
+
+
+def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    first = hetplan(*ARGUMENTS, "-o", folder, "--json").json
+    assert (first["runs"], first["done"]) == (2, 2) and first["counts"] == {"optimal": 1, "feasible": 1}
+    again = hetplan(*ARGUMENTS, "-o", folder)
+    assert again.code == 0 and "2 of 2 runs: 2 from before" in again.out
+    page, text = tmp_path / "page.html", tmp_path / "page.md"
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
+    ran = hetplan("report", folder, "-o", page, "--markdown", text, "--png", tmp_path / "png")
+    assert ran.code == 0 and "greedy" in ran.out
+    assert page.read_text().startswith("<!DOCTYPE html>") and "| greedy |" in text.read_text()
+    assert len(list((tmp_path / "png").glob("ditto-*.png"))) >= 2
+    found = hetplan("report", folder, "--json").json
+    assert found["conflicts"] == []
+    assert [summary["method"] for summary in found["problems"]["ditto"]] == ["exact", "greedy"]
+
+
+def test_what_cannot_be_studied(hetplan: Call, tmp_path: Path) -> None:
+    assert "no folder for the rows" in hetplan("study", "papers").error
+    assert "no instances named" in hetplan("study", "-o", tmp_path / "x").error
+    assert "neither a set" in hetplan("study", "nothing-such", "-o", tmp_path / "x").error
+    assert "--jobs" in hetplan("study", "papers", "-o", tmp_path / "x", "-j", "0").error
+    assert "--seeds" in hetplan("study", "papers", "-o", tmp_path / "x", "--seeds", "1,b").error
+    (tmp_path / "file").write_text("")
+    assert "is a file" in hetplan("study", "papers", "-o", tmp_path / "file").error
+    assert "holds no study" in hetplan("report", tmp_path).error
+    assert (
+        "is for the folder of a study" in hetplan("report", "poplar", "--markdown", tmp_path / "m.md").error
+    )
+    assert not (tmp_path / "x").exists()

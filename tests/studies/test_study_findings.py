@@ -1,0 +1,151 @@
+"""Findings against rows made by hand; the page and the charts show them."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetplan.studies.findings import Study, cactus, profile
+from hetplan.studies.page import html, markdown
+from hetplan.studies.rows import COLUMNS, Row
+
+
+def row(instance: str, method: str, **given: Any) -> Row:
+    """A row of problem ditto."""
+    exact = method in ("exact", "milp")
+    made: Row = dict.fromkeys(COLUMNS)
+    made |= {
+        "key": f"{instance}-{method}-{given.get('seed', 0)}", "set": "s", "instance": instance, "problem": "ditto",
+        "method": method, "exact": exact, "seed": 0, "status": "optimal" if exact else "feasible", "stop": "done",
+        "seconds": 1.0, "versions_json": '{"hetplan":"0"}', "machine_json": '{"cpu":"<x>"}', "begun": "2026-01-01",
+        "peak_bytes": 2**20, "message": "", "time_limit": 60.0,
+    }  # fmt: skip
+    return {**made, **given}
+
+
+ROWS = [
+    row("a", "exact", objective=2.0, bound=2.0, seconds=0.5),
+    row("a", "milp", objective=2.1, bound=1.5, status="feasible", seconds=60.0),
+    row("a", "greedy", objective=3.0),
+    row("a", "paper", objective=2.0),
+    row("b", "exact", objective=4.0, bound=4.0, seconds=2.0),
+    row("b", "milp", objective=4.0, bound=4.0, seconds=1.0),
+    row("b", "greedy", objective=4.4),
+    row("b", "paper", status="unknown", message="nothing <b>found</b>", seconds=None),
+    row("c", "exact", status="infeasible", seconds=0.1),
+    row("c", "milp", status="infeasible", seconds=0.3),
+]
+
+
+def test_summaries() -> None:
+    found = {summary.method: summary for summary in Study(ROWS).summaries("ditto")}
+    assert list(found) == ["exact", "milp", "greedy", "paper"]
+    greedy = found["greedy"]
+    assert (greedy.runs, greedy.solved, greedy.missed) == (2, 2, 1.0)
+    assert greedy.worst_excess == pytest.approx(0.5) and greedy.worst is not None
+    assert greedy.worst["instance"] == "a"
+    assert greedy.median_excess == pytest.approx(0.3) == pytest.approx(greedy.mean_excess)
+    assert (found["paper"].runs, found["paper"].solved, found["paper"].missed) == (2, 1, 0.0)
+    assert (found["milp"].proven, found["exact"].proven) == (2, 3)
+    assert found["milp"].worst_excess == pytest.approx(0.05)
+    assert found["paper"].median_seconds == 1.0
+
+
+def test_curves() -> None:
+    assert cactus(r for r in ROWS if r["method"] == "exact") == [0.1, 0.5, 2.0]
+    assert profile(Study(ROWS), "ditto", ["exact", "milp"]) == {
+        "exact": [1.0, 1.0, 2.0],
+        "milp": [1.0, pytest.approx(3.0)],
+    }
+
+
+def test_without_a_proof_nothing_is_missed() -> None:
+    rows = [row("a", "milp", objective=2.0, bound=1.0, status="feasible"), row("a", "greedy", objective=3.0)]
+    [milp, greedy] = Study(rows).summaries("ditto")
+    assert milp.missed is None and greedy.missed is None and greedy.worst_excess == pytest.approx(0.5)
+
+
+def test_the_library_counts_as_known() -> None:
+    rows = [row("a", "greedy", objective=3.0, best_known=2.0, bound_known=2.0)]
+    assert Study(rows).summaries("ditto")[0].missed == 1.0
+
+
+def test_conflicts_are_found() -> None:
+    assert Study(ROWS).conflicts() == []
+    below = [*ROWS, row("a", "paper", objective=1.0, seed=1)]
+    assert Study(below).conflicts() == ["a: paper is below a proven bound"]
+    wrong = [*ROWS, row("a", "milp", status="infeasible", seed=1)]
+    assert Study(wrong).conflicts() == ["a: milp says infeasible, a decision is known"]
+
+
+def test_worst_cases_come_worst_first() -> None:
+    assert [(r["instance"], r["method"]) for _, r in Study(ROWS).worst_cases(9)] == [
+        ("a", "greedy"),
+        ("b", "greedy"),
+        ("a", "paper"),
+    ]
+
+
+class Page(HTMLParser):
+    """Anchors, links and open tags of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.outside: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag not in ("meta", "br", "path", "use"):
+            self.open.append(tag)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        if tag == "a":
+            self.links.append(given["href"] or "")
+        self.outside += [v for k, v in attrs if k in ("src", "href") and v and v.startswith("http")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [v or "" for k, v in attrs if k == "id"]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("path", "use"):
+            assert self.open.pop() == tag
+
+
+def test_page() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
+    text = html(Study(ROWS), "Gap <study>")
+    page = Page(text)
+    assert page.open == [] and page.outside == []
+    assert all(link.removeprefix("#") in page.ids for link in page.links) and page.links
+    assert len([name for name in page.ids if name.startswith("row-")]) == len(ROWS)
+    for expected in (
+        "Gap &lt;study&gt;",
+        "nothing &lt;b&gt;found",
+        "cpu &lt;x&gt;",
+        "50 %",
+        "predicted iteration",
+    ):
+        assert expected in text
+    assert "<script" not in text and text.count("<svg") == 3
+    assert html(Study(ROWS), "Gap <study>") == text
+
+
+def test_markdown() -> None:
+    text = markdown(Study(ROWS), "Gap study")
+    lines = [line for line in text.splitlines() if line.startswith("| greedy")]
+    assert len(lines) == 1 and "50 %" in lines[0] and "100 %" in lines[0]
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
+    from hetplan.studies.charts import as_png, charts
+
+    found = charts(Study(ROWS), "ditto")
+    assert len(found) == 3
+    assert all(as_png(made).startswith(b"\x89PNG") for made in found.values())

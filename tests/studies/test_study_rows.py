@@ -1,0 +1,102 @@
+"""Rows: whole or absent, readable as one table, and what is no row is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.instances.library import find
+from hetplan.solvers.options import Options
+from hetplan.studies.rows import COLUMNS, keys, read_rows, write_row
+from hetplan.studies.tasks import Task, subjects, task_key, tasks
+from hetplan.studies.work import failed, perform
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
+
+
+def one(method: str = "exact", **options: object) -> Task:
+    """A task on the tiny ditto instance."""
+    given = Options(threads=1, **options)  # type: ignore[arg-type]
+    return next(iter(tasks(["tiny-fast-slow"], [method], [0], given)))
+
+
+def test_a_row_is_written_and_read_back(tmp_path: Path) -> None:
+    row = perform(one())
+    write_row(tmp_path, row)
+    [found] = read_rows(tmp_path)
+    assert set(found) == set(COLUMNS)
+    assert found["status"] == "optimal" and found["objective"] == row["objective"] == pytest.approx(
+        found["bound"]
+    )
+    assert found["best_known"] == pytest.approx(found["objective"])
+    assert found["peak_bytes"] > 10 * 2**20
+    assert keys(tmp_path) == {found["key"]}
+    write_row(tmp_path, row)
+    assert len(read_rows(tmp_path)) == 1
+
+
+def test_a_heuristic_has_no_bound() -> None:
+    row = perform(one("greedy"))
+    assert (row["status"], row["bound"], row["exact"]) == ("feasible", None, False)
+
+
+def test_a_refusal_is_a_row(tmp_path: Path) -> None:
+    task = one("pyomo", pyomo_solver="gurobi")
+    row = perform(task)
+    assert (row["status"], row["stop"], row["objective"]) == ("unknown", "error", None)
+    assert "gurobi" in row["message"]
+    write_row(tmp_path, row)
+    assert read_rows(tmp_path)[0]["message"] == row["message"]
+
+
+def test_what_is_no_study_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no study"):
+        read_rows(tmp_path)
+    write_row(tmp_path, failed(one(), "why"))
+    bad = tmp_path / "rows" / "x.parquet"
+    bad.write_bytes(b"PAR1 nonsense")
+    with pytest.raises(InputError, match=r"x\.parquet: cannot be read"):
+        read_rows(tmp_path)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": [1]}), bad)
+    with pytest.raises(InputError, match="other columns"):
+        read_rows(tmp_path)
+
+
+def test_keys_tell_tasks_apart() -> None:
+    found = [task.key for task in tasks(["smoke"], ["all"], [0, 1], Options(threads=1))]
+    assert len(found) == len(set(found)) > 50
+    assert one().key == one().key != one(time_limit=3.0).key
+    assert task_key("a", "exact", {"seed": 0}) != task_key("b", "exact", {"seed": 0})
+
+
+def test_an_instance_named_twice_is_taken_once(tmp_path: Path) -> None:
+    names = [subject.instance.name for _, subject in subjects(["tiny-*", "smoke", "ditto/tiny-fast-slow"])]
+    assert len(names) == len(set(names))
+    entry = find("tiny-fast-slow")
+    assert entry is not None
+    path = tmp_path / "other.json"
+    from hetplan.instances.envelope import save_instance
+
+    save_instance(entry.load(), path)
+    assert len(list(subjects(["tiny-fast-slow", str(path), str(tmp_path)]))) == 1
+
+
+def test_names_that_bring_nothing() -> None:
+    with pytest.raises(InputError, match="neither a set"):
+        list(subjects(["paper"]))
+    with pytest.raises(InputError, match="no instance of the study has the method"):
+        list(tasks(["tiny-fast-slow"], ["exact", "megatron"], [0], Options()))
+
+
+def test_groups_of_methods() -> None:
+    def chosen(word: str) -> set[str]:
+        return {task.method for task in tasks(["tiny-fast-slow"], [word], [0], Options())}
+
+    assert chosen("heuristics") == {"paper", "paper-communication", "merge", "greedy", "oobleck"}
+    assert chosen("exact-methods") == {"auto", "exact", "cp-sat", "milp", "pyomo"}
+    assert chosen("all") == chosen("heuristics") | chosen("exact-methods")

@@ -1,0 +1,174 @@
+"""Processes: what dies, hangs or eats memory is a row; a study that is killed loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hetplan.solvers.options import Options
+from hetplan.studies import workers
+from hetplan.studies.rows import Row, keys, read_rows
+from hetplan.studies.tasks import Task, tasks
+from hetplan.studies.workers import death, run_tasks
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+MARK = "HETPLAN_STUDY_TEST"
+STUDY = """
+import sys
+from pathlib import Path
+from hetplan.solvers.options import Options
+from hetplan.studies import workers
+from hetplan.studies.study import carry_out
+from hetplan.studies.tasks import tasks
+workers.PRELOAD[:] = ["hetplan.studies.work"]
+work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(30), Options(threads=1, time_limit=20)))
+tally = carry_out(work, Path(sys.argv[1]), lambda left: workers.run_tasks(left, 2, stop=lambda: False))
+print(tally.done, tally.total, tally.known)
+"""
+
+
+@pytest.fixture(autouse=True)
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are forked from a process that has loaded only what these tasks need."""
+    monkeypatch.setattr(workers, "PRELOAD", ["hetplan.studies.work"])
+
+
+def some(method: str = "megatron", instance: str = "tiny-mixed", **options: object) -> list[Task]:
+    """One task."""
+    return list(tasks([instance], [method], [0], Options(threads=1, **options)))  # type: ignore[arg-type]
+
+
+def rows_of(work: list[Task], **settings: object) -> list[Row]:
+    """The rows of a run on two processes."""
+    return list(run_tasks(work, 2, stop=lambda: False, **settings))  # type: ignore[arg-type]
+
+
+def test_rows_come_back() -> None:
+    work = list(tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=60)))
+    rows = rows_of(work)
+    assert sorted(row["key"] for row in rows) == sorted(task.key for task in work)
+    assert all(row["status"] == "feasible" and row["objective"] > 0 for row in rows)
+
+
+def test_too_little_memory_is_a_row() -> None:
+    [row] = rows_of(some("exact", time_limit=60), memory_bytes=64 * 2**20)
+    assert (row["status"], row["stop"], row["objective"]) == ("unknown", "error", None)
+    assert row["message"]
+
+
+@linux
+def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
+    work = list(tasks(["amp-mixed-cluster"], ["milp"], [0], Options(threads=1, time_limit=60))) + some()
+    rows: list[Row] = []
+    before = children()
+    stream: Iterator[Row] = run_tasks(work, 2, stop=lambda: False)
+    rows.append(next(stream))
+    assert rows[0]["method"] == "megatron"
+    [victim] = [pid for pid in children() - before if is_task(pid)]
+    os.kill(victim, signal.SIGKILL)
+    rows += list(stream)
+    assert [row["method"] for row in rows] == ["megatron", "milp"]
+    assert "SIGKILL" in rows[1]["message"] and rows[1]["status"] == "unknown"
+
+
+def test_what_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "GRACE_SECONDS", -1e9)
+    monkeypatch.setattr(workers, "GRACE_SHARE", 0.0)
+    [row] = rows_of(some("milp", "amp-mixed-cluster", time_limit=60.0))
+    assert (row["status"], row["stop"]) == ("unknown", "limit")
+    assert row["message"].startswith("killed: still running")
+
+
+def test_a_wish_to_stop_ends_all() -> None:
+    work = some("milp", "amp-mixed-cluster", time_limit=60.0) * 3
+    asked = iter([False] * 4)
+    begun = time.monotonic()
+    assert list(run_tasks(work, 2, stop=lambda: next(asked, True))) == []
+    assert time.monotonic() - begun < 50
+
+
+def test_how_deaths_read() -> None:
+    assert death(-9) == "its process was ended by SIGKILL, out of memory perhaps"
+    assert death(-11) == "its process was ended by SIGSEGV"
+    assert death(3) == "its process ended with exit code 3"
+
+
+@linux
+def test_killed_twenty_times_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
+    marker = f"{MARK}={os.getpid()}-{random.random()}"
+    environment = {**os.environ, MARK: marker.partition("=")[2]}
+    rng, kills, done = random.Random(7), 0, 0
+    while kills < 20:
+        process = subprocess.Popen([sys.executable, "-c", STUDY, str(tmp_path)], env=environment)
+        seen = len(keys(tmp_path))
+        limit = time.monotonic() + 20
+        while len(keys(tmp_path)) <= seen + rng.randint(0, 2) and time.monotonic() < limit:
+            if process.poll() is not None:
+                break
+            time.sleep(rng.uniform(0.005, 0.05))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        now = len(keys(tmp_path))
+        assert now >= done
+        done = now
+        if now == 60:
+            break
+    assert kills >= 10
+    last = subprocess.run(
+        [sys.executable, "-c", STUDY, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert last.stdout.split() == ["60", "60", str(done)]
+    rows = read_rows(tmp_path)
+    assert len(rows) == len({(row["method"], row["seed"]) for row in rows}) == 60
+    assert not [path for path in (tmp_path / "rows").iterdir() if path.suffix != ".parquet"] or kills
+    limit = time.monotonic() + 20
+    while (left := marked(marker)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not left
+
+
+def children() -> set[int]:
+    """Processes there are."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def is_task(pid: int) -> bool:
+    """Whether it was forked by this test's fork server: a child of a child of ours."""
+    parent = parent_of(pid)
+    return parent is not None and parent_of(parent) == os.getpid()
+
+
+def parent_of(pid: int) -> int | None:
+    """Its parent, None where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (OSError, IndexError):
+        return None
+
+
+def marked(marker: str) -> list[int]:
+    """Processes with the marker in their environment."""
+    found = []
+    for pid in children():
+        try:
+            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
