@@ -18,24 +18,25 @@ WIDTH = 16
 
 
 class Explorer:
-    """A theory in compressed rows; properties are numbered anew."""
+    """A theory in compressed rows; properties are numbered anew, in the order of `properties` [P]. without [P, P]:
+    see `explore.parking`."""
 
     def __init__(self, problem: HapProblem, theory: Theory) -> None:
         self._problem, self._theory = problem, theory
         level = levels(theory)
-        self._names = np.array(sorted(level), dtype=np.int64)
-        number = {int(p): i for i, p in enumerate(self._names)}
+        self.properties = np.array(sorted(level), dtype=np.int64)
+        number = {int(p): i for i, p in enumerate(self.properties)}
         steps = theory.steps
-        self._by = _rows(theory.by_post.get(int(p), ()) for p in self._names)
+        self._by = _rows(theory.by_post.get(int(p), ()) for p in self.properties)
         self._pre = _rows(sorted(number[p] for p in s.pre) for s in steps)
         self._post = _rows(sorted(number[p] for p in s.post) for s in steps)
-        self._level = np.array([level[int(p)] for p in self._names], dtype=np.int64)
+        self._level = np.array([level[int(p)] for p in self.properties], dtype=np.int64)
         comm = np.array([s.comm for s in steps], dtype=np.bool_)
         unit = np.where(comm, 1.0, problem.speeds[-1])
         fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
         self._costs = (comm, fixed, shared)
         free = ~comm & (fixed == 0) & (shared == 0)
-        self._without = parking(*self._by, *self._pre, *self._post, free)
+        self.without = parking(*self._by, *self._pre, *self._post, free)
         assert theory.goal is not None
         self._goal = number[theory.goal]
 
@@ -45,10 +46,8 @@ class Explorer:
         slow = self._problem.speeds[-1] / self._problem.speeds
         status, rows, first, head, step = explore(
             self._goal, *self._by, *self._pre, *self._post, self._level, *self._costs, cell, slow, weights,
-            self._without, enough, limit, WIDTH,
+            self.without, enough, limit, WIDTH,
         )  # fmt: skip
-        import os
-        if os.environ.get('DBG'): print('explore', status, len(rows), len(head))
         return priced_graph(self._problem, self._ordered(rows, first, head, step)) if status == DONE else None
 
     def _ordered(self, rows: Ints, first: Ints, head: Ints, step: Ints) -> Graph:
@@ -63,7 +62,7 @@ class Explorer:
         arcs = np.argsort(tail, kind="stable")
         moved = np.zeros(n + 1, dtype=np.int64)
         np.cumsum(np.bincount(tail, minlength=n), out=moved[1:])
-        needs = tuple(frozenset(int(p) for p in self._names[row[row >= 0]]) for row in rows[order])
+        needs = tuple(frozenset(int(p) for p in self.properties[row[row >= 0]]) for row in rows[order])
         return Graph(self._theory, moved, place[head[arcs]], step[arcs], component[order], needs)
 
 
