@@ -107,7 +107,9 @@ def test_potentials_bound_every_program_and_grow_with_their_choice() -> None:
         cell = problem.proportional + 0.05 * (cell - problem.proportional)
         weights = np.vstack([np.eye(3), draw.dirichlet(np.ones(3), 3)])
         least = [
-            kernels.potentials(*arrays.common, cell, arrays.slow, weights, np.full(3, 1 / 3), ordered)[arrays.start]
+            kernels.potentials(*arrays.common, cell, arrays.slow, weights, np.full(3, 1 / 3), ordered)[
+                arrays.start
+            ]
             for ordered in (True, False)
         ]
         g = arrays.graph
@@ -134,15 +136,15 @@ def test_potentials_bound_every_program_and_grow_with_their_choice() -> None:
 
 def test_parking_is_about_what_cannot_be_had_otherwise() -> None:
     """The stream's shard is parked while the block that starts from the stream is open, and not the other way."""
-    theory = posed(residual(1, 2, operators=10))
+    theory = posed(residual(2, 2, operators=10))
     assert theory is not None
     names = theory.problem.properties
     explorer = Explorer(theory.problem, theory)
     number = {names[p]: i for i, p in enumerate(explorer.properties)}
-    shard, inner = number["x0|All-Gather(0)"], number["b0.4|All-Gather(0)"]
+    shard, inner = number["x1|All-Gather(0)"], number["b1.4|All-Gather(0)"]
     assert explorer.without[shard, inner] and not explorer.without[inner, shard]
     # either form of the stream will do, so neither alone is indispensable, save that one gives the other
-    assert not explorer.without[number["x0|Identity"], inner]
+    assert not explorer.without[number["x1|Identity"], inner]
 
 
 def test_wide_theories_are_proven() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from hetplan.formulations.hap.cells import coordinates
 from hetplan.formulations.hap.cutting import best_in_cell
 from hetplan.formulations.hap.exact import kernels, labelling
-from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.exact.arrays import Arrays
+from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
@@ -62,7 +62,6 @@ class Incumbent:
         return program
 
 
-
 @dataclass(frozen=True)
 class Evaluated:
     """bound: of all programs in the cell, up to the threshold asked for; where to split it (None: anywhere);
@@ -110,7 +109,7 @@ class LabelCell:
     problem: HapProblem
     arrays: Arrays
     incumbent: Incumbent
-    _failed: Failed = field(default_factory=lambda: Failed())
+    _failed: Failed = field(default_factory=Failed)
     _cells: int = 0
 
     def __call__(
@@ -166,7 +165,9 @@ class LabelCell:
 def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     """(Least cost over the cell when one mean over types prices all stages, the best of several means; the same
     from each state [n, L, V])."""
-    potential = kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside, arrays.ordered)
+    potential = kernels.potentials(
+        *arrays.common, cell, arrays.slow, duals.weights, duals.inside, arrays.ordered
+    )
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
@@ -276,7 +277,7 @@ class WideCell:
     incumbent: Incumbent
     explorer: Explorer
     _exact: LabelCell = field(init=False)
-    _failed: Failed = field(default_factory=lambda: Failed())
+    _failed: Failed = field(default_factory=Failed)
 
     def __post_init__(self) -> None:
         self._exact = LabelCell(self.problem, self.arrays, self.incumbent)

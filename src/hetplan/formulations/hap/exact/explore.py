@@ -8,15 +8,7 @@ found so far, a state is left out when g + h reaches the cost `enough` at every 
 g + h bounds every program through it from below, on the whole cell because it is affine there for each pair of
 paths, hence concave as a minimum. g is corrected until nothing changes, so a state once left out may return.
 
-Where a computation of no cost gives a needed property from others that are needed anyway (a slice of a whole
-tensor), only that is done: the state without the property is reached at no cost, and whatever completes the
-larger state completes the smaller one, in the same stages and with no more work.
-
-A property p is parked while something else is needed, q, that cannot be derived without p or what gives p at no cost
-(`parking`): a step that costs anything does not settle p now. For in a program where it did, q is there before that
-step, and with it p for nothing; dropping the step takes work from a stage or joins two, which costs no more. So of
-the optimal programs one with the fewest costly steps never settles a parked property. This keeps the search from
-computing a residual stream anew late in a block, which sums alone forbid only when almost nothing is missing.
+States that no optimal program needs are left out besides (`parking`).
 """
 
 from __future__ import annotations
@@ -25,13 +17,16 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.hap.exact.kernels import Flags
+from hetplan.formulations.hap.exact.parking import given_free, parked
 from hetplan.formulations.hap.problem import Floats, Ints
 
 DONE, TOO_MANY, TOO_WIDE = 0, 1, 2
 
 
 @kernel
-def _after(need: Ints, step: int, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, after: Ints) -> int:
+def _after(
+    need: Ints, step: int, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, after: Ints
+) -> int:
     """Fill `after` [W] with the sorted set (need - post) + pre, -1 behind it. 1: a state, 0: needs no less than
     before, -1: too wide."""
     W = len(need)
@@ -72,116 +67,6 @@ def _after(need: Ints, step: int, pre_first: Ints, pre: Ints, post_first: Ints, 
 
 
 @kernel
-def _given_free(need: Ints, free: Flags, by_first: Ints, by: Ints, pre_first: Ints, pre: Ints) -> int:
-    """A step of no cost that gives a needed property from other needed ones that it does not give; -1: none."""
-    W = len(need)
-    for i in range(W):
-        if need[i] < 0:
-            break
-        for b in range(by_first[need[i]], by_first[need[i] + 1]):
-            s = by[b]
-            if not free[s]:
-                continue
-            had = True
-            for q in range(pre_first[s], pre_first[s + 1]):
-                here = False
-                for j in range(W):
-                    here = here or (j != i and need[j] == pre[q])
-                had = had and here
-            if had:
-                return s
-    return -1
-
-
-@kernel
-def parking(
-    by_first: Ints, by: Ints, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, free: Flags
-) -> Flags:
-    """[P, P]: entry (p, q) tells that q cannot be derived without p or a property that gives p at no cost."""
-    P, steps = len(by_first) - 1, len(free)
-    use_first = np.zeros(P + 1, np.int64)
-    for q in range(len(pre)):
-        use_first[pre[q] + 1] += 1
-    for p in range(P):
-        use_first[p + 1] += use_first[p]
-    use, at = np.empty(len(pre), np.int64), use_first[:-1].copy()
-    for s in range(steps):
-        for q in range(pre_first[s], pre_first[s + 1]):
-            use[at[pre[q]]] = s
-            at[pre[q]] += 1
-    found = np.zeros((P, P), np.bool_)
-    banned, known = np.empty(P, np.bool_), np.empty(P, np.bool_)
-    missing, stack = np.empty(steps, np.int64), np.empty(P, np.int64)
-    for p in range(P):
-        banned[:] = False
-        banned[p] = True
-        stack[0], size = p, 1
-        while size:
-            size -= 1
-            w = stack[size]
-            for b in range(by_first[w], by_first[w + 1]):
-                s = by[b]
-                if free[s] and pre_first[s + 1] - pre_first[s] == 1 and not banned[pre[pre_first[s]]]:
-                    banned[pre[pre_first[s]]] = True
-                    stack[size] = pre[pre_first[s]]
-                    size += 1
-        known[:] = False
-        size = 0
-        for s in range(steps):
-            missing[s] = pre_first[s + 1] - pre_first[s]
-            if missing[s] == 0:
-                for q in range(post_first[s], post_first[s + 1]):
-                    if not banned[post[q]] and not known[post[q]]:
-                        known[post[q]] = True
-                        stack[size] = post[q]
-                        size += 1
-        while size:
-            size -= 1
-            w = stack[size]
-            for c in range(use_first[w], use_first[w + 1]):
-                s = use[c]
-                missing[s] -= 1
-                if missing[s] == 0:
-                    for q in range(post_first[s], post_first[s + 1]):
-                        if not banned[post[q]] and not known[post[q]]:
-                            known[post[q]] = True
-                            stack[size] = post[q]
-                            size += 1
-        for q in range(P):
-            found[p, q] = not known[q]
-    return found
-
-
-@kernel
-def _parked(need: Ints, step: int, post_first: Ints, post: Ints, without: Flags) -> bool:
-    """Whether everything needed that a step gives is parked by what is needed besides."""
-    W = len(need)
-    for i in range(W):
-        if need[i] < 0:
-            break
-        given = False
-        for q in range(post_first[step], post_first[step + 1]):
-            given = given or post[q] == need[i]
-        if not given:
-            continue
-        parked = False
-        for j in range(W):
-            if need[j] < 0:
-                break
-            if j == i or not without[need[i], need[j]]:
-                continue
-            also = False
-            for q in range(post_first[step], post_first[step + 1]):
-                also = also or post[q] == need[j]
-            if not also:
-                parked = True
-                break
-        if not parked:
-            return False
-    return True
-
-
-@kernel
 def _slot(row: Ints, rows: Ints, table: Ints) -> int:
     """Where in the hash table `row` stands or belongs."""
     mask = len(table) - 1
@@ -191,7 +76,7 @@ def _slot(row: Ints, rows: Ints, table: Ints) -> int:
             break
         code = (code ^ (row[i] + 1)) * 1099511628211
         code = code ^ ((code >> 29) & 0x7FFFFFFFF)
-    at = code & mask
+    at = int(code & mask)
     while table[at] >= 0:
         same = True
         for i in range(len(row)):
@@ -228,8 +113,8 @@ def explore(
     """(status, rows [n, W] of properties, arcs: first [n + 1], head, step) of the states left open, {goal} first.
 
     by: steps that give a property; pre, post: properties of a step (all in compressed rows); level [P]; comm,
-    fixed, shared [steps]; x [V, K] vertices; weights [L, K] means over types; without [P, P] of `parking`. Gives up beyond `limit` states left
-    open, 4 `limit` seen, or `width` properties at once.
+    fixed, shared [steps]; x [V, K] vertices; weights [L, K] means over types; without [P, P]: see `parking`.
+    Gives up beyond `limit` states left open, 4 `limit` seen, or `width` properties at once.
     """
     V, K, L = len(x), x.shape[1], len(weights)
     free = np.zeros(len(comm), np.bool_)
@@ -332,7 +217,7 @@ def explore(
         seen += 1
         if seen > 40 * limit:
             return TOO_MANY, nothing, none, none, none
-        only = _given_free(rows[u], free, by_first, by, pre_first, pre)
+        only = given_free(rows[u], free, by_first, by, pre_first, pre)
         for i in range(width):
             p = rows[u, i]
             if p < 0:
@@ -341,7 +226,7 @@ def explore(
                 s = by[b]
                 if only >= 0 and s != only:
                     continue
-                if not free[s] and _parked(rows[u], s, post_first, post, without):
+                if not free[s] and parked(rows[u], s, post_first, post, without):
                     continue
                 kind = _after(rows[u], s, pre_first, pre, post_first, post, after)
                 if kind < 0:
@@ -388,7 +273,7 @@ def explore(
     for k in range(size):
         u = kept[k]
         first[k] = total
-        only = _given_free(rows[u], free, by_first, by, pre_first, pre)
+        only = given_free(rows[u], free, by_first, by, pre_first, pre)
         for i in range(width):
             p = rows[u, i]
             if p < 0:
@@ -401,7 +286,7 @@ def explore(
                         again = again or post[q] == rows[u, j]
                 if only >= 0 and s != only:
                     continue
-                if not free[s] and _parked(rows[u], s, post_first, post, without):
+                if not free[s] and parked(rows[u], s, post_first, post, without):
                     continue
                 if again or _after(rows[u], s, pre_first, pre, post_first, post, after) != 1:
                     continue

@@ -36,8 +36,8 @@ def potentials(
 
     A mean never exceeds the maximum, and adds up. Where the graph's paths are programs in their order (`ordered`;
     not in a canonical graph, whose paths stand for other orders with other stages), any mean may price any stage,
-    so that each stage takes the one that tells most at the point mu [V] (barycentric) from the node where it begins, read from the program's end;
-    of those that tell the same, where types tie, the first.
+    so that each stage takes the one that tells most at the point mu [V] (barycentric) from the node where it
+    begins, read from the program's end; of those that tell the same, where types tie, the first.
     """
     n, L, V, K = len(first) - 1, len(weights), len(x), x.shape[1]
     mean = np.zeros(L)

@@ -104,7 +104,15 @@ def _stages_since(
 
 @kernel
 def _twins(
-    a: int, b: int, parent: Ints, arc: Ints, comm: Flags, sums: Floats, tiny: float, mine: Floats, other: Floats
+    a: int,
+    b: int,
+    parent: Ints,
+    arc: Ints,
+    comm: Flags,
+    sums: Floats,
+    tiny: float,
+    mine: Floats,
+    other: Floats,
 ) -> bool:
     """Whether two labels of the same node, not the empty set, have the same stages in another order."""
     for c in range(sums.shape[1]):
@@ -131,7 +139,13 @@ def _twins(
 
 @kernel
 def _choose(
-    fixed: float, shared: float, reference: Floats, slow: Floats, mixtures: Floats, blends: Floats, blend: Floats
+    fixed: float,
+    shared: float,
+    reference: Floats,
+    slow: Floats,
+    mixtures: Floats,
+    blends: Floats,
+    blend: Floats,
 ) -> None:
     """Fill `blend`: which mean over types bounds a stage of work (fixed, shared) from below."""
     K = len(slow)

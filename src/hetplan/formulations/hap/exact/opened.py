@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from hetplan.formulations.hap.exact.arrays import Arrays, priced_graph
-from hetplan.formulations.hap.exact.explore import DONE, explore, parking
+from hetplan.formulations.hap.exact.explore import DONE, explore
+from hetplan.formulations.hap.exact.parking import parking
 from hetplan.formulations.hap.graph_kernels import components
 from hetplan.formulations.hap.problem import Floats, HapProblem, Ints
 from hetplan.formulations.hap.states import Graph, levels
@@ -34,7 +35,7 @@ class Explorer:
         comm = np.array([s.comm for s in steps], dtype=np.bool_)
         unit = np.where(comm, 1.0, problem.speeds[-1])
         fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
-        self._costs = (comm, fixed, shared)
+        self._comm, self._work = comm, (fixed, shared)
         free = ~comm & (fixed == 0) & (shared == 0)
         self.without = parking(*self._by, *self._pre, *self._post, free)
         assert theory.goal is not None
@@ -45,7 +46,7 @@ class Explorer:
         all over the cell; only the empty set where there are none; None beyond `limit` states."""
         slow = self._problem.speeds[-1] / self._problem.speeds
         status, rows, first, head, step = explore(
-            self._goal, *self._by, *self._pre, *self._post, self._level, *self._costs, cell, slow, weights,
+            self._goal, *self._by, *self._pre, *self._post, self._level, self._comm, *self._work, cell, slow, weights,
             self.without, enough, limit, WIDTH,
         )  # fmt: skip
         return priced_graph(self._problem, self._ordered(rows, first, head, step)) if status == DONE else None
