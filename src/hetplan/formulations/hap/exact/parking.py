@@ -38,7 +38,7 @@ def given_free(need: Ints, free: Flags, by_first: Ints, by: Ints, pre_first: Int
                     here = here or (j != i and need[j] == pre[q])
                 had = had and here
             if had:
-                return s
+                return int(s)
     return -1
 
 
