@@ -22,7 +22,7 @@ ROOM, PER_NODE = 20, 60
 # The best program at a point is looked for in so many cells, then in one of so many.
 EACH, SOME = 50, 10
 # Blends of a program's mixtures that price whole stages.
-HEAVIEST = 4
+HEAVIEST = 2
 # Rounding in sums of thousands of terms, as a share of the optimum: slack of dominance.
 SLACK = 1e-14
 # States left open in a cell at most; how much less must be missing before anything is tried again.
