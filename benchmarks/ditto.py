@@ -75,17 +75,16 @@ def target_rows() -> list[Row]:
         for head in ("predicted", "flat"):
             label = f"ex3 with A100s (5 types), N_b {n}, {head} head"
             cases.append((label, 5.0, posed(FIVE_TYPES, n, flat=head == "flat")))
-    for n in (96, 128, 512):
+    for n in (32, 64, 96, 128, 512):
         cases.append((f"3 types x 4 nodes x 8, 96 layers, N_b {n}", 30.0, posed(LARGE, n, blocks=94)))
     for name in CLUSTERS:
         cases.append((f"{name} with memory, N_b 32", None, posed(CLUSTERS[name], 32, memory=True)))
     cases.append(("5 types with memory, N_b 32", None, posed(FIVE_TYPES, 32, memory=True)))
     cases.append(("ex3, N_b 12 (fewer than devices)", None, posed(CLUSTERS["ex3"], 12)))
     cases.append(("5 types, N_b 12 (fewer than devices)", None, posed(FIVE_TYPES, 12)))
-    for n in (32, 64):
-        cases.append(
-            (f"3 types x 4 nodes x 8, N_b {n} (fewer than devices)", None, posed(LARGE, n, blocks=94))
-        )
+    cases.append(
+        ("3 types x 4 nodes x 8 with memory, N_b 32", None, posed(LARGE, 32, blocks=94, memory=True))
+    )
     return [
         {"instance": label, "target": target, **fresh(data, "exact", None if target else 60.0)}
         for label, target, data in cases

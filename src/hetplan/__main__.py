@@ -2,7 +2,7 @@
 
 import sys
 
-from hetplan.cli.main import main
+from hetplan.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,18 +9,29 @@ from hetplan.errors import InputError
 
 # Where there are more names than this, an error lists the nearest only.
 FEW = 12
-# Three letters of four.
-ALIKE = 0.75
+# Three letters of four; three of five anywhere in a name; all but a letter or two.
+ALIKE, NEAR, SLIP = 0.75, 0.6, 0.85
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names that resemble `name`, the nearest first, then those that contain it or begin much like it."""
+    """Known names like `name`: a slip of the pen, then what goes on from it or it from, the nearest, others."""
     lower = {other.lower(): other for other in known}
     wanted = name.lower()
-    near = difflib.get_close_matches(wanted, lower, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, lower, n=1, cutoff=SLIP)
+    near += sorted(
+        (n for n in lower if n not in near and (_goes_on(n, wanted) or _goes_on(wanted, n))), key=len
+    )
+    near += [n for n in difflib.get_close_matches(wanted, lower, n=3, cutoff=NEAR) if n not in near]
     near += [n for n in lower if wanted and wanted in n and n not in near]
     near += [n for n in lower if n not in near and _begins_like(n, wanted)]
     return [lower[n] for n in near[:most]]
+
+
+def _goes_on(longer: str, shorter: str) -> bool:
+    """Whether a name is another one with more behind: `gpt2-small` of `gpt2`, `a100-sxm4-40gb` of `a100`."""
+    return (
+        bool(shorter) and longer.startswith(shorter) and not longer[len(shorter) : len(shorter) + 1].isalnum()
+    )
 
 
 def _begins_like(name: str, wanted: str) -> bool:

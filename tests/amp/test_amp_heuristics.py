@@ -19,7 +19,7 @@ from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.paper import average, rank, solve_released
-from hetplan.formulations.amp.paper_cut import paper_cut, table_bytes
+from hetplan.formulations.amp.paper_cut import TableTooLarge, paper_cut, table_bytes
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration, compile_problem
 from hetplan.formulations.amp.strategy import place
@@ -381,4 +381,15 @@ def test_the_tables_of_the_papers_programme_are_counted_whole() -> None:
     values, _ = interval_ranks(np.random.default_rng(0).random(30))
     costs = 2 * 31 * len(values) * 8
     choices = 5 * 31 * len(values) * 2
-    assert costs + choices <= table_bytes(30, 5) <= 1.01 * (costs + choices)
+    assert table_bytes(30, 5, len(values)) == costs + choices
+
+
+def test_a_table_too_large_is_one_configuration_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetplan.formulations.amp.paper_cut.MAX_TABLE_BYTES", 5_000)
+    rng = np.random.default_rng(0)
+    with pytest.raises(TableTooLarge):
+        paper_cut(rng.random(8), rng.random((3, 8)), 4)
+    equal = paper_cut(np.ones(8), rng.random((3, 8)), 4)  # eight equal layers have 9 tolerances, not 37
+    assert equal is not None
+    one = paper_cut(rng.random(800), np.zeros((0, 800)), 4)
+    assert one is not None and one[0].tolist() == [0, 800]

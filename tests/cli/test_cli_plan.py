@@ -180,7 +180,7 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
         (("--strategies", "foo"), "unknown strategy 'foo' (expected one of amp"),
         (("--strategies", "popler"), "unknown strategy 'popler'; did you mean poplar?"),
         (("--strategies", ","), "no strategy named"),
-        (("--precision", "fp8"), "unknown precision 'fp8'; did you mean fp32, fp16"),
+        (("--precision", "fp8"), "unknown precision 'fp8' (expected one of fp16, bf16, fp32)"),
         (("--sequence", "0"), "sequence"),
         (("--sequence", "many"), "invalid value for '--sequence'"),
         (("--time-limit", "0"), "time limit (got 0.0"),

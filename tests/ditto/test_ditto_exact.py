@@ -10,7 +10,7 @@ import pytest
 from ditto.ditto_cases import SEEDS, data_of, middle_instance, optimum_of
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, Memory
-from hetplan.formulations.ditto.exact.search import Relaxer
+from hetplan.formulations.ditto.exact.relaxer import Relaxer
 from hetplan.formulations.ditto.exact.space import Space
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.problem import compile_problem

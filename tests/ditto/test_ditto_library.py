@@ -12,7 +12,7 @@ from hetplan.solvers.run import Run
 
 ENTRIES = [entry for entry in library() if entry.problem == "ditto"]
 # More than a second: proven again with pytest -m slow.
-LARGE = ("three-types", "a100")
+LARGE = ("three-types", "a100", "layers-96", "layers-192")
 # Those small enough for Oobleck's exhaustive table.
 SMALL = ("ex1", "ex2", "tiny")
 GENERAL = ("cp-sat", "milp", "pyomo")

@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli import completion, sources
 from hetplan.cli.options import JsonOption
-from hetplan.cli.output import print_json, print_tables
+from hetplan.cli.output import check_target, print_json, print_tables
 from hetplan.errors import InputError
 from hetplan.text import Table, number_text, percent_text
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hetplan.instances.library import Entry
 
 app = typer.Typer(
-    help="List, show and validate instances.", rich_markup_mode=None, pretty_exceptions_enable=False
+    help="List, show, generate and validate instances.", rich_markup_mode=None, pretty_exceptions_enable=False
 )
 
 
@@ -100,6 +100,30 @@ def size_text(value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value)} entries"
     return f"{', '.join(value)}" if isinstance(value, dict) else str(value)
+
+
+@app.command("generate")
+def generate(
+    problem: Annotated[str, typer.Argument(help="The problem.", autocompletion=completion.problems)],
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed, another instance.")] = 0,
+    size: Annotated[
+        str, typer.Option("--size", metavar="small|medium", help="At most 8 or 32 devices.")
+    ] = "small",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
+    ] = None,
+) -> int:
+    """Make a random instance of a problem: catalogued devices, a published model, a network as they are sold."""
+    from hetplan.instances.envelope import save_instance
+    from hetplan.instances.generate import draw
+
+    check_target(output)
+    made = draw(problem, seed, size)
+    if output is None:
+        print_json(made.document())
+    else:
+        save_instance(made, output)
+    return 0
 
 
 @app.command("validate")

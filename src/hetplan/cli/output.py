@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Where stdout is no terminal, nobody folds the lines: give tables room.
 PLAIN_WIDTH = 160
+# Between two columns; how wide a column of text is at most before it may be folded.
+GUTTER, PROSE = 2, 32
 
 
 def print_json(document: Any) -> None:
@@ -50,19 +52,42 @@ def _print_table(console: Console, table: Table) -> None:
     from rich.text import Text
 
     headed = any(table.header)
-    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=headed)
-    grid.collapse_padding = True
-    for i, name in enumerate(table.header):
-        grid.add_column(Text(name), justify="right" if i in table.right else "left", overflow="fold")
-    for row in table.rows:
-        grid.add_row(*map(Text, map(visible, row)))
     if table.title:
         console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
-    if table.header:
+    for columns in pieces(table, console.width) if table.header else ():
+        grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=headed)
+        grid.collapse_padding = True
+        for i in columns:
+            justify: Any = "right" if i in table.right else "left"
+            grid.add_column(Text(table.header[i]), justify=justify, overflow="fold")
+        for row in table.rows:
+            grid.add_row(*(Text(visible(row[i])) for i in columns))
         console.print(grid)
     for note in table.notes:
         console.print(Text(visible(note)), soft_wrap=True)
     console.print()
+
+
+def pieces(table: Table, width: int) -> list[list[int]]:
+    """Columns of the tables to print, one below the other: all in one where they fit into `width`.
+
+    Else each piece begins with the first column and takes on what fits beside it; only columns that are too wide even
+    so are folded, as those of prose are.
+    """
+    widths = [
+        max([len(name), *(max(map(len, visible(row[i]).split("\n"))) for row in table.rows)])
+        for i, name in enumerate(table.header)
+    ]
+    widths = [min(one, PROSE) if i and i not in table.right else one for i, one in enumerate(widths)]
+    found: list[list[int]] = [[0]]
+    taken = widths[0]
+    for i in range(1, len(widths)):
+        if taken + GUTTER + widths[i] > width and len(found[-1]) > 1:
+            found.append([0])
+            taken = widths[0]
+        found[-1].append(i)
+        taken += GUTTER + widths[i]
+    return found
 
 
 def visible(text: str) -> str:
@@ -81,6 +106,8 @@ def check_target(path: Path | None) -> None:
         return
     if os.path.isdir(path):
         raise InputError("is a folder, expected a file name", where=str(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError("is a device or a pipe, expected a file name", where=str(path))
     folder = path.parent
     if not os.path.isdir(folder):
         raise InputError("no such folder", where=str(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -219,16 +220,19 @@ def relative_text(candidate: Candidate, best: Candidate | None) -> str:
     """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not fit."""
     if best is None or candidate is best or candidate.predicted_seconds is None or not best.predicted_seconds:
         return ""
-    return f"{100 * (candidate.predicted_seconds / best.predicted_seconds - 1):+.3g} %"
+    more = candidate.predicted_seconds / best.predicted_seconds - 1
+    return percent_text(more) if more < 0 else f"+{percent_text(more)}"
 
 
 def memory_text(candidate: Candidate, workload: Workload) -> str:
-    """What the device nearest to (or furthest above) its limit holds, of what it can use."""
+    """What the device in use nearest to (or furthest above) its limit holds, of what it can use."""
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
     limits = [usable[device.type] for device in workload.cluster.devices]
-    left = [limit - peak for limit, peak in zip(limits, candidate.peak_bytes, strict=True)]
+    left = [
+        limit - peak if peak else math.inf for limit, peak in zip(limits, candidate.peak_bytes, strict=True)
+    ]
     tightest = left.index(min(left))
     text = share_text(candidate.peak_bytes[tightest], limits[tightest])
     return text if candidate.fits_memory else f"{text} !"

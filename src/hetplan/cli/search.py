@@ -70,7 +70,7 @@ def search(
     ] = None,
     precision: Annotated[
         str, typer.Option("--precision", help="fp16, bf16 or fp32.", autocompletion=completion.precisions)
-    ] = "bf16",
+    ] = "fp16",
     tokens: Annotated[float, typer.Option("--tokens", help="Of the whole training, for money.")] = 1e9,
     money_limit: Annotated[
         float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
@@ -222,15 +222,15 @@ def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
-    """One line per candidate."""
+    """One line per candidate; those that differ in nothing that has an effect, such as offloading none, share one."""
     from hetplan.formulations.astra.search.plot import summary
 
     header = ("tokens/s", "s/iteration", f"dollars/{job.tokens:g} tokens", "strategy")
-    rows = tuple(
+    rows = dict.fromkeys(
         (f"{c.tokens_per_second:,.0f}", seconds_text(c.seconds), number_text(c.money), summary(c))
         for c in candidates
     )
-    return Table(title, header, rows, right=(0, 1, 2))
+    return Table(title, header, tuple(rows), right=(0, 1, 2))
 
 
 def write_instance(found: Found, path: Path, job: Job, pool: Pool) -> None:

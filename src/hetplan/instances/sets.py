@@ -15,6 +15,8 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "a tiny instance or two per problem: a study in a minute",
         ("*/tiny-*", "poplar/poplar-b-llama-0.5b-zero[03]", "hap/hap-chain-2x2"),
     ),
+    "random": ("drawn from catalogued devices, published models, usual networks", ("*/random-*",)),
+    "scaling": ("one axis at a time: layers, devices, types, batch", ("*/scaling-*",)),
     "papers": (
         "the experiments of the five papers that can be posed",
         ("amp/amp-*", "astra/*-a800-*", "ditto/ditto-ex*", "poplar/poplar-*", "hap/*"),

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 P = TypeVar("P")
 Interval = tuple[float, float]
@@ -130,9 +130,10 @@ def search(
 ) -> Found[P]:
     """Minimum over all decisions with θ in `interval`, best interval first.
 
-    relax(low, high, cutoff): see `Relaxation`; where the bound reaches `cutoff`, returning bound = cutoff is
-    enough; on a single value the relaxation must be exact. cutoff: an objective already known, only better
-    decisions are sought. gap: relative gap at which to stop (the run's own). lower: a bound known beforehand.
+    relax(low, high, cutoff): see `Relaxation`; it may raise `Stopped` where the run should stop.
+    Where the bound reaches `cutoff`, returning bound = cutoff is enough; on a single value the relaxation must be
+    exact. cutoff: an objective already known, only better decisions are sought. gap: relative gap at which to stop
+    (the run's own). lower: a bound known beforehand.
     """
     gap = run.options.gap if gap is None else gap
     order = itertools.count()
@@ -151,7 +152,11 @@ def search(
             heap.clear()
             break
         inherited, _, (low, high) = heapq.heappop(heap)
-        answer, first = relax(low, high, best), low
+        try:
+            answer, first = relax(low, high, best), low
+        except Stopped:  # as if it had not been begun
+            heapq.heappush(heap, (inherited, next(order), (low, high)))
+            break
         evaluations += 1
         if answer.objective is not None and answer.objective < best:
             best, decision = answer.objective, answer.decision

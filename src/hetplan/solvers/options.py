@@ -24,20 +24,24 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# Back ends start them all, needed or not; more than any machine's cores only take memory and minutes.
+MOST_THREADS = 512
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a caller may ask of any method.
 
     time_limit: seconds for one method on one instance, None for none.
     gap: relative gap at which a proof may stop; 1e-6 counts as optimal.
-    threads: worker threads of general solvers (>= 1). seed: of everything random.
+    threads: worker threads of general solvers (1 to 512). seed: of everything random.
     pyomo_solver: the solver name behind the `pyomo` method.
     native: back end ("cp-sat", "highs", "pyomo") -> its own option names and values.
     """
 
     time_limit: float | None = None
     gap: float = 1e-6
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, MOST_THREADS))
     seed: int = 0
     pyomo_solver: str = "highs"
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
@@ -47,8 +51,8 @@ class Options:
             raise InputError("time limit", got=self.time_limit, expected="seconds greater than 0")
         if not 0 <= self.gap < 1:
             raise InputError("gap", got=self.gap, expected="a relative gap from 0 to 1")
-        if self.threads < 1:
-            raise InputError("threads", got=self.threads, expected="at least 1")
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise InputError("threads", got=self.threads, expected=f"1 to {MOST_THREADS}")
         if not 0 <= self.seed < 2**31:
             raise InputError("seed", got=self.seed, expected="0 to 2147483647")
         for backend, entries in self.native.items():

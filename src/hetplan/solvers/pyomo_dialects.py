@@ -60,6 +60,7 @@ _DIALECTS = {
         gap="mip_rel_gap",
         threads="threads",
         seed="random_seed",
+        clock="time_limit",
         always={
             "output_flag": False,
             "mip_abs_gap": 0.0,

@@ -234,7 +234,9 @@ def _check_highs_option(key: str, value: NativeValue, where: str) -> None:
 
     from hetplan.solvers.highs import set_native
 
-    set_native(highspy.Highs(), key, value, where)
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)  # or it says on standard output what it refuses
+    set_native(highs, key, value, where)
 
 
 def _filled_highs(solver: Any, model: pyo.ConcreteModel, run: Run) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 
 from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.paper_cut import MAX_TABLE_BYTES, chain_seconds, paper_cut, table_bytes
+from hetplan.formulations.amp.paper_cut import TableTooLarge, chain_seconds, paper_cut
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints, compile_problem
 from hetplan.formulations.amp.strategy import Strategy, place, ring_factor, slowest_pair
@@ -107,12 +107,13 @@ def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ra
     for chosen in sorted(problem.configurations(), key=lambda each: each.pipeline):
         if run.should_stop:
             break
-        if chosen.pipeline > 1 and table_bytes(problem.layers, chosen.pipeline) > MAX_TABLE_BYTES:
-            skipped += 1
-            continue
         placement = megatron_placement(nodes, chosen)
         averages = average(problem, chosen, placement, released=released)
-        cut = cut_of(averages, run, released=released)
+        try:
+            cut = cut_of(averages, run, released=released)
+        except TableTooLarge:
+            skipped += 1
+            continue
         if cut is None:
             break
         placed = place(problem, chosen, placement)

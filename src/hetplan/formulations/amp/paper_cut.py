@@ -26,12 +26,16 @@ MAX_TABLE_BYTES = 2 * 2**30
 STEPS_AT_ONCE = 10**8
 
 
-def table_bytes(layers: int, stages: int) -> int:
-    """Bytes of the tables, at most: costs of two stages (8 bytes) and choices of k stages (2 bytes) per (L + 1) M.
+class TableTooLarge(ValueError):
+    """The programme's table would exceed MAX_TABLE_BYTES."""
 
-    M <= L (L + 1) / 2 + 1 tolerances, one for each run of layers and 0.
+
+def table_bytes(layers: int, stages: int, tolerances: int) -> int:
+    """Bytes of the tables: costs of two stages (8 bytes) and choices of k stages (2 bytes) per (L + 1) M.
+
+    tolerances: M, at most L (L + 1) / 2 + 1, one for each run of layers and 0; equal layers share theirs.
     """
-    return (2 * 8 + 2 * stages) * (layers + 1) * (layers * (layers + 1) // 2 + 1)
+    return (2 * 8 + 2 * stages) * (layers + 1) * tolerances
 
 
 def paper_cut(
@@ -47,16 +51,18 @@ def paper_cut(
     layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per pipeline.
     released: store costs as the released code does (the value then lacks links and the cut may be worse).
     stop: asked several times a second. Returns (cut [k + 1], value); None when stopped.
-    Raises ValueError when k > L or the table would exceed 2 GiB.
+    Raises ValueError when k > L, TableTooLarge when the table would exceed 2 GiB.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
     if stages > layers:
         raise ValueError(f"{stages} stages of {layers} layers: expected at least one layer per stage")
-    if table_bytes(layers, stages) > MAX_TABLE_BYTES:
-        raise ValueError(f"{layers} layers, {stages} stages: table of the programme exceeds 2 GiB")
     from hetplan.formulations.amp.cut_kernels import interval_ranks, tolerance_stage
 
+    if stages == 1:  # eq. 7 with m = 0
+        return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
+    if table_bytes(layers, stages, values.size) > MAX_TABLE_BYTES:
+        raise TableTooLarge(f"{layers} layers, {stages} stages: table of the programme exceeds 2 GiB")
     table = np.full((layers + 1, values.size), np.inf)
     for i in range(1, layers + 1):  # eq. 7
         whole = values[rank[0, i]]

@@ -88,6 +88,7 @@ class Search:
     ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     bound: float | None = None
     finished: bool = False
+    stuck: int = 0  # jobs given up: too many shapes, or too wide a search
     totals: dict[str, int] = field(
         default_factory=lambda: {"configurations": 0, "labels": 0, "leaves": 0, "jobs": 0}
     )
@@ -259,6 +260,7 @@ class Search:
                 else:
                     heapq.heappush(heap, (job.bound, next(order), job))
         open_bounds = [entry[0] for entry in heap] + [job.bound for job in stuck]
+        self.stuck = len(stuck)
         least = min([*open_bounds, self.worth if np.isfinite(self.incumbent[0]) else np.inf])
         self.finished = not self.stopped() and all(b >= self.worth for b in open_bounds)
         self.note(least)
@@ -322,6 +324,8 @@ def _outcome(state: Search, run: Run, build_seconds: float, solve_seconds: float
     else:
         stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
     message = ""
+    if state.stuck and not run.should_stop:
+        message = f"given up before the proof: tensor groups can be laid out in too many ways ({state.stuck} searches)"
     if stop is Stop.INFEASIBLE:
         message = "no degrees and micro-batch divide the devices and the batch with tables for every type"
         if state.totals["configurations"]:

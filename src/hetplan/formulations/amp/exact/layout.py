@@ -23,7 +23,7 @@ from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, 
 # All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are restricted,
 # at first. What then stays open is searched again with the larger number.
 MAX_SHAPES = 600
-MOST_SHAPES = 40_000
+MOST_SHAPES = 70_000
 # A cell with room for more groups than this never forces a crossing in the bound (a relaxation).
 MAX_ROOM = 16
 # Cell classes up to this many are zones of their own; more are merged by device type.

@@ -4,21 +4,29 @@ Legend  u   index of a vector of devices used (mixed radix over kinds, then perh
         a,b layers: a state (u, a) has covered [a, L) with at most u
         r   option: `kind[r]` its coordinate, `size[r]` its devices, `delta[r]` what one stage adds to u
         c   stages[u], a lower bound on the stages used so far: it picks the row of the windows (memory)
-Phase 0 lies after the slowest stage k*, phase 1 holds k* already. A stage costs
-        2 t - credit     after k*                   (its share of T1 + T3 - S θ)
-        peak(t)          k* itself, low <= t <= high
-        t + fee          before k* (a price per stage stands in `credit` and `peak` as well)
+Phase 0 lies after the slowest stage k*, phase 1 holds k* already. A stage costs base + rate t, a Line each:
+        behind   2 t - credit   after k*                   (its share of T1 + T3 - S θ)
+        peak                    k* itself, low <= t <= high
+        ahead    t              before k*
+and a fee in every base, where a stage has a price.
 Tables are ragged: the states of u are the layers first[u] .. last[u], at offset[u].
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.ditto.problem import Floats, Ints
+from hetplan.solvers.run import Run
 
-Charge = tuple[float, float]
+# (base, rate) of what a stage costs.
+Line = tuple[float, float]
+# Arcs of a piece of vectors between two looks at the clock.
+MOST_STEPS = 2e8
 
 
 @kernel
@@ -91,7 +99,7 @@ def prefix_costs(
     after: Ints,
     before: Ints,
     peak_first: Ints,
-    charge: Charge,
+    charge: Line,
     out: Floats,
 ) -> None:
     """out [2, L + 1]: least cost of covering [0, b) by unlimited stages that pay price[r] each.
@@ -127,7 +135,7 @@ def prefix_devices(
     after: Ints,
     before: Ints,
     peak_first: Ints,
-    charge: Charge,
+    charge: Line,
     out: Floats,
     size: Ints,
     kind: Ints,
@@ -160,18 +168,34 @@ def prefix_devices(
         b, phase = best_a, best_phase
 
 
+def pieces(time: Floats, vectors: int) -> Iterator[tuple[int, int]]:
+    """Ranges of vectors, each a fraction of a second of work at worst; time [R, L + 1, L + 1]."""
+    size = max(1, min(4096, int(MOST_STEPS / time.size)))
+    return ((begin, min(begin + size, vectors)) for begin in range(0, vectors, size))
+
+
+def relax(run: Run, time: Floats, behind: Line, peak: Line, ahead: Line, coords: Ints, *rest: Any) -> None:
+    """`relax_all` for all vectors, in pieces; raises `Stopped` where `run` should stop."""
+    for begin, end in pieces(time, len(coords)):
+        run.check()
+        relax_all(begin, end, time, behind, peak, ahead, coords, *rest)
+
+
 @kernel
 def relax_all(
+    first_vector: int,
+    end_vector: int,
     time: Floats,
-    credit: float,
-    charge: Charge,
-    fee: float,
+    behind: Line,
+    peak: Line,
+    ahead: Line,
     coords: Ints,
     strides: Ints,
     kind: Ints,
     size: Ints,
     delta: Ints,
     stages: Ints,
+    lag: int,
     counted: bool,
     after: Ints,
     before: Ints,
@@ -187,12 +211,14 @@ def relax_all(
     """Fill value [2, states]; a state whose value + togo [2, L + 1] + rent [U] reaches `cutoff` becomes +inf.
 
     togo, rent: a lower bound of what the layers [0, a) still cost. first, last: narrowed to the states kept.
+    Of the vectors from first_vector to end_vector, those before being done.
+    lag: 1 where `stages` counts for the vector behind a stage; 0: for the vector with it (see `mirror`).
     """
-    vectors, columns = coords.shape
+    columns = coords.shape[1]
     layers = time.shape[1] - 1
-    for u in range(vectors):
+    for u in range(first_vector, end_vector):
         begin, end, at = first[u], last[u], offset[u]
-        kept_first, kept_last = end + 1, begin - 1
+        kept_first, kept_last = layers + 1, -1
         for a in range(end, begin - 1, -1):
             v0 = v1 = np.inf
             if a == layers:
@@ -207,17 +233,17 @@ def relax_all(
                 if coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
                     continue
                 s = u - delta[r]
-                c = stages[s]
+                c = stages[u - lag * delta[r]]
                 begin_b, base = max(a + 1, first[s]), offset[s]
                 row = time[r, a]
                 until = min(after[c, r, a], last[s])
                 for b in range(begin_b, until + 1):
-                    v0 = min(v0, value[0, base + b] + 2 * row[b] - credit)
+                    v0 = min(v0, value[0, base + b] + behind[1] * row[b] + behind[0])
                 until = min(before[c, r, a], last[s])
                 for b in range(begin_b, until + 1):
-                    v1 = min(v1, value[1, base + b] + row[b] + fee)
+                    v1 = min(v1, value[1, base + b] + ahead[1] * row[b] + ahead[0])
                 for b in range(max(begin_b, peak_first[r, a]), until + 1):
-                    v1 = min(v1, value[0, base + b] + charge[0] + charge[1] * row[b])
+                    v1 = min(v1, value[0, base + b] + peak[1] * row[b] + peak[0])
             if v0 + togo[0, a] + rent[u] >= cutoff:
                 v0 = np.inf
             if v1 + togo[1, a] + rent[u] >= cutoff:
@@ -227,69 +253,3 @@ def relax_all(
             if v0 < np.inf or v1 < np.inf:
                 kept_first, kept_last = min(kept_first, a), max(kept_last, a)
         first[u], last[u] = kept_first, kept_last
-
-
-@kernel
-def trace_back(
-    time: Floats,
-    credit: float,
-    charge: Charge,
-    fee: float,
-    coords: Ints,
-    strides: Ints,
-    kind: Ints,
-    size: Ints,
-    delta: Ints,
-    stages: Ints,
-    counted: bool,
-    after: Ints,
-    before: Ints,
-    peak_first: Ints,
-    first: Ints,
-    last: Ints,
-    offset: Ints,
-    value: Floats,
-    template: Ints,
-) -> int:
-    """The path behind value[1, full, layer 0] into template [S, 3] (first, last, option); returns S.
-
-    The recomputed sums are the very floats of `relax_all`, so equality finds the arc taken.
-    """
-    columns = coords.shape[1]
-    u, a, phase, count = coords.shape[0] - 1, 0, 1, 0
-    layers = time.shape[1] - 1
-    while a < layers:
-        here = value[phase, offset[u] + a]
-        moved = False
-        for i in range(columns):
-            if not moved and coords[u, i] > 0:
-                s = u - strides[i]
-                if first[s] <= a <= last[s] and value[phase, offset[s] + a] == here:
-                    u, moved = s, True
-        if moved:
-            continue
-        for r in range(len(kind)):
-            if moved or coords[u, kind[r]] < size[r] or (counted and coords[u, columns - 1] < 1):
-                continue
-            s = u - delta[r]
-            c = stages[s]
-            base, row = offset[s], time[r, a]
-            for b in range(max(a + 1, first[s]), last[s] + 1):
-                to = -1
-                if phase == 0:
-                    if b <= after[c, r, a] and value[0, base + b] + 2 * row[b] - credit == here:
-                        to = 0
-                elif b <= before[c, r, a]:
-                    if value[1, base + b] + row[b] + fee == here:
-                        to = 1
-                    elif b >= peak_first[r, a]:
-                        cost = value[0, base + b] + charge[0] + charge[1] * row[b]
-                        to = 0 if cost == here else -1
-                if to >= 0:
-                    template[count, 0], template[count, 1], template[count, 2] = a, b, r
-                    count += 1
-                    u, a, phase, moved = s, b, to, True
-                    break
-        if not moved:
-            return -1
-    return count

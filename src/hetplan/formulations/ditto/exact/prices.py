@@ -12,6 +12,7 @@ import numpy as np
 from hetplan.formulations.ditto.exact.paths import prefix_costs, prefix_devices
 from hetplan.formulations.ditto.exact.space import Charge, Space, Windows
 from hetplan.formulations.ditto.problem import Floats, Ints
+from hetplan.solvers.run import Run
 
 
 class Prices:
@@ -20,8 +21,8 @@ class Prices:
     Improved by Polyak's subgradient steps and kept between intervals.
     """
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, run: Run) -> None:
+        self.space, self.run = space, run
         p = space.problem
         self.limited = min(p.layers, int(space.devices.sum())) > p.micro_batches
         # Prices of stages and of devices pull against each other: more and smaller steps, still cheaper than a path.
@@ -30,16 +31,21 @@ class Prices:
         self.value: Floats = np.zeros(len(self.budget))
         self.togo = np.empty((2, space.problem.layers + 1))
 
-    def bound(self, windows: Windows, charge: Charge, limit: float, steps: int) -> float:
+    def bound(
+        self, windows: Windows, charge: Charge, limit: float, steps: int, fee: float | None = None
+    ) -> float:
         """The best bound of at most `steps` steps (stops at `limit`); `value` and `togo` belong to the best.
 
-        +inf where no template has its slowest stage in the interval.
+        fee: the price of a stage, which else is sought with the others. +inf where no template has its slowest
+        stage in the interval.
         """
-        best, best_value, current = -np.inf, self.value, self._start(windows, charge)
+        current = self._start(windows, charge) if fee is None else np.append(self.value[:-1], fee)
+        best, best_value = -np.inf, current
         used = np.empty(len(current), dtype=np.int64)
         target = limit if np.isfinite(limit) else None
         pace, stale = 1.0, 0
         for _ in range(steps * self.more):
+            self.run.check()
             bound = self._evaluate(current, windows, charge)
             if bound > best:
                 best, best_value, stale = bound, current, 0
@@ -52,7 +58,7 @@ class Prices:
                 break
             self._devices(current, windows, charge, used)
             slope = used - self.budget
-            if not self.limited:
+            if not self.limited or fee is not None:
                 slope[-1] = 0
             # A price at zero does not fall further.
             slope = np.where((current <= 0) & (slope < 0), 0, slope)

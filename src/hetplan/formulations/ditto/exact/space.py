@@ -123,14 +123,33 @@ class Space:
         # last is non-decreasing in a: the first a with last[a] >= b.
         return np.array([[np.searchsorted(row, ends) for row in table] for table in self.memory_last])
 
+    @cached_property
+    def mirrored_time(self) -> Floats:
+        """[R, L + 1, L + 1] stage times of the layers in reverse order."""
+        return np.ascontiguousarray(self.problem.time.transpose(0, 2, 1)[:, ::-1, ::-1])
+
+    @cached_property
+    def counted_last(self) -> Ints:
+        """`memory_last` for every number of stages behind, one row where there is no memory."""
+        p = self.problem
+        return np.array([p.last_in_memory(c + 1) for c in range(p.most_stages if p.has_memory else 1)])
+
+    def counted_windows(self, windows: Windows) -> tuple[Ints, Ints]:
+        """(after, before) [C, R, L + 1] as in `Windows`, by the true number of stages behind."""
+        after, before = self._lasts(windows.high)
+        return np.minimum(self.counted_last, after), np.minimum(self.counted_last, before)
+
+    def _lasts(self, high: float) -> tuple[Ints, Ints]:
+        """[R, L + 1] the last layers of stages behind k* and ahead of it that last `high` at most."""
+        time, starts = self.problem.time, np.arange(self.problem.layers + 1)
+        return starts + (time <= high + tie(high)).sum(axis=2), starts + (time <= high).sum(axis=2)
+
     def windows(self, low: float, high: float) -> Windows:
         """The windows of an interval."""
         time, layers = self.problem.time, self.problem.layers
         starts = np.arange(layers + 1)
-        short = time <= high + tie(high)
-        after = starts + short.sum(axis=2)
-        back = starts - short.sum(axis=1)
-        before = starts + (time <= high).sum(axis=2)
+        back = starts - (time <= high + tie(high)).sum(axis=1)
+        after, before = self._lasts(high)
         return Windows(
             low,
             high,

@@ -1,0 +1,54 @@
+"""Random instances: the same today and tomorrow, valid, of the size asked for, and solvable."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.instances.envelope import parse_instance
+from hetplan.instances.generate import MAKERS, SIZES, draw
+from hetplan.instances.library import library
+from hetplan.instances.sets import SETS, in_set
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+
+@pytest.mark.parametrize("problem", MAKERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_is_the_same_instance(problem: str, seed: int) -> None:
+    one, other = draw(problem, 100 + seed), draw(problem, 100 + seed)
+    assert one == other and one != draw(problem, 200 + seed)
+    assert parse_instance(one.document(), where="again").data == one.data
+
+
+@pytest.mark.parametrize("problem", MAKERS)
+def test_exact_methods_agree_on_a_drawn_instance(problem: str) -> None:
+    drawn = draw(problem, 7)
+    found = [
+        solve(drawn.family, drawn.data, method, Run(Options(threads=1, time_limit=120)))
+        for method in ("exact", "cp-sat")
+    ]
+    assert {result.status for result in found} <= {"optimal", "infeasible"}
+    assert found[0].status == found[1].status
+    if found[0].objective is not None:
+        assert found[0].objective == pytest.approx(found[1].objective, rel=3e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str) -> None:
+    for seed in range(5):
+        assert len(draw("amp", seed, size).data.devices) <= SIZES[size]
+
+
+def test_what_cannot_be_drawn() -> None:
+    with pytest.raises(InputError, match="no generator for the problem 'hap'"):
+        draw("hap", 0)
+    with pytest.raises(InputError, match="unknown size 'huge'"):
+        draw("amp", 0, "huge")
+
+
+def test_every_set_has_instances() -> None:
+    entries = library()
+    for name in SETS:
+        assert any(in_set(entry, name) for entry in entries), name
