@@ -1,9 +1,12 @@
 """Problem `hap` to proven optimality, jointly over programs and ratios.
 
-One segment: branch and bound over cells of ratios (`cells`, `search`), label setting on the graph of needs
-inside. Several segments, or more device types than a simplex can be cut in: the mixed-integer programme, because
-the argument for the simplex fails where a stage mixes segments. Theories too wide for the graph get a bound in
-which the order of parallel branches is relaxed, and say so. Source: hetplan, for HAP, Section 3.2.
+One segment: branch and bound over cells of ratios (`cells`, `search`); a cell is bounded by sums over the graph of
+needs, and closed by listing all programs that can be best in it (`bounds`, `labelling`). Where the graph of all
+orders has too many states, sums on the canonical graph bound a cell until the states that they leave open are few
+(`opened`, `explore`, `parking`). Several segments, or more device types than a simplex can be cut in: the
+mixed-integer programme, because the argument for the simplex fails where a stage mixes segments. Theories too wide
+even so get a bound in which the order of parallel branches is relaxed, and say so.
+Source: hetplan, for HAP, Section 3.2.
 """
 
 from __future__ import annotations
