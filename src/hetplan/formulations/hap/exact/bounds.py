@@ -27,6 +27,8 @@ HEAVIEST = 2
 SLACK = 1e-14
 # States left open in a cell at most; how much less must be missing before anything is tried again.
 OPEN_STATES, RETRY = 60_000, 0.7
+# How fast they are looked through, several times each, on a slow machine.
+STATES_PER_SECOND = 5_000
 
 
 @dataclass
@@ -298,7 +300,7 @@ class WideCell:
             return Evaluated(bound, duals.point, size)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            opened = self.explorer.open(cell, duals.weights, threshold, OPEN_STATES)
+            opened = self.explorer.open(cell, duals.weights, threshold, self._room())
             if opened is not None and opened.graph.n > 1:
                 found = self._exact(cell, hint, threshold, opened)
                 return Evaluated(max(bound, found.bound), found.point, size + found.labels, opened)
@@ -307,3 +309,7 @@ class WideCell:
             else:
                 bound = threshold
         return Evaluated(bound, duals.point, size)
+
+    def _room(self) -> int:
+        """States that can be looked through in the time left."""
+        return int(min(OPEN_STATES, max(1_000, STATES_PER_SECOND * self.incumbent.run.remaining)))

@@ -114,7 +114,7 @@ def explore(
 
     by: steps that give a property; pre, post: properties of a step (all in compressed rows); level [P]; comm,
     fixed, shared [steps]; x [V, K] vertices; weights [L, K] means over types; without [P, P]: see `parking`.
-    Gives up beyond `limit` states left open, 4 `limit` seen, or `width` properties at once.
+    Gives up beyond `limit` states left open, 4 `limit` met or 16 `limit` looked at, or `width` properties at once.
     """
     V, K, L = len(x), x.shape[1], len(weights)
     free = np.zeros(len(comm), np.bool_)
@@ -215,7 +215,7 @@ def explore(
         if not _open(g[u], h[u], enough):
             continue
         seen += 1
-        if seen > 40 * limit:
+        if seen > 16 * limit:
             return TOO_MANY, nothing, none, none, none
         only = given_free(rows[u], free, by_first, by, pre_first, pre)
         for i in range(width):

@@ -14,8 +14,8 @@ from hetplan.formulations.hap.problem import Floats, HapProblem, Ints
 from hetplan.formulations.hap.states import Graph, levels
 from hetplan.formulations.hap.theory import Theory
 
-# Properties needed at a time at most.
-WIDTH = 16
+# Properties needed at a time at most, and of a theory (a table of pairs is kept).
+WIDTH, MOST_PROPERTIES = 16, 16_000
 
 
 class Explorer:
@@ -37,13 +37,18 @@ class Explorer:
         fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
         self._comm, self._work = comm, (fixed, shared)
         free = ~comm & (fixed == 0) & (shared == 0)
-        self.without = parking(*self._by, *self._pre, *self._post, free)
+        self._fits = len(self.properties) <= MOST_PROPERTIES
+        self.without = (
+            parking(*self._by, *self._pre, *self._post, free) if self._fits else np.zeros((0, 0), np.bool_)
+        )
         assert theory.goal is not None
         self._goal = number[theory.goal]
 
     def open(self, cell: Floats, weights: Floats, enough: float, limit: int) -> Arrays | None:
         """The states and arcs on programs of which sums with `weights` [L, K] do not show that they cost `enough`
-        all over the cell; only the empty set where there are none; None beyond `limit` states."""
+        all over the cell; only the empty set where there are none; None beyond `limit` states or MOST_PROPERTIES."""
+        if not self._fits:
+            return None
         slow = self._problem.speeds[-1] / self._problem.speeds
         status, rows, first, head, step = explore(
             self._goal, *self._by, *self._pre, *self._post, self._level, self._comm, *self._work, cell, slow, weights,
