@@ -16,7 +16,7 @@ BASE = ("profile", "--batch-curve", "--model", "gpt2", "--sequence", 16, "--prec
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("profile", "--model", "gpt2"), "nothing to do (expected --predict or --batch-curve)"),
+        (("profile", "--model", "gpt2"), "nothing to do (expected --predict, --device"),
         (("profile", "--batch-curve", "--predict", "--model", "gpt2"), "nothing to do"),
         (("profile", "--batch-curve"), "--model: missing"),
         (BASE, "--memory-gib: missing"),

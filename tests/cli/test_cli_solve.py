@@ -371,3 +371,18 @@ def test_check_of_a_best_known_record(hetplan: Call, tmp_path: Path) -> None:
 
 def test_two_arguments_from_one_pipe(hetplan: Call) -> None:
     assert "cannot both come from standard input" in hetplan("check", "-", "-").error
+
+
+def test_a_method_that_breaks_leaves_the_others_results(
+    hetplan: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("impossible")
+
+    monkeypatch.setattr("hetplan.formulations.ditto.greedy.solve", broken)
+    ran = hetplan("solve", "tiny-fast-slow", "-m", "greedy,exact", "--json")
+    assert ran.code == 3
+    greedy, exact = ran.json["results"]
+    assert (greedy["status"], greedy["message"]) == ("unknown", "bug in hetplan: ValueError: impossible")
+    assert exact["status"] == "optimal"
+    assert hetplan("solve", "tiny-fast-slow", "-m", "greedy").code == 3

@@ -23,7 +23,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.progress import watched
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def solve(
         print_json(document)
     else:
         print_tables(result_tables(found, results))
+    if any(result.message.startswith("bug in hetplan") for result in results):
+        return 3
     return 0 if all(result.status in ("optimal", "feasible") for result in results) else 1
 
 
@@ -140,10 +142,15 @@ def run_methods(
 
         try:
             results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
-        except UnsupportedError as error:
-            if len(methods) == 1:
+        except Exception as error:
+            # A method that refuses the instance, or breaks, does not take the others' results along.
+            if len(methods) == 1 or (
+                isinstance(error, InputError) and not isinstance(error, UnsupportedError)
+            ):
                 raise
-            results.append(no_result(method, options, str(error)))
+            told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
+            bug = not isinstance(error, UnsupportedError)
+            results.append(no_result(method, options, f"bug in hetplan: {told}" if bug else told))
         stopped = run.cancelled
     return results
 

@@ -6,6 +6,7 @@ objective and bound of a candidate are those of its instance plus this constant:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,12 @@ from hetplan.text import ranges_text, seconds_text
 METHODS = ("auto", "paper")
 
 
-def propose(workload: Workload, run: Run, settings: PoplarSettings | None = None) -> list[Candidate]:
+def propose(
+    workload: Workload,
+    run: Run,
+    settings: PoplarSettings | None = None,
+    methods: Sequence[str] = METHODS,
+) -> list[Candidate]:
     """One candidate per method and ZeRO stage; one with a reason for a stage that the cluster cannot hold."""
     settings = settings or PoplarSettings()
     assumed = settings.assumptions()
@@ -36,18 +42,20 @@ def propose(workload: Workload, run: Run, settings: PoplarSettings | None = None
             posed = pose_lowest_stage(workload, assumed)
         except InputError as error:
             return [rejected("auto", "infeasible", str(error))]
-        return at_stage(workload, posed, assumed, run)
+        return at_stage(workload, posed, assumed, run, methods)
     stages = [pose(workload, stage, assumed) for stage in settings.stages]
-    return [candidate for posed in stages for candidate in at_stage(workload, posed, assumed, run)]
+    return [candidate for posed in stages for candidate in at_stage(workload, posed, assumed, run, methods)]
 
 
-def at_stage(workload: Workload, posed: Posed, assumed: Assumptions, run: Run) -> list[Candidate]:
+def at_stage(
+    workload: Workload, posed: Posed, assumed: Assumptions, run: Run, methods: Sequence[str]
+) -> list[Candidate]:
     """The candidates of one ZeRO stage."""
     stage = posed.data.zero_stage
     if posed.unfit is not None:
-        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)]
+        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)] if "auto" in methods else []
     candidates = []
-    for method in METHODS:
+    for method in methods:
         label = f"{method}-zero{stage}"
         if run.cancelled:
             candidates.append(rejected(label, "unknown", "not begun: stopped from the keyboard"))

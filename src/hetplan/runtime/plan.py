@@ -102,11 +102,29 @@ class Replica(StrictModel):
         return sum(batch.count for batch in self.micro_batches)
 
 
+class Prediction(StrictModel):
+    """What the planner said of the plan: seconds per iteration, replayed and by the strategy's closed form.
+
+    objective, bound: of the strategy's own problem. What is not known is null.
+    """
+
+    strategy: Name
+    method: Name
+    predicted_seconds: NonNegative | None = None
+    closed_form_seconds: NonNegative | None = None
+    objective: NonNegative | None = None
+    bound: NonNegative | None = None
+
+
+# Left out of the file where they are None.
+OPTIONAL = ("zero_shares", "prediction")
+
+
 class Plan(StrictModel):
     """A plan file. origin: which method found it and what it promises. Validated completely when made.
 
     zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file): equally over
-    those in use.
+    those in use. prediction: None (left out) for a plan that the planner did not make.
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -119,6 +137,7 @@ class Plan(StrictModel):
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = None
     recomputation: Recomputation = "none"
+    prediction: Prediction | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
 
     @model_validator(mode="after")
@@ -134,9 +153,9 @@ class Plan(StrictModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_equal_shares(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_not_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {
-            key: value for key, value in handler(self).items() if key != "zero_shares" or value is not None
+            key: value for key, value in handler(self).items() if key not in OPTIONAL or value is not None
         }
 
     @property

@@ -216,6 +216,8 @@ def owners_of(plan: Plan, layer: int) -> list[Owner]:
 def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
     """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first one's)."""
     tied = costs.workload.profile.layers[layer].tied_param_bytes
+    if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
+        return 0.0
     return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied
 
 
@@ -258,7 +260,7 @@ class ZeroCosts:
                     got=f"ZeRO {plan.zero} on pipelines or tensor groups", expected="ZeRO 0 or 1",
                 )  # fmt: skip
             return cls(shares, 0.0, 0.0, False)
-        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used)
+        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used, used)
         return cls(shares, spent.per_step, spent.per_iteration, True)
 
     def collectives(self, plan: Plan) -> list[Collective]:

@@ -117,12 +117,18 @@ class Communication:
 
 
 def communication(
-    states: States, stage: int, cluster: Cluster, held: Floats, members: Sequence[int] | None = None
+    states: States,
+    stage: int,
+    cluster: Cluster,
+    held: Floats,
+    members: Sequence[int] | None = None,
+    sharers: Sequence[int] | None = None,
 ) -> Communication:
     """Collectives over the members in the cluster's order, at the slowest link of the ring through them.
 
     Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the shards.
-    members: who takes part under stage 0, default all devices; later stages need everyone.
+    members: who takes part under stage 0, default all devices; later stages need everyone who holds shards.
+    sharers [n]: whose parts `held` are, default all devices of the cluster.
     """
     check_stage(stage)
     if stage == 0:
@@ -131,7 +137,7 @@ def communication(
             return Communication(0.0, 0.0)
         equal = np.full(len(taking), 1.0 / len(taking))
         return Communication(0.0, 2.0 * collective_seconds(states.gradients, equal, *ring(cluster, taking)))
-    link = ring(cluster, range(len(held)))
+    link = ring(cluster, range(len(held)) if sharers is None else sharers)
     messages = states.layers if stage == 3 else 1
     reduce = collective_seconds(states.gradients, held, *link, messages=messages)
     gather = collective_seconds(states.weights, held, *link, messages=messages)
