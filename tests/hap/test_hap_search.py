@@ -160,3 +160,26 @@ def test_wide_theories_are_proven() -> None:
         assert result.status == "optimal"
         assert states is None or result.details["states"] == states
         assert best is None or result.objective == pytest.approx(best, rel=1e-6)
+
+
+def test_one_mean_prices_all_stages_of_a_canonical_graph() -> None:
+    """Its paths stand for other orders, whose stages are not known: a mean for each stage would be no bound."""
+    from hetplan.formulations.hap.exact import kernels
+    from hetplan.formulations.hap.exact.bounds import Duals, sums
+
+    differ = 0
+    for seed in range(4):
+        theory = posed(residual(1, 2, seed, operators=10))
+        assert theory is not None
+        problem, graph = theory.problem, canonical(theory, 60_000)
+        assert graph is not None
+        arrays = priced_graph(problem, graph, ordered=False)
+        cell = problem.proportional + 0.05 * (whole_cell(problem) - problem.proportional)
+        duals = Duals(problem, cell, arrays.slow, searched(theory, wide=False)[0], None)
+        one, each = (
+            kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside, ordered)
+            for ordered in (False, True)
+        )
+        assert np.array_equal(sums(arrays, cell, duals)[1], one)
+        differ += not np.array_equal(one, each)
+    assert differ
