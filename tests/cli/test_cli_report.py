@@ -26,6 +26,6 @@ def test_report(hetplan: Call, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_reported(hetplan: Call) -> None:
-    assert "problem has no report (got 'amp', expected poplar)" in hetplan("report", "amp").error
+    assert "problem has no report (got 'amp', expected hap or poplar)" in hetplan("report", "amp").error
     assert "no experiment matches" in hetplan("report", "poplar", "--name", "x*").error
     assert "unknown problem" in hetplan("report", "tsp").error

@@ -24,7 +24,6 @@ from hetplan.cli import (
     export_model,
     importing,
     library,
-    picture,
     plan,
     profile,
     replan,
@@ -33,6 +32,7 @@ from hetplan.cli import (
     schema,
     search,
     sensitivity,
+    show,
     simulate,
     solve,
     study,
@@ -59,12 +59,12 @@ app.command("plan")(plan.plan)
 app.command("import")(importing.import_)
 app.command("what-if")(what_if.what_if)
 app.command("replan")(replan.replan)
-app.command("show")(picture.show)
 app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("calibrate")(calibrate.calibrate)
 app.command("sensitivity")(sensitivity.sensitivity)
+app.command("show")(show.show)
 app.command("simulate")(simulate.simulate)
 app.command("run")(run.run)
 app.command("solve")(solve.solve)

@@ -4,53 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption
+from hetplan.cli import sources
 from hetplan.cli.output import check_target, note, print_json, print_tables
 
 if TYPE_CHECKING:
     from hetplan.planner.pictures.scene import Scene
 
 
-def show(
-    plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN",
-            help="A plan file, or what `hetplan plan --json` printed (candidates are drawn then).",
-        ),
-    ],
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="Cluster file (YAML); default an example of the plan's cluster's name.",
-            autocompletion=completion.clusters,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="NAME|FILE", help="Default the plan's.", autocompletion=completion.models
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write a picture.")] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a drawing.")] = None,
-    json: JsonOption = False,
+def show_plan(
+    plan: str,
+    cluster: str | None,
+    model: str | None,
+    profile: Path | None,
+    targets: dict[str, Path | None],
+    *,
+    json: bool,
 ) -> int:
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with their bounds."""
-    targets = {"html": html, "png": png, "svg": svg}
     for target in targets.values():
         check_target(target)
     scene = drawn(plan, cluster, model, profile)

@@ -111,6 +111,13 @@ STRATEGIES: dict[str, Strategy] = {
             exact=("enumeration",),
             recomputes=True,
         ),
+        Strategy(
+            "hap",
+            "hetplan.planner.hap:propose",
+            "one SPMD program, sharding ratios per device (HAP)",
+            ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:duals"),
+            "hetplan.planner.hap_settings:HapSettings",
+        ),
     )
 }
 

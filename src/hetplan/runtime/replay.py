@@ -59,9 +59,12 @@ class Replay:
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together."""
+    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for
+    SPMD programs."""
     settings = settings or Settings()
     check_same(plan, workload)
+    if plan.program is not None:
+        raise UnsupportedError("SPMD programs are not replayed yet", where=plan.name)
     costs = Costs(workload, plan.recomputation)
     zero = ZeroCosts.of(plan, workload)
     pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
@@ -102,6 +105,7 @@ def check_same(plan: Plan, workload: Workload) -> None:
 def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
+    assert plan.schedule != "spmd", "programs are refused before"
     sizes = np.array([b.samples for b in replica.micro_batches])
     which = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
     passes = np.array(

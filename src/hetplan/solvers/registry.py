@@ -77,7 +77,8 @@ class Family:
     decision) -> list of hetplan.text.Table, how a decision reads for people (None: as JSON).
     warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
     report: "module:function" of (name pattern or None, tell or None) -> (tables, rows as JSON types): the paper's
-    experiments, predicted (None: no such report).
+    experiments, predicted (None: no such report). show: "module:function" of (data, feasible decision) -> (tables,
+    JSON types), a decision in full (None: `describe` is all there is).
     """
 
     name: str
@@ -90,6 +91,7 @@ class Family:
     describe: str | None = None
     warmers: tuple[str, ...] = ()
     report: str | None = None
+    show: str | None = None
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""
