@@ -32,7 +32,7 @@ MEASURED = (
 PREDICTED = (
     "predicted by hetplan, not measured: one cost model for every method; memory is not limited",
     "joint: programs and ratios together, within the gap told; alternation: HAP's, with shortest paths for its A*, "
-    "which finds no program for these networks within a minute; speed-ups are those of joint",
+    "which does not finish on these networks within a minute; speed-ups are those of joint",
 )
 
 

@@ -41,9 +41,10 @@ class Graph:
 
     @property
     def start(self) -> int:
-        """The node {goal}."""
+        """The node {goal}; n - 1 where no program is left."""
         assert self.theory.goal is not None
-        return self.needs.index(frozenset((self.theory.goal,)))
+        goal = frozenset((self.theory.goal,))
+        return self.needs.index(goal) if goal in self.needs else self.n - 1
 
     @property
     def n(self) -> int:
