@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.profile import Provenance
 from hetplan.schema import Bytes, Name, PositiveCount, Seconds, StrictModel, check_header, parse
@@ -68,6 +69,26 @@ class Collectives(StrictModel):
     ranks: PositiveCount
     provenance: Provenance
     fits: list[FittedCollective]
+
+    def ring(self, operation: str) -> tuple[float, float]:
+        """(bytes per second, seconds per message) of the links of a ring over all ranks that takes as long as measured.
+
+        A ring of n ranks makes n - 1 rounds (all-reduce: twice as many), each moving one n-th of a reduction's bytes,
+        or an all-gather's bytes of one rank. Raises InputError where the operation was not measured on all ranks.
+        """
+        fits = [
+            fit for fit in self.fits if (fit.operation, fit.group) == (operation, "all") and fit.ranks > 1
+        ]
+        if not fits:
+            raise InputError(
+                "collectives were not measured on all ranks",
+                where=f"collectives on {self.device}",
+                got=operation,
+            )
+        n, fit = fits[0].ranks, fits[0]
+        rounds = 2 * (n - 1) if operation == "all-reduce" else n - 1
+        part = 1.0 if operation == "all-gather" else 1.0 / n
+        return rounds * part * fit.bytes_per_second, fit.latency_seconds / rounds
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""

@@ -23,6 +23,7 @@ from hetplan.formulations.poplar.problem import Floats
 from hetplan.formulations.poplar.zero import Communication, Shards, States, communication, parts
 from hetplan.profiling.batch_curve import BatchCurve, check_curve
 from hetplan.profiling.catalogue import DeviceSpec
+from hetplan.profiling.collectives import Collectives
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 
@@ -38,13 +39,14 @@ class Assumptions:
     shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's future
     work). overlap: share of the communication that hides behind computation, 0 to 1, as far as there is any
     (`assumed.hideable`). interpolation: straight lines, or the paper's natural spline of speeds. curves: measured
-    batch curves by device type.
+    batch curves by device type. collectives: measured ones in place of the cluster's links.
     """
 
     shards: Shards = "equal"
     overlap: float = 0.0
     interpolation: Interpolation = "linear"
     curves: Mapping[str, BatchCurve] = field(default_factory=dict)
+    collectives: Collectives | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     if unfit:
         fits = [0] * len(fits)
     members = [i for i, batch in enumerate(fits) if batch]
-    whole = communication(states, zero_stage, cluster, held, members)
+    whole = communication(states, zero_stage, cluster, held, members, measured=assumed.collectives)
     data = PoplarData(
         zero_stage=zero_stage,
         global_batch=workload.global_batch,
@@ -117,6 +119,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     notes = [
         *told(workload, assumed.curves, points, fits, longest),
         *_hidden(assumed.overlap, whole, visible),
+        *_measured(assumed.collectives),
     ]
     return Posed(data, states, held, visible, tuple(dipping), unfit, tuple(notes))
 
@@ -125,6 +128,14 @@ def _hidden(share: float, whole: Communication, visible: Communication) -> list[
     """What is said of an overlap: of the step's collectives, or of the iteration's where steps have none."""
     before, after = (c.per_step or c.per_iteration for c in (whole, visible))
     return [hidden_text(share, before - after, before)] if share and before else []
+
+
+def _measured(collectives: Collectives | None) -> list[str]:
+    """What is said of measured collectives."""
+    if collectives is None:
+        return []
+    c = collectives
+    return [f"collectives as measured on {c.ranks} ranks of {c.device} by {c.backend}"]
 
 
 def check_curves(workload: Workload, assumed: Assumptions) -> None:
