@@ -2,8 +2,9 @@
 
     python benchmarks/hap.py [--quick] [--time-limit S] [-o FILE.md|FILE.json]
 
-Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`). Each run is in a fresh
-process after one warm-up call that compiles; the ratio problem alone is a median in one process. One thread.
+Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`), and built-in networks'.
+Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a median in one
+process. One thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 from harness import best_of, markdown, measured, save
 
 from hetplan.formulations import family
-from hetplan.formulations.hap.theories import chain, residual, stages_only
+from hetplan.formulations.hap.data import Device, HapData
+from hetplan.formulations.hap.spmd.links import ring
+from hetplan.formulations.hap.spmd.models import model
+from hetplan.formulations.hap.spmd.rules import theory_of
+from hetplan.formulations.hap.theories import SPEEDS, chain, residual, stages_only
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -27,7 +32,16 @@ TARGETS = {
     ("residual", 12, 2): 5.0,
     ("residual", 24, 2): 20.0,
 }
-MAKERS = {"chain": chain, "residual": residual}
+NETWORKS = ("vgg19", "vit", "vit-24", "bert-base", "bert-moe", "gpt2")
+
+
+def network(layers: int, types: int, seed: int) -> HapData:
+    """Number `layers` of NETWORKS with 4 samples a device on 8 devices of `types` types at 10.4 Gbit/s."""
+    devices = [Device(name=f"d{j}", flops_per_second=SPEEDS[(1, 3, 0, 2)[j % types]]) for j in range(8)]
+    return theory_of(model(NETWORKS[layers], 32, 8), devices, ring(8, 1.3e9)).data
+
+
+MAKERS = {"chain": chain, "residual": residual, "network": network}
 
 
 def run(shape: str, size: int, types: int, seed: int, method: str, limit: float) -> dict[str, Any]:
@@ -85,6 +99,26 @@ def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
         "MiB",
     )
     return markdown("Joint optimum over programs and ratios", header, cells), rows
+
+
+def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
+    """Built-in networks: the joint search, and how far above it the paper's alternation ends."""
+    rows, cells = [], []
+    for number, name in enumerate(NETWORKS[:1] if quick else NETWORKS):
+        for types in (2, 3):
+            pair = [row("network", number, types, 0, method, limit) for method in ("exact", "paper")]
+            rows += pair
+            best, paper = pair
+            above = 100 * max(0.0, paper["objective"] / best["objective"] - 1)
+            seconds = (
+                f"{best['seconds']:.2f}",
+                best["status"],
+                gap_text(best["gap"]),
+                best["details"].get("cells"),
+            )
+            cells.append((name, types, *seconds, f"{paper['seconds']:.1f}", f"{above:.2f} %"))
+    header = ("network", "types", "exact s", "status", "gap", "cells", "paper s", "paper above")
+    return markdown("Networks", header, cells), rows
 
 
 def general(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
@@ -170,6 +204,7 @@ def main() -> None:
     parts = [
         ratios(limit),
         targets(arguments.quick, limit),
+        networks(arguments.quick, limit),
         general(arguments.quick, limit),
         alternation(arguments.quick, limit),
     ]

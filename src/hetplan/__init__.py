@@ -1,3 +1,72 @@
-"""hetplan: plan the training of one model on mixed GPUs, with a proven bound on every plan."""
+"""hetplan: plan the training of one model on mixed GPUs, with a proven bound on every plan.
+
+    import hetplan as hp
+    planning = hp.plan("gpt2-medium", "amp-mixed", global_batch=32)
+    planning.best.plan, planning.best.predicted_seconds, planning.best.bound
+
+What stands here is loaded when it is used: `plan` and the types that it returns, `load_plan`, `save_plan`, `export`
+and `replay`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetplan.planner.candidate import Candidate
+    from hetplan.planner.library import plan
+    from hetplan.planner.ranking import Planning
+    from hetplan.profiling.cluster import Cluster, load_cluster
+    from hetplan.profiling.models import Model, load_model
+    from hetplan.runtime.export import export
+    from hetplan.runtime.plan import Plan, load_plan, save_plan
+    from hetplan.runtime.replay import Replay, replay
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Candidate": "hetplan.planner.candidate",
+    "Cluster": "hetplan.profiling.cluster",
+    "Model": "hetplan.profiling.models",
+    "Plan": "hetplan.runtime.plan",
+    "Planning": "hetplan.planner.ranking",
+    "Replay": "hetplan.runtime.replay",
+    "export": "hetplan.runtime.export",
+    "load_cluster": "hetplan.profiling.cluster",
+    "load_model": "hetplan.profiling.models",
+    "load_plan": "hetplan.runtime.plan",
+    "plan": "hetplan.planner.library",
+    "replay": "hetplan.runtime.replay",
+    "save_plan": "hetplan.runtime.plan",
+}
+
+__all__ = [
+    "Candidate",
+    "Cluster",
+    "Model",
+    "Plan",
+    "Planning",
+    "Replay",
+    "__version__",
+    "export",
+    "load_cluster",
+    "load_model",
+    "load_plan",
+    "plan",
+    "replay",
+    "save_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for; submodules are found by Python itself."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hetplan' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What there is, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -90,6 +90,11 @@ def ranges_text(values: Iterable[int]) -> str:
         if value is not None:
             run.append(value)
     return ",".join(parts)
+
+
+def devices_counted(counts: Mapping[str, int]) -> str:
+    """`12 V100-SXM2-16GB + 4 T4`."""
+    return " + ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def names_text(names: Sequence[str]) -> str:

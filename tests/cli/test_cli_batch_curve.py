@@ -16,12 +16,13 @@ BASE = ("profile", "--batch-curve", "--model", "gpt2", "--sequence", 16, "--prec
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("profile", "--model", "gpt2"), "nothing to do (expected --predict or --batch-curve)"),
+        (("profile", "--model", "gpt2"), "nothing to do (expected --predict, --device"),
         (("profile", "--batch-curve", "--predict", "--model", "gpt2"), "nothing to do"),
         (("profile", "--batch-curve"), "--model: missing"),
         (BASE, "--memory-gib: missing"),
         ((*BASE, "--cluster", "poplar-a"), "--cluster: does not go with --batch-curve"),
         ((*BASE, "--tensor", 2), "--tensor: does not go with --batch-curve"),
+        ((*BASE, "--memory-gib", -1), "--memory-gib (got -1.0, expected more than 0)"),
         ((*BASE, "--memory-gib", 1, "--repeats", 0), "repeats (got 0, expected at least 1)"),
     ],
 )
@@ -46,7 +47,9 @@ def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path)
     )
     assert ran.code == 0, ran.err
     assert "largest micro-batch: ZeRO 0: 3" in ran.out and "micro-batch 1:" in ran.err
+    assert "stopped at --max-micro-batch 3: more may fit" in ran.out
     curve = load_batch_curve(path)
+    assert curve.tried_up_to == 3
     assert curve.provenance.kind == "measured" and "torch" in curve.provenance.source
     plan = ("plan", *base, "--cluster", "poplar-b", "--global-batch", 12, "--strategies", "poplar", "-q")
     found = hetplan(*plan, "--set", f"poplar.curves={path}", "--set", "poplar.zero=0", "--json")

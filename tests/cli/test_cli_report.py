@@ -22,10 +22,12 @@ def test_report(hetplan: Call, tmp_path: Path) -> None:
         assert expected in ran.out
     document = json.loads(path.read_text())
     assert document["predicted"] is True and len(document["rows"]) == 4
+    assert {(row["low"], row["high"]) for row in document["measured"]} >= {(1.02, 3.92), (None, 2.27)}
+    assert len(document["predicted_ranges"]) == 4
     assert hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "--json").json == document
 
 
 def test_what_cannot_be_reported(hetplan: Call) -> None:
-    assert "problem has no report (got 'amp', expected poplar)" in hetplan("report", "amp").error
+    assert "problem has no report (got 'amp', expected hap or poplar)" in hetplan("report", "amp").error
     assert "no experiment matches" in hetplan("report", "poplar", "--name", "x*").error
     assert "unknown problem" in hetplan("report", "tsp").error

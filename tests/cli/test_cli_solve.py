@@ -102,6 +102,16 @@ def test_table_for_people(hetplan: Call) -> None:
         assert expected in ran.out
 
 
+def test_equation_4_stands_beside_the_time(hetplan: Call) -> None:
+    """Poplar's tie-break: in the table of every method, in the document, under the decision."""
+    ran = hetplan("solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q")
+    assert ran.code == 0 and "under-utilisation" in ran.out.splitlines()[1]
+    assert "under-utilisation (Poplar, eq. 4): " in ran.out and "decision of exact: ZeRO 0" in ran.out
+    document = hetplan("solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q", "--json").json
+    exact, equal = (result["details"]["under_utilisation"] for result in document["results"])
+    assert 0 <= exact < equal
+
+
 def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Write) -> None:
     path = numbers(1)
     path.write_text(path.read_text().replace('"name": "numbers"', '"name": "a\\u001b[31m\\u0007b"'))
@@ -371,3 +381,18 @@ def test_check_of_a_best_known_record(hetplan: Call, tmp_path: Path) -> None:
 
 def test_two_arguments_from_one_pipe(hetplan: Call) -> None:
     assert "cannot both come from standard input" in hetplan("check", "-", "-").error
+
+
+def test_a_method_that_breaks_leaves_the_others_results(
+    hetplan: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("impossible")
+
+    monkeypatch.setattr("hetplan.formulations.ditto.greedy.solve", broken)
+    ran = hetplan("solve", "tiny-fast-slow", "-m", "greedy,exact", "--json")
+    assert ran.code == 3
+    greedy, exact = ran.json["results"]
+    assert (greedy["status"], greedy["message"]) == ("unknown", "bug in hetplan: ValueError: impossible")
+    assert exact["status"] == "optimal"
+    assert hetplan("solve", "tiny-fast-slow", "-m", "greedy").code == 3

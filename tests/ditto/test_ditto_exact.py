@@ -172,3 +172,21 @@ def test_too_many_device_vectors_are_refused_by_name() -> None:
     data = DittoData.model_validate({"micro_batches": 300, "device_types": kinds})
     with pytest.raises(UnsupportedError, match="vectors of devices"):
         solve(FAMILY, data, "exact")
+
+
+def test_a_bound_above_every_template_is_infeasible_for_all() -> None:
+    """One usable device whose memory holds no template: the bound of all layers exceeds what fitting stages cost."""
+    seconds = ([2 / 3, 4 / 3, 2.0, 5 / 3, 2 / 3], [4 / 3, 8 / 3, 4.0, 10 / 3, 4 / 3])
+    kinds = [
+        {"name": name, "nodes": nodes, "devices_per_node": 1, "forward_seconds": seconds[0],
+         "backward_seconds": seconds[1]}
+        for name, nodes in (("none", 0), ("one", 1))
+    ]  # fmt: skip
+    memory = {
+        "device_bytes": {"none": 16.0, "one": 10.0},
+        "layer_state_bytes": [4.0, 2.0, 2.0, 2.0, 0.0],
+        "layer_activation_bytes": [0.0, 2.0, 2.0, 1.0, 5.0],
+    }
+    data = DittoData.model_validate({"micro_batches": 3, "device_types": kinds, "memory": memory})
+    for method in ("exact", "cp-sat", "milp", "pyomo"):
+        assert solve(FAMILY, data, method, Run(Options(threads=1))).status == "infeasible", method

@@ -147,3 +147,72 @@ def known(seed: int, segments: int | None = None) -> tuple[HapData, float | None
     """An instance and what enumeration says of it."""
     data = instance(seed, segments)
     return data, oracle(data, programs(seed, segments))
+
+
+def tight(seed: int) -> tuple[HapData, float]:
+    """Two device types, four tensors in two or three forms, every way of nearly the same length, and the optimum by
+    enumeration: which of two partial programs is better is decided by a few percent of an open stage's work."""
+    draw = random.Random(seed)
+    forms, tensors = draw.choice([2, 2, 3]), 4
+    triples: list[Triple] = []
+
+    def near(size: float) -> float:
+        return float(size * draw.uniform(0.9, 1.1))
+
+    def compute(pre: list[str], post: str) -> None:
+        mixed = draw.choice([0.0, 0.0, 0.5, 0.9, 1.0])  # share of replicated work, in seconds at ratios 1 : 2
+        triples.append(
+            Compute(
+                kind="compute", instruction=f"op {post}", pre=pre, post=[post],
+                fixed_flops=near(mixed), shared_flops=near(3 * (1 - mixed)),
+            )
+        )  # fmt: skip
+
+    for j in range(forms):
+        compute([], f"e0|{j}")
+    for i in range(1, tensors):
+        for j in range(forms):
+            for k in range(forms):
+                if j == k or draw.random() < 0.5:
+                    compute([f"e{i - 1}|{j}"], f"e{i}|{k}")
+            for k in range(forms):
+                if j != k and draw.random() < 0.8:
+                    fixed = draw.choice([0.0, near(0.1), near(0.3)])
+                    triples.append(
+                        Communication(
+                            kind="comm", instruction=f"comm e{i}", pre=[f"e{i}|{j}"], post=[f"e{i}|{k}"],
+                            fixed_seconds=fixed, shared_seconds=near(0.2),
+                        )
+                    )  # fmt: skip
+    last = f"e{tensors - 1}"
+    for j in range(forms):
+        compute([f"{last}|{j}"], "goal")
+    devices = [Device(name="slow", flops_per_second=1.0), Device(name="fast", flops_per_second=2.0)]
+    data = HapData(devices=devices, triples=triples, goal="goal")
+    return data, min(_two_devices(data, path) for path in _paths(data, "goal", frozenset()))
+
+
+def _paths(data: HapData, wanted: str, later: frozenset[str]) -> list[list[int]]:
+    """Every program of a theory whose triples need one property at most, without property twice."""
+    found: list[list[int]] = []
+    for i, triple in enumerate(data.triples):
+        if wanted not in triple.post:
+            continue
+        if not triple.pre:
+            found.append([i])
+        elif triple.pre[0] not in later:
+            found += [[*path, i] for path in _paths(data, triple.pre[0], later | {wanted})]
+    return found
+
+
+def _two_devices(data: HapData, program: list[int]) -> float:
+    """The least cost of a program on two devices of speeds 1 and 2: convex and piecewise linear in the slower one's
+    ratio x, so the least of its values at both ends and at every kink."""
+    rows, (alone, top) = _signature(data, tuple(program), 1)
+    F, S = np.array(rows).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kinks = ((F + S) / 2 - F) / (S + S / 2)
+    x = np.concatenate([[0.0, 0.5, 1.0], kinks[np.isfinite(kinks) & (kinks > 0) & (kinks < 1)]])
+    slow, fast = F + S * x[:, None], (F + S * (1 - x[:, None])) / 2
+    costs = alone + top * np.maximum(x, 1 - x) + np.maximum(slow, fast).sum(axis=1)
+    return float(costs.min())

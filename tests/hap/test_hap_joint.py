@@ -145,7 +145,7 @@ def test_cells_hold_their_optimum_and_split_whole() -> None:
         stages = problem.stages(decision.program)
         unit = problem.speeds[-1]
         point, blends, _ = best_in_cell(
-            stages.F / unit, stages.S[:, 0] / unit, float(stages.comm[0]), cell, unit / problem.speeds
+            stages.F / unit, stages.S[:, 0] / unit, float(stages.comm[0]), cell, unit / problem.speeds, np.inf
         )
         assert problem.seconds(stages, point[None, :]) == pytest.approx(
             best_ratios(problem, stages).seconds, rel=1e-8

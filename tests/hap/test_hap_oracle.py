@@ -7,15 +7,11 @@ from collections import Counter
 import pytest
 
 from hap.hap_cases import known, programs
-from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData
-from hetplan.formulations.hap.exact.search import Incumbent, label_cell, priced_graph, search
-from hetplan.formulations.hap.exact.solve import one_segment
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.states import build
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Outcome, Result
+from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 
 SEEDS = range(240)
@@ -71,25 +67,3 @@ def test_heuristics_are_feasible_and_never_better(method: str) -> None:
         if best > 0:
             ratios.append(result.objective / best)
     assert min(ratios) < 1 + 1e-6 and max(ratios) > 1.01
-
-
-def test_the_search_needs_no_first_program() -> None:
-    """Without the greedy program to start from, labels alone find every optimum; a wrong comparison of two labels
-    would lose some (with it they are hidden, because the greedy program mostly is the optimum)."""
-    searched = 0
-    for seed in SEEDS:
-        data, best = known(seed, 1)
-        posed = pose(data, Run(Options(threads=1)))
-        if best is None or isinstance(posed, Outcome):
-            continue
-        theory = one_segment(posed.theory)
-        graph = build(theory, 60_000)
-        assert graph is not None
-        limited = Run(Options(threads=1))
-        incumbent = Incumbent(theory, limited)
-        evaluate_cell = label_cell(theory.problem, priced_graph(theory.problem, graph), incumbent)
-        ended = search(theory.problem, evaluate_cell, incumbent, limited)
-        assert incumbent.seconds == pytest.approx(best, rel=1e-6, abs=1e-9), seed
-        assert best * (1 - 1e-6) - 1e-9 <= ended.bound <= best * (1 + 1e-9) + 1e-12, seed
-        searched += 1
-    assert searched >= 100

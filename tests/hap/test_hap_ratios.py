@@ -45,7 +45,10 @@ def given(seed: int, types: int, segments: int, *, shared_only: bool) -> HapData
                 )
             )  # fmt: skip
     speeds = [draw.uniform(1, 9) * 1e12 for _ in range(types)]
-    devices = [Device(name="d", flops_per_second=draw.choice(speeds)) for _ in range(draw.randint(types, 12))]
+    devices = [
+        Device(name="d", flops_per_second=draw.choice(speeds))
+        for _ in range(draw.randint(types, 12 if types < 9 else 30))
+    ]
     return HapData(
         devices=devices, segments=segments, triples=triples, goal=f"p{count - 1}", program=list(range(count))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_every_candidate_is_a_plan_worth_its_objective(workload: Workload) -> No
         assert candidate.plan is not None and candidate.fits_memory
         evaluation = evaluate(family("amp"), data, decision_of(candidate.plan))
         assert evaluation.violations == ()
-        assert evaluation.objective == pytest.approx(candidate.predicted_seconds, rel=1e-12)
+        assert evaluation.objective == pytest.approx(candidate.closed_form_seconds, rel=1e-12)
         assert candidate.plan.world_size == 4
         assert candidate.plan.workload.layers == [layer.name for layer in workload.profile.layers]
 
@@ -76,8 +77,8 @@ def test_the_proven_optimum_wins(workload: Workload) -> None:
     assert seconds == sorted(s for s in seconds if s is not None)
     for other in planning.candidates:
         if other.strategy == "amp":
-            assert planning.best.bound is not None and other.predicted_seconds is not None
-            assert planning.best.bound <= other.predicted_seconds * (1 + 1e-6)
+            assert planning.best.bound is not None and other.closed_form_seconds is not None
+            assert planning.best.bound <= other.closed_form_seconds * (1 + 1e-6)
 
 
 def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
@@ -92,11 +93,14 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
         table = workload.profile.table("T4", 1, size)
         assert table is not None
         expected[size] = 8 / (4 * size) * sum(table.seconds()) + sync
-    assert candidate.predicted_seconds == pytest.approx(min(expected.values()), rel=1e-12)
+    assert candidate.closed_form_seconds == pytest.approx(min(expected.values()), rel=1e-12)
     assert sizes == {min(expected, key=expected.__getitem__)}
     states = workload.state_bytes_per_param_byte * parameters
     saved = min(sizes) * sum(layer.saved_bytes for layer in workload.profile.layers)
-    assert candidate.peak_bytes == pytest.approx([states + saved] * 4, rel=1e-12)
+    copied = workload.state_bytes_per_param_byte * workload.profile.layers[-1].tied_param_bytes
+    assert candidate.peak_bytes == pytest.approx(
+        [states - copied + saved] * 4, rel=1e-12
+    )  # one device, one copy
 
 
 def test_data_parallelism_that_does_not_fit_is_priced_and_never_wins() -> None:
@@ -139,6 +143,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> Callable[..., 
             monkeypatch.setattr(
                 f"fakes.workloads.{name}", lambda workload, run, made=made: [made], raising=False
             )
+            monkeypatch.setattr("hetplan.planner.candidates.simulated", lambda candidate, _: candidate)
             monkeypatch.setitem(STRATEGIES, name, Strategy(name, f"fakes.workloads:{name}", "given"))
 
     return register
@@ -254,3 +259,11 @@ def test_plan_of_a_decision_with_every_degree(workload: Workload) -> None:
     assert [stage.tensor_shares for stage in replica.stages] == [[1.0, 1.0]] * 2
     assert (replica.micro_batches[0].count, replica.micro_batches[0].samples) == (4, 2)
     assert decision_of(plan) == decision
+
+
+@pytest.mark.parametrize("name", ["amp", "poplar", "ditto", "dp"])
+def test_methods_that_the_planner_chooses_from_are_the_strategies_own(name: str) -> None:
+    module = import_module(STRATEGIES[name].target.partition(":")[0])
+    own = getattr(module, "METHODS", None) or (module.METHOD,)
+    assert STRATEGIES[name].methods == tuple(own)
+    assert set(STRATEGIES[name].exact) <= set(own)

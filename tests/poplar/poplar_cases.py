@@ -57,26 +57,33 @@ def _allocations(limits: list[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def _shares_oracle(data: PoplarData) -> tuple[float, float] | None:
+    """Shares and micro-batches both vary: at the least time a device may run slower than it could."""
     curves = [device.step_seconds for device in data.devices]
-    batch = data.global_batch
+    peaks, batch = [_peak(curve) for curve in curves], data.global_batch
 
-    def fastest(times: list[float], samples: int) -> float:
-        options = []
-        for b in range(1, len(times) + 1):
-            left, spent = samples, 0.0
-            while left:
-                piece = min(b, left)
-                spent += times[piece - 1]
-                left -= piece
-            options.append(spent)
-        return min(options)
+    def seconds(times: list[float], samples: int, micro_batch: int) -> float:
+        left, spent = samples, 0.0
+        while left:
+            piece = min(micro_batch, left)
+            spent += times[piece - 1]
+            left -= piece
+        return spent
 
-    tables = [[0.0] + [fastest(c, g) for g in range(1, batch + 1)] if c else [0.0] for c in curves]
-    found = []
-    for row in _allocations([len(t) - 1 for t in tables], batch):
-        busy = [table[g] for table, g in zip(tables, row, strict=True)]
-        found.append((max(busy), sum((max(busy) - b) * _peak(c) for b, c in zip(busy, curves, strict=True))))
-    return _lexicographic(found, data.comm_seconds)
+    tables = [  # per device and share the seconds of every micro-batch
+        [[0.0]] + [[seconds(c, g, b) for b in range(1, len(c) + 1)] for g in range(1, batch + 1) if c]
+        for c in curves
+    ]
+    rows = list(_allocations([len(table) - 1 for table in tables], batch))
+    if not rows:
+        return None
+    least = min(max(min(table[g]) for table, g in zip(tables, row, strict=True)) for row in rows)
+    within = least * (1 + 1e-9)
+    wastes = []
+    for row in rows:
+        options = [[w for w in table[g] if w <= within] for table, g in zip(tables, row, strict=True)]
+        if all(options):
+            wastes.append(sum((least - max(o)) * p for o, p in zip(options, peaks, strict=True)))
+    return least + data.comm_seconds, min(wastes)
 
 
 def _lexicographic(found: list[tuple[float, float]], extra: float) -> tuple[float, float] | None:

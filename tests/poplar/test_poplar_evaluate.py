@@ -34,6 +34,12 @@ def test_shares_by_hand() -> None:
     assert found.parts["under_utilisation"] == pytest.approx(2.0 * 4 / 3)
 
 
+def test_no_idle_time_is_a_figure_too() -> None:
+    one = PoplarData(zero_stage=0, global_batch=3, comm_seconds=0.0, devices=[FAST])
+    found = evaluate(one, shares((3, 2))).parts["under_utilisation"]
+    assert found == 0.0 and isinstance(found, float)
+
+
 def test_steps_by_hand() -> None:
     """Twice (2, 1): 2 + 0.25 each; once (1, 1): 2 + 0.25. The fast device idles 0.5, 0.5 and 1."""
     found = evaluate(data(3), steps((2, [2, 1]), (1, [1, 1])))

@@ -9,18 +9,20 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.poplar import pose as pose_module
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.experiments import paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.planner.candidate import Candidate
-from hetplan.planner.poplar import propose
+from hetplan.planner.poplar import at_stage, propose
 from hetplan.planner.poplar_settings import PoplarSettings
 from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
+from hetplan.schema import parse
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -64,6 +66,13 @@ def test_iteration_and_bound_stand_on_one_footing(
         assert candidates[other].message == ""
 
 
+def test_equation_4_is_told_of_every_plan(workload: Workload, candidates: dict[str, Candidate]) -> None:
+    for stage in (1, 2, 3):
+        inner = solve(family("poplar"), pose(workload, stage).data, "auto")
+        found = candidates[f"auto-zero{stage}"].document(workload)["details"]["under_utilisation"]
+        assert found == pytest.approx(inner.details["under_utilisation"]) and found > 0
+
+
 def test_plans_give_each_rank_its_batches(workload: Workload, candidates: dict[str, Candidate]) -> None:
     usable = workload.device_bytes()
     for name, candidate in candidates.items():
@@ -102,6 +111,12 @@ def test_a_model_that_is_too_large_is_refused_with_reasons() -> None:
     assert lowest.status == "infeasible" and "at any ZeRO stage" in lowest.message
 
 
+@pytest.mark.parametrize("nothing", ["", " ", ",", " , "])
+def test_no_curve_at_all_is_no_setting(nothing: str) -> None:
+    with pytest.raises(InputError, match="curves"):
+        parse(PoplarSettings, {"curves": nothing}, where="poplar")
+
+
 def test_stages_can_be_chosen(workload: Workload) -> None:
     """The lowest stage at which every device holds a sample, as Algorithm 1 finds it, or one by number."""
     lowest = propose(workload, Run(), PoplarSettings(zero="lowest"))
@@ -117,6 +132,31 @@ def test_overlap_shortens_the_iteration(workload: Workload) -> None:
         )
         assert plain.predicted_seconds is not None and hidden.predicted_seconds is not None
         assert hidden.predicted_seconds < plain.predicted_seconds
+
+
+def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Workload) -> None:
+    """Nothing hides behind computation that does not take place: iterations are never shorter than that."""
+    whole, half = pose(workload, 3), pose(workload, 3, Assumptions(overlap=0.5))
+    longest = max(max(device.step_seconds) for device in whole.data.devices)
+    slow = replace(
+        workload.cluster, nodes=tuple(replace(n, network_bandwidth=1e8) for n in workload.cluster.nodes)
+    )
+    far = replace(workload, cluster=slow)
+    before, after = pose(far, 3), pose(far, 3, Assumptions(overlap=1.0))
+    assert before.data.comm_seconds > longest
+    assert after.data.comm_seconds == pytest.approx(before.data.comm_seconds - longest)
+    assert "where there is no more computation" in after.notes[0]
+    assert half.data.comm_seconds == pytest.approx(whole.data.comm_seconds / 2)
+    assert half.notes == ("overlap: 50 % of the communication is taken to hide behind computation",)
+    best = propose(workload, Run(), PoplarSettings(zero=3, overlap=0.5))[0]
+    assert best.plan is not None and half.notes[0] in best.plan.origin and half.notes[0] in best.message
+
+
+def test_no_stage_at_all_is_a_proven_no() -> None:
+    """What a device cannot hold even at stage 3 is infeasible, with the reason."""
+    huge = paper_workload(example_cluster("poplar-b"), "llama2-13b")
+    (found,) = propose(huge, Run(), PoplarSettings(zero="lowest"))
+    assert found.status == "infeasible" and "cannot run one sample at any ZeRO stage" in found.message
 
 
 def test_shards_by_memory_tell_their_gain() -> None:
@@ -207,6 +247,52 @@ def test_measured_curves_replace_times_and_memory(workload: Workload, tmp_path: 
     assert {len(device.step_seconds) for device in at_two.data.devices if device.name == "T4"} == {3}
 
 
+def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
+    """What is measured, within how much memory, where trying stopped, what is extrapolated; in the plan file too."""
+    others = [name for name in workload.cluster.types if name != "T4"]
+
+    def notes(**changes: object) -> str:
+        return "; ".join(pose(workload, 3, Assumptions(curves={"T4": curve_of(workload, **changes)})).notes)
+
+    assert f"measured batch curves: T4; {others[0]} from the predicted profile" in notes()
+    assert "T4: measured within 9.313 GiB of 13.5 GiB" in notes()
+    assert "extrapolated" not in notes() and "tried" not in notes()
+    assert "T4: extrapolated beyond 9 samples, the largest measured, up to 100" in notes(
+        largest=[0, 0, 3, 100]
+    )
+    assert "T4: no micro-batch beyond 9 was tried, more may fit" in notes(tried_up_to=9)
+    assert "tried" not in notes(tried_up_to=10)
+    with pytest.raises(InputError, match="memory_bytes is more than the cluster's device has"):
+        notes(memory_bytes=20 * 2**30)
+    with pytest.raises(ValueError, match="at most tried_up_to"):
+        curve_of(workload, tried_up_to=5)
+    assert pose(workload, 3).notes == ()
+    curve = Assumptions(curves={"T4": curve_of(workload)})
+    (found,) = at_stage(workload, pose(workload, 3, curve), curve, Run(), ("auto",))
+    assert found.plan is not None and "measured batch curves: T4" in found.message
+    assert "what a replay does not know of; measured batch curves: T4" in found.plan.origin
+    assert any("measured batch curves" in note for note in found.tables[0].notes)
+
+
+def test_a_measured_refusal_is_not_told_as_a_predicted_one(workload: Workload) -> None:
+    """Where no sample fitted when it was tried, the reason is that, not a memory model that says otherwise."""
+    nothing = {"largest": [0, 0, 0, 0], "zero_stage": None, "points": []}
+    curves = {name: curve_of(workload, device=name, **nothing) for name in workload.cluster.types}
+    told = pose(workload, 3, Assumptions(curves=curves)).unfit
+    assert told is not None and "measured so on T4 within 10.0 GB" in told and "free" not in told
+    slow = {"T4": curves["T4"]}
+    told = pose(workload, 0, Assumptions(curves=slow)).unfit
+    assert told is not None and "GB free on V100" in told and "measured so on T4" in told
+
+
+def test_long_curves_are_cut_with_a_word(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not pose(workload, 3).notes
+    monkeypatch.setattr(pose_module, "LONGEST_CURVE", 2)
+    posed = pose(workload, 3)
+    assert {len(device.step_seconds) for device in posed.data.devices} == {2}
+    assert any("micro-batches beyond 2 are not considered" in note for note in posed.notes)
+
+
 def test_curves_of_other_workloads_are_refused(workload: Workload, tmp_path: Path) -> None:
     for changes, says in (
         ({"model": "gpt2"}, "model differs"),
@@ -217,6 +303,11 @@ def test_curves_of_other_workloads_are_refused(workload: Workload, tmp_path: Pat
         curve = curve_of(workload, **changes)
         with pytest.raises(InputError, match=says):
             pose(workload, 3, Assumptions(curves={curve.device: curve}))
+        curve.save(tmp_path / "other.json")
+        for zero in ("all", "lowest", 3):  # an unusable file is never an infeasible stage
+            settings = PoplarSettings.model_validate({"zero": zero, "curves": str(tmp_path / "other.json")})
+            with pytest.raises(InputError, match=says):
+                propose(workload, Run(), settings)
     curve = curve_of(workload)
     with pytest.raises(InputError, match="equal shards"):
         pose(workload, 3, Assumptions(shards="memory", curves={"T4": curve}))

@@ -9,6 +9,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.experiments import experiments, in_proportion, paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, pose, pose_lowest_stage
 from hetplan.formulations.poplar.report import report
@@ -17,7 +18,7 @@ from hetplan.instances.library import library, load_from_library
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.options import Options
-from hetplan.solvers.registry import solve
+from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
 
 POPLAR = family("poplar")
@@ -163,7 +164,8 @@ def test_packaged_instances_are_what_the_code_gives_today() -> None:
         stored = load_from_library(f"poplar/{experiment.name}")
         assert stored.origin == experiment.origin
         for a, b in zip(stored.data.devices, experiment.posed.data.devices, strict=True):
-            assert a.name == b.name and a.step_seconds == pytest.approx(b.step_seconds, rel=1e-9)
+            assert (a.name, a.flops_per_second) == (b.name, b.flops_per_second)
+            assert a.step_seconds == pytest.approx(b.step_seconds, rel=1e-9)
         assert stored.data.comm_seconds == pytest.approx(experiment.posed.data.comm_seconds)
 
 
@@ -171,8 +173,15 @@ def test_exact_keeps_the_packaged_optima() -> None:
     for entry in library("poplar"):
         record = entry.best_known()
         assert record is not None
-        result = solve(POPLAR, entry.load().data, "exact")
+        data = entry.load().data
+        result = solve(POPLAR, data, "exact")
         assert result.status == "optimal" and result.objective == pytest.approx(record.objective, rel=1e-9)
+        assert result.details["tie_break"] == "proven"
+        kept, found = (
+            evaluate(POPLAR, data, decision).parts["under_utilisation"]
+            for decision in (PoplarDecision.model_validate(record.decision), result.decision)
+        )
+        assert kept == pytest.approx(found, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +204,10 @@ def test_general_solvers_agree_on_packaged_instances(name: str, method: str) -> 
 
 
 def test_the_report_says_that_it_predicts() -> None:
-    tables, documents = report("poplar-c-llama-0.5b-zero*")
+    tables, found = report("poplar-c-llama-0.5b-zero*")
+    documents = found["rows"]
     assert [document["zero_stage"] for document in documents] == [0, 1, 2, 3]
-    speeds, ranges, measured = tables
+    speeds, idle, ranges, measured = tables
     assert any("predicted by hetplan, not measured" in note for note in speeds.notes)
     assert any("ranges over experiments only, none per ZeRO stage" in note for note in measured.notes)
     assert any("1.02 to 3.92" in cell for row in measured.rows for cell in row)
@@ -205,11 +215,22 @@ def test_the_report_says_that_it_predicts() -> None:
     for document in documents:
         seconds = document["predicted_seconds"]
         assert seconds["exact"] <= seconds["paper"] * (1 + 1e-9) < seconds["deepspeed"]
+        ratio = document["predicted_ratios"]["paper_over_deepspeed"]
+        assert ratio == pytest.approx(seconds["deepspeed"] / seconds["paper"])
+        (span,) = [r for r in found["predicted_ranges"] if r["zero_stage"] == document["zero_stage"]]
+        assert span["paper_over_deepspeed"] == {"low": ratio, "high": ratio, "experiments": 1}
+        assert document["under_utilisation"]["exact"] < document["under_utilisation"]["deepspeed"]
+    assert len(idle.rows) == 4 and "eq. 4" in idle.title
+    stated = {(row["slow"], row["model"]): (row["low"], row["high"]) for row in found["measured"]}
+    assert stated[None, None] == (1.02, 3.92)
+    assert stated["deepspeed", "Llama 1.1B"] == (None, 2.27)
+    assert stated["deepspeed", "BERT 1.1B"] == (None, 3.92) and stated["whale", "BERT 1.1B"] == (None, 1.98)
 
 
 def test_the_report_counts_what_an_iteration_pays_once() -> None:
     """ZeRO 2's all-gather is in every method's seconds, so that it dampens the ratios."""
-    _, (document,) = report("poplar-c-llama-0.5b-zero2")
+    _, found = report("poplar-c-llama-0.5b-zero2")
+    (document,) = found["rows"]
     posed = pose(paper_workload(example_cluster("poplar-c"), "llama-0.5b"), 2)
     best = solve(POPLAR, posed.data, "exact").objective
     assert best is not None and posed.once_seconds > 0
@@ -217,7 +238,19 @@ def test_the_report_counts_what_an_iteration_pays_once() -> None:
 
 
 def test_the_report_lists_what_does_not_fit() -> None:
-    tables, (document,) = report("poplar-b-llama-1.1b-zero0")
+    tables, found = report("poplar-b-llama-1.1b-zero0")
+    (document,) = found["rows"]
     assert set(document["predicted_seconds"].values()) == {None}
     assert "no device holds its model states" in document["message"]
     assert any("poplar-b-llama-1.1b-zero0: no device holds" in note for note in tables[0].notes)
+
+
+def test_whale_counts_single_precision_whatever_is_trained_in() -> None:
+    """Cluster C trains in fp16, where A800 and V100S have 312 : 130; Whale goes by fp32, 19.5 : 16.4."""
+    workload = paper_workload(example_cluster("poplar-c"), "bert-1.1b")
+    assert workload.precision == "fp16"
+    posed = pose(workload, 1)
+    peaks = {device.name: device.flops_per_second for device in posed.data.devices}
+    assert peaks == pytest.approx({"A800-PCIE-80GB": 19.5e12, "V100S-PCIE-32GB": 16.4e12})
+    poplar, whale = (solve(POPLAR, posed.data, method).objective for method in ("paper", "whale"))
+    assert poplar is not None and whale is not None and whale > 1.3 * poplar

@@ -85,7 +85,11 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "opt-1.3b": (OPT_1_3B, 1_315_758_080, {"enable_bias": True, "tie_word_embeddings": True}),
     "bert-base-uncased": (BERT, 110_106_428, {"tie_word_embeddings": True}),
 }
-FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()}
+CALCULON: dict[str, Any] = {  # GPT-3 175B
+    "model_type": "calculon", "vocab_size": 51200, "hidden": 12288, "feedforward": 49152, "seq_size": 2048,
+    "attn_heads": 96, "attn_size": 128, "num_blocks": 96,
+}  # fmt: skip
+FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()} | {"calculon": CALCULON}
 ESSENTIAL = {
     "gpt2": {"vocab_size", "n_embd", "n_layer", "n_head"},
     "llama": {
@@ -97,8 +101,15 @@ ESSENTIAL = {
     },
     "opt": {"vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads"},
 }
+ESSENTIAL["calculon"] = CALCULON.keys() - {"model_type"}
 ESSENTIAL["mistral"] = ESSENTIAL["bert"] = ESSENTIAL["llama"]
 ESSENTIAL["mixtral"] = ESSENTIAL["llama"] | {"num_local_experts", "num_experts_per_tok"}
+
+
+def test_calculons_blocks_are_gpts() -> None:
+    h = 12288
+    expected = 96 * (12 * h * h + 13 * h) + (51200 + 2048 + 2) * h
+    assert load_model(from_config(CALCULON, name="x")).params == expected
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

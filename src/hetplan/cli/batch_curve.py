@@ -34,6 +34,8 @@ def run(
 
     if memory_gib is None and device == "cpu":
         raise InputError("missing", where="--memory-gib", expected="what training may use of a CPU's memory")
+    if memory_gib is not None and not 0 < memory_gib < 1e15:
+        raise InputError("--memory-gib", got=memory_gib, expected="more than 0")
     curve = measure_batch_curve(
         model,
         device,
@@ -73,6 +75,8 @@ def curve_tables(curve: BatchCurve) -> list[Table]:
         "no sample fits" if curve.zero_stage is None else f"a sample fits from ZeRO {curve.zero_stage} on"
     )
     notes = [f"largest micro-batch: {stages}; {lowest}"]
+    if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
+        notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
     if curve.saved_bytes_per_sample is not None:
         notes.append(f"activations: {bytes_text(curve.saved_bytes_per_sample)} per sample, measured")
     header = ("micro-batch", "forward + backward", "spread", "samples/s")

@@ -134,3 +134,10 @@ def parameters(incomplete: str) -> list[str]:
     from hetplan.cli.pools import PARAMETERS
 
     return beginning((f"{name.replace('_', '-')}=" for name in PARAMETERS), incomplete)
+
+
+def frameworks(incomplete: str) -> list[str]:
+    """What plans can be exported to."""
+    from hetplan.runtime.export import EXPORTERS
+
+    return beginning(EXPORTERS, incomplete)

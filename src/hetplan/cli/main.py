@@ -16,19 +16,29 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli import (
+    calibrate,
     check,
+    cluster,
     doctor,
+    export,
     export_model,
+    importing,
     library,
     plan,
     profile,
+    replan,
     report,
+    run,
     schema,
     search,
+    sensitivity,
+    show,
     simulate,
     solve,
     study,
     templates,
+    validate,
+    what_if,
 )
 from hetplan.cli.streams import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
@@ -46,9 +56,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan")(plan.plan)
+app.command("import")(importing.import_)
+app.command("what-if")(what_if.what_if)
+app.command("replan")(replan.replan)
+app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
+app.command("calibrate")(calibrate.calibrate)
+app.command("sensitivity")(sensitivity.sensitivity)
+app.command("show")(show.show)
 app.command("simulate")(simulate.simulate)
+app.command("run")(run.run)
 app.command("solve")(solve.solve)
 app.command("search")(search.search)
 app.command("study")(study.study)
@@ -56,6 +74,8 @@ app.command("export-model")(export_model.export_model)
 app.command("templates")(templates.templates)
 app.command("check")(check.check)
 app.add_typer(library.app, name="instances")
+app.add_typer(validate.app, name="validate")
+app.add_typer(cluster.app, name="cluster")
 app.command("schema")(schema.schema)
 app.command("doctor")(doctor.doctor)
 

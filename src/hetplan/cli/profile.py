@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli import batch_curve as curves
+from hetplan.cli import learning
 from hetplan.cli.options import JsonOption, QuietOption, split_list
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.sources import open_cluster
@@ -24,6 +25,10 @@ LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any
 
 
 def profile(
+    action: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[train FILE]", help="Learn a device's efficiency from its --operators file."),
+    ] = None,
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
     ] = False,
@@ -31,6 +36,19 @@ def profile(
         bool,
         typer.Option(
             "--batch-curve", help="Measure seconds per micro-batch, and the largest that fits (needs torch)."
+        ),
+    ] = False,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Measure operators of many sizes, for `train` (needs torch).")
+    ] = False,
+    efficiency: Annotated[
+        list[Path] | None,
+        typer.Option("--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."),
+    ] = None,
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives", help="Measure collectives; run it under torchrun, a process per device."
         ),
     ] = False,
     model: Annotated[
@@ -58,13 +76,12 @@ def profile(
     ] = None,
     precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
     device: Annotated[
-        str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Batch curve: where to run.")
-    ] = "cpu",
+        str | None,
+        typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch); default cpu."),
+    ] = None,
     device_type: Annotated[
         str | None,
-        typer.Option(
-            "--device-type", metavar="NAME", help="Batch curve: the device's name in cluster files."
-        ),
+        typer.Option("--device-type", metavar="NAME", help="Measured: the device's name in cluster files."),
     ] = None,
     devices: Annotated[
         int, typer.Option("--devices", metavar="N", help="Batch curve: devices that share ZeRO's shards.")
@@ -79,7 +96,7 @@ def profile(
         int, typer.Option("--max-micro-batch", metavar="N", help="Batch curve: try none beyond this.")
     ] = 256,
     repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", help="Batch curve: timed passes per size.")
+        int, typer.Option("--repeats", metavar="N", help="Measured: timed passes per size.")
     ] = 3,
     json: JsonOption = False,
     output: Annotated[
@@ -89,12 +106,40 @@ def profile(
 ) -> int:
     """Write what a model costs: predicted for every device type of a cluster, or measured on this machine.
 
-    --predict: a profile. Replace predicted seconds by measured ones in the file, and plan with it by `hetplan plan
-    --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set poplar.curves=FILE`.
+    --predict: a profile from datasheets. --device alone: a profile of what each layer takes there, each distinct layer
+    once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
+    plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
+    poplar.curves=FILE`. --collectives: latency and bandwidth of what ranks do together.
+    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE.
     """
-    if predict == batch_curve:
-        raise InputError("nothing to do", where="hetplan profile", expected="--predict or --batch-curve")
-    needed = {"--model": model} if batch_curve else {"--model": model, "--cluster": cluster}
+    if action is not None:
+        if action[0] != "train":
+            raise InputError("hetplan profile", got=action[0], expected="train, or options")
+        return learning.train(action[1:], json=json, output=output)
+    if efficiency is not None and not predict:
+        raise InputError("goes with --predict only", where="--efficiency")
+    if operators:
+        if predict or batch_curve or collectives or model is not None:
+            raise InputError("goes with --device, --precision, --repeats and -o only", where="--operators")
+        return learning.operators(
+            device or "cpu",
+            precision,
+            device_type=device_type,
+            repeats=repeats,
+            json=json,
+            output=output,
+            quiet=quiet,
+        )
+    if collectives:
+        if predict or batch_curve or model is not None:
+            raise InputError("goes with --device, --repeats and -o only", where="--collectives")
+        return joint(device or "cpu", repeats, json=json, output=output, quiet=quiet)
+    if (predict and batch_curve) or not (predict or batch_curve or device):
+        expected = "--predict, --device, --batch-curve, --collectives or --operators"
+        raise InputError("nothing to do", where="hetplan profile", expected=expected)
+    if predict and device is not None:
+        raise InputError("does not go with --predict", where="--device")
+    needed = {"--model": model, "--cluster": cluster} if predict else {"--model": model}
     for option, value in needed.items():
         if value is None:
             raise InputError("missing", where=option, expected="a name or a file")
@@ -113,7 +158,7 @@ def profile(
                 raise InputError("does not go with --batch-curve", where=option)
         return curves.run(
             load_model(model, sequence=sequence, precision=precision),
-            device,
+            device or "cpu",
             memory_gib=memory_gib,
             device_type=device_type,
             devices=devices,
@@ -123,9 +168,21 @@ def profile(
             output=output,
             quiet=quiet,
         )
+    if device is not None:
+        return measured(
+            load_model(model, sequence=sequence, precision=precision),
+            device,
+            micro_batches,
+            tensor,
+            device_type=device_type,
+            repeats=repeats,
+            json=json,
+            output=output,
+            quiet=quiet,
+        )
     assert cluster is not None
     chosen = load_model(model, sequence=sequence, precision=precision)
-    found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor)
+    found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or [])
     document = found.model_dump(mode="json")
     write_document(output, document)
     for line in chosen.notes:
@@ -143,6 +200,7 @@ def predicted(
     global_batch: int | None,
     micro_batches: Sequence[str] | None,
     tensor: Sequence[str] | None,
+    efficiency: Sequence[Path],
 ) -> Profile:
     """The predicted profile for the given or the usual sizes and degrees; raises InputError."""
     from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches, predict
@@ -154,11 +212,85 @@ def predicted(
     if micro_batches is not None:
         sizes = whole_numbers(micro_batches, "--micro-batches")
     degrees = None if tensor is None else whole_numbers(tensor, "--tensor")
-    for degree in degrees or ():
+    check_degrees(model, degrees or ())
+    learned = learning.learned_of(efficiency, cluster, model.precision) if efficiency else None
+    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees, learned=learned)
+
+
+def measured(
+    model: Model,
+    device: str,
+    micro_batches: Sequence[str] | None,
+    tensor: Sequence[str] | None,
+    *,
+    device_type: str | None,
+    repeats: int,
+    json: bool,
+    output: Path | None,
+    quiet: bool,
+) -> int:
+    """Measure, write after every table, print."""
+    from hetplan.runtime.measure import measure_profile
+
+    degrees = (1,) if tensor is None else whole_numbers(tensor, "--tensor")
+    check_degrees(model, degrees)
+    found = measure_profile(
+        model,
+        device,
+        micro_batches=(1, 2, 4) if micro_batches is None else whole_numbers(micro_batches, "--micro-batches"),
+        tensor_degrees=degrees,
+        name=device_type,
+        repeats=repeats,
+        output=output,
+        tell=None if quiet else note,
+    )
+    if output is not None:
+        found.save(output)
+    if json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_tables([summary(found, model)])
+    return 0
+
+
+def joint(device: str, repeats: int, *, json: bool, output: Path | None, quiet: bool) -> int:
+    """Measure collectives; rank 0 prints and writes."""
+    from hetplan.runtime.collectives import measure_collectives
+
+    check_target(output)
+    if repeats < 1:
+        raise InputError("repeats", got=repeats, expected="at least 1")
+    found = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
+    if found is None:
+        return 0
+    if output is not None:
+        found.save(output)
+    if json:
+        print_json(found.model_dump(mode="json"))
+        return 0
+    rows = tuple(
+        (
+            fit.operation,
+            fit.group,
+            str(fit.ranks),
+            seconds_text(fit.latency_seconds),
+            number_text(fit.bytes_per_second / 1e9, 4),
+            number_text(fit.r_squared, 4),
+        )
+        for fit in found.fits
+    )
+    header = ("operation", "group", "ranks", "latency", "GB/s", "R2")
+    title = f"collectives of {found.ranks} ranks on {found.device}, {found.backend}, fitted to the fastest of {repeats}"
+    print_tables([Table(title, header, rows, right=(2, 3, 4, 5))])
+    return 0
+
+
+def check_degrees(model: Model, degrees: Sequence[int]) -> None:
+    """Raise InputError for a tensor degree that the model cannot take."""
+    for degree in degrees:
         if not model.tensor_degree_fits(degree):
             expected = "a divisor of the model's heads and feed-forward size"
             raise InputError("not usable", where="--tensor", got=degree, expected=expected)
-    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees)
 
 
 def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:

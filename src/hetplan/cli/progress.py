@@ -112,8 +112,13 @@ def display(label: str, quiet: bool) -> Display:
     return Live(label) if sys.stderr.isatty() else Lines(label)
 
 
-def watched(run: Run, work: Callable[[], T], *, label: str, quiet: bool = False) -> T:
-    """The value of `work()`, done on another thread while `run` is watched; raises what `work` raises."""
+def watched(
+    run: Run, work: Callable[[], T], *, label: str, quiet: bool = False, on: Display | None = None
+) -> T:
+    """The value of `work()`, done on another thread while `run` is watched; raises what `work` raises.
+
+    on: the display, instead of the one that suits where stderr goes.
+    """
     outcome: dict[str, Any] = {}
     done = threading.Event()
 
@@ -125,7 +130,7 @@ def watched(run: Run, work: Callable[[], T], *, label: str, quiet: bool = False)
         finally:
             done.set()
 
-    shown = display(label, quiet)
+    shown = display(label, quiet) if on is None or quiet else on
     thread = threading.Thread(target=body, name="hetplan-work", daemon=True)
     with stop_on_interrupt(run):
         thread.start()

@@ -67,13 +67,13 @@ def report_paper(problem: str, name: str | None, output: Path | None, *, json: b
     if chosen.report is None:
         having = " or ".join(other for other in FAMILIES if family(other).report is not None)
         raise InputError("problem has no report", got=problem, expected=having)
-    tables, rows = load(chosen.report)(name, None if quiet else note)
-    if not rows:
+    tables, found = load(chosen.report)(name, None if quiet else note)
+    if not found["rows"]:
         raise InputError("no experiment matches", where="--name", got=name)
     document = {
         "problem": problem,
         "predicted": True,
-        "rows": rows,
+        **found,
         "notes": [line for table in tables for line in table.notes],
     }
     write_document(output, document)

@@ -56,6 +56,10 @@ def simulate(
     blocking: Annotated[
         bool, typer.Option("--blocking", help="Senders wait for their transfers to the next stage.")
     ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Constants, as `hetplan calibrate` writes them."),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (JSON).")
     ] = None,
@@ -83,25 +87,48 @@ def simulate(
         precision=told.precision,
         profile=profile,
     )
+    beside = 0.0
+    if calibration is not None:
+        workload, beside = calibrated(loaded, workload, calibration)
     found = replay(loaded, workload, Settings(buckets=overlap, blocking=blocking))
     if trace is not None:
         from hetplan.runtime.trace import trace as traced
 
         write_document(trace, traced(found))
     if json:
-        print_json(document(loaded, found))
+        print_json(document(loaded, found, beside, calibration is not None))
     else:
-        print_tables([stages(loaded, found, workload)])
+        print_tables([stages(loaded, found, workload, beside, calibration is not None)])
     return 0 if found.fits else 1
 
 
-def document(plan: Plan, found: Replay) -> dict[str, Any]:
-    """As JSON types; seconds and bytes."""
+def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
+    """The workload with a calibration's links and memory, and the seconds that its passes take beside their layers."""
+    from dataclasses import replace
+
+    from hetplan.errors import InputError
+    from hetplan.runtime.calibration import load_calibration, scaled, slots
+
+    constants = load_calibration(path)
+    if constants.cluster != workload.cluster.name:
+        expected = repr(workload.cluster.name)
+        raise InputError("is of another cluster", where=str(path), got=constants.cluster, expected=expected)
+    links = scaled(workload.cluster, constants.within, constants.between)
+    reserved = constants.framework_bytes
+    held = replace(workload, cluster=links)
+    if reserved is not None:
+        held = replace(held, reserved_bytes=reserved)
+    return held, constants.slot_seconds * slots(plan)
+
+
+def document(plan: Plan, found: Replay, beside: float = 0.0, is_calibrated: bool = False) -> dict[str, Any]:
+    """As JSON types; seconds and bytes. beside: seconds of the iteration that are in no task of the timeline."""
     timeline = found.timeline
     return {
         "plan": plan.name,
         "origin": plan.origin,
-        "predicted_seconds": found.seconds,
+        "predicted_seconds": found.seconds + beside,
+        "calibrated": is_calibrated,
         "bubble": timeline.bubble,
         "fits_memory": found.fits,
         "peak_bytes": list(found.peak_bytes),
@@ -118,7 +145,9 @@ def document(plan: Plan, found: Replay) -> dict[str, Any]:
     }
 
 
-def stages(plan: Plan, found: Replay, workload: Workload) -> Table:
+def stages(
+    plan: Plan, found: Replay, workload: Workload, beside: float = 0.0, is_calibrated: bool = False
+) -> Table:
     """One line per stage of every replica."""
     timeline = found.timeline
     places = [(device.node, device.type) for device in workload.cluster.devices]
@@ -140,7 +169,9 @@ def stages(plan: Plan, found: Replay, workload: Workload) -> Table:
             )
         )
     idle = percent_text(timeline.bubble)
-    notes = [f"{seconds_text(found.seconds)} per iteration, predicted; {idle} of the devices' time idle"]
+    word = "predicted, calibrated" if is_calibrated else "predicted"
+    seconds = seconds_text(found.seconds + beside)
+    notes = [f"{seconds} per iteration, {word}; {idle} of the devices' time idle"]
     if len(rows) > LISTED:
         notes.append(f"{len(rows) - LISTED} more stages; --json lists all")
     if not found.fits:

@@ -23,7 +23,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.progress import watched
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def solve(
         print_json(document)
     else:
         print_tables(result_tables(found, results))
+    if any(result.message.startswith("bug in hetplan") for result in results):
+        return 3
     return 0 if all(result.status in ("optimal", "feasible") for result in results) else 1
 
 
@@ -140,10 +142,15 @@ def run_methods(
 
         try:
             results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
-        except UnsupportedError as error:
-            if len(methods) == 1:
+        except Exception as error:
+            # A method that refuses the instance, or breaks, does not take the others' results along.
+            if len(methods) == 1 or (
+                isinstance(error, InputError) and not isinstance(error, UnsupportedError)
+            ):
                 raise
-            results.append(no_result(method, options, str(error)))
+            told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
+            bug = not isinstance(error, UnsupportedError)
+            results.append(no_result(method, options, f"bug in hetplan: {told}" if bug else told))
         stopped = run.cancelled
     return results
 
@@ -179,19 +186,26 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> list[Ta
             number_text(result.bound, 8),
             percent_text(result.gap),
             percent_text(excess(result.objective, best_bound)),
+            *(shown_text(result.details.get(name)) for name in instance.family.beside),
             seconds_text(result.seconds),
             result.message,
         )
         for result in results
     )
-    header = ("method", "status", "objective", "bound", "gap", "above best bound", "time", "message")
+    shown = [name.replace("_", "-") for name in instance.family.beside]
+    header = ("method", "status", "objective", "bound", "gap", "above best bound", *shown, "time", "message")
     title = f"{instance.name} ({instance.problem}: {instance.family.title})"
-    tables = [Table(title, header, rows, right=(2, 3, 4, 5, 6))]
+    tables = [Table(title, header, rows, right=tuple(range(2, len(header) - 1)))]
     solved = [result for result in results if result.objective is not None]
     if solved:
         best = min(solved, key=lambda result: result.objective or 0.0)
         tables += describe(instance, best.decision, best.method)
     return tables
+
+
+def shown_text(value: object) -> str:
+    """A part of the evaluation beside the objective; a dash without a decision."""
+    return number_text(value if isinstance(value, float) else None, 4)
 
 
 def excess(objective: float | None, bound: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hetplan.formulations import family
@@ -19,11 +20,11 @@ from hetplan.solvers.run import Progress, Run
 METHODS = ("auto", "paper", "megatron")
 
 
-def propose(workload: Workload, run: Run) -> list[Candidate]:
+def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> list[Candidate]:
     """One candidate per method; a method after an interruption says that it has not begun."""
     data = pose(workload)
     candidates = []
-    for method in METHODS:
+    for method in methods:
         if run.cancelled:
             reason = "not begun: stopped from the keyboard"
             candidates.append(Candidate(strategy="amp", method=method, status="unknown", message=reason))

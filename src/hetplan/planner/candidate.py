@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
+from hetplan.runtime.replay import Replay
 from hetplan.text import Table
 
 
@@ -16,11 +17,12 @@ class Candidate:
     """One row of the ranking; what is not known is None.
 
     status: as in results (`optimal`, `feasible`, `infeasible`, `unknown`), of the strategy's own problem.
-    predicted_seconds: seconds per iteration; the family's evaluator's objective, until plans are replayed on
-    an event-driven simulator of their schedule. objective, bound: of the strategy's own problem; a bound of
-    one strategy is none for another. peak_bytes: memory held by each device of the cluster [D].
-    fits_memory: None without a plan. message: the reason where nothing was found, or anything worth telling.
-    tables: the plan for people.
+    predicted_seconds: seconds per iteration; strategies give those of their closed form, which the ranking
+    replaces by the simulator's and keeps as closed_form_seconds (`planner.simulated`). objective, bound: of
+    the strategy's own problem; a bound of one strategy is none for another. peak_bytes: memory held by each
+    device of the cluster [D]. fits_memory: None without a plan. message: the reason where nothing was found,
+    or anything worth telling. tables: the plan for people. replayed: None where the plan was not replayed.
+    details: what the strategy's own evaluator says beside the objective.
     """
 
     strategy: str
@@ -32,9 +34,24 @@ class Candidate:
     fits_memory: bool | None = None
     peak_bytes: tuple[float, ...] | None = None
     solve_seconds: float = 0.0
+    details: Mapping[str, object] = field(default_factory=dict)
     plan: Plan | None = None
     message: str = ""
     tables: tuple[Table, ...] = ()
+    closed_form_seconds: float | None = None
+    replayed: Replay | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """`strategy/method`."""
+        return f"{self.strategy}/{self.method}"
+
+    @property
+    def optimism(self) -> float | None:
+        """How many times longer the replay takes than the closed form says; None where one is missing."""
+        if self.predicted_seconds is None or not self.closed_form_seconds:
+            return None
+        return self.predicted_seconds / self.closed_form_seconds
 
     @property
     def gap(self) -> float | None:
@@ -75,6 +92,10 @@ class Candidate:
             "tokens_per_second": self.tokens_per_second(workload),
             "money_per_million_tokens": self.money_per_million_tokens(workload),
             "solve_seconds": self.solve_seconds,
+            "details": dict(self.details),
             "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
             "message": self.message,
+            "closed_form_seconds": self.closed_form_seconds,
+            "replayed": self.replayed is not None,
+            "recomputation": None if self.plan is None else self.plan.recomputation,
         }

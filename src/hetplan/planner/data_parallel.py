@@ -7,6 +7,7 @@ decisions are priced, by the evaluator.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from hetplan.formulations import family
 from hetplan.formulations.amp.breakdown import peak_bytes
@@ -23,8 +24,10 @@ from hetplan.text import bytes_text
 METHOD = "enumeration"
 
 
-def propose(workload: Workload, run: Run) -> list[Candidate]:
+def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) -> list[Candidate]:
     """The fastest micro-batch size that fits; where none fits, the fastest of all, marked so."""
+    if METHOD not in methods:
+        return []
     begun = time.perf_counter()
     data = pose(workload)
     choices = decisions(data)

@@ -47,13 +47,13 @@ class Posed:
         return self.result.decision
 
 
-def propose(workload: Workload, run: Run) -> list[Candidate]:
+def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> list[Candidate]:
     """One candidate per method: its best template over all micro-batch sizes."""
     problems = {size: pose(workload, size) for size in micro_batch_sizes(workload)}
     if not problems:
         reason = "no micro-batch size with times of single devices of every type divides the global batch"
-        return [nothing(method, "infeasible", reason) for method in METHODS]
-    return [one(workload, problems, method, run) for method in METHODS]
+        return [nothing(method, "infeasible", reason) for method in methods]
+    return [one(workload, problems, method, run) for method in methods]
 
 
 def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:

@@ -6,11 +6,12 @@ objective and bound of a candidate are those of its instance plus this constant:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.poplar.awareness import NoStageFits
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, Posed, pose, pose_lowest_stage
@@ -27,33 +28,40 @@ from hetplan.text import ranges_text, seconds_text
 METHODS = ("auto", "paper")
 
 
-def propose(workload: Workload, run: Run, settings: PoplarSettings | None = None) -> list[Candidate]:
+def propose(
+    workload: Workload,
+    run: Run,
+    settings: PoplarSettings | None = None,
+    methods: Sequence[str] = METHODS,
+) -> list[Candidate]:
     """One candidate per method and ZeRO stage; one with a reason for a stage that the cluster cannot hold."""
     settings = settings or PoplarSettings()
     assumed = settings.assumptions()
     if settings.zero == "lowest":
         try:
             posed = pose_lowest_stage(workload, assumed)
-        except InputError as error:
+        except NoStageFits as error:
             return [rejected("auto", "infeasible", str(error))]
-        return at_stage(workload, posed, assumed, run)
+        return at_stage(workload, posed, assumed, run, methods)
     stages = [pose(workload, stage, assumed) for stage in settings.stages]
-    return [candidate for posed in stages for candidate in at_stage(workload, posed, assumed, run)]
+    return [candidate for posed in stages for candidate in at_stage(workload, posed, assumed, run, methods)]
 
 
-def at_stage(workload: Workload, posed: Posed, assumed: Assumptions, run: Run) -> list[Candidate]:
+def at_stage(
+    workload: Workload, posed: Posed, assumed: Assumptions, run: Run, methods: Sequence[str]
+) -> list[Candidate]:
     """The candidates of one ZeRO stage."""
     stage = posed.data.zero_stage
     if posed.unfit is not None:
-        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)]
+        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)] if "auto" in methods else []
     candidates = []
-    for method in METHODS:
+    for method in methods:
         label = f"{method}-zero{stage}"
         if run.cancelled:
             candidates.append(rejected(label, "unknown", "not begun: stopped from the keyboard"))
             continue
         result = solve(family("poplar"), posed.data, method, inner_run(run, f"poplar/{label}"))
-        told = [result.message, *once_note(posed)]
+        told = [result.message, *once_note(posed), *posed.notes]
         if method == "auto" and assumed.shards == "memory" and stage > 0:
             told.append(gain_of_shards(workload, posed, result, assumed, run))
         candidates.append(candidate(workload, posed, result, label, "; ".join(filter(None, told)), assumed))
@@ -111,14 +119,14 @@ def candidate(
                 for p, d in zip(peak, workload.cluster.devices, strict=True)
             ),
             "peak_bytes": peak,
-            "plan": to_plan(workload, posed, result.decision, f"poplar/{label}"),
+            "plan": to_plan(workload, posed, result.decision, origin(label, posed, assumed)),
             "tables": tuple(
                 describe(
                     posed.data,
                     result.decision,
                     peak,
                     once_seconds=posed.once_seconds,
-                    notes=(*idle_note(posed, result.decision), *posed.dips),
+                    notes=(*idle_note(posed, result.decision), *posed.dips, *posed.notes),
                 )
             ),
         }
@@ -128,9 +136,17 @@ def candidate(
         status=result.status,
         bound=None if result.bound is None else result.bound + posed.once_seconds,
         solve_seconds=result.seconds,
+        details=result.details,
         message=message,
         **found,
     )
+
+
+def origin(label: str, posed: Posed, assumed: Assumptions) -> str:
+    """Which method found a plan, and what it took for granted that a replay on the profile does not know of."""
+    if not assumed.curves and not assumed.overlap:
+        return f"poplar/{label}"
+    return "; ".join((f"poplar/{label}, priced with what a replay does not know of", *posed.notes))
 
 
 def largest_batches(posed: Posed, decision: PoplarDecision) -> list[int]:

@@ -9,20 +9,31 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.candidates import Search, Tell
+from hetplan.planner.explain import explain
+from hetplan.planner.parts import cheapest_within as cheapest_within_of
+from hetplan.planner.parts import on_parts, pareto
+from hetplan.planner.relax import Relaxation, relaxations
 from hetplan.planner.settings import Settings, check_settings
 from hetplan.planner.strategies import Strategy, chosen
 from hetplan.profiling.workload import Workload
+from hetplan.schema import derived
 from hetplan.solvers.run import Run
 from hetplan.text import number_text
 
 
 @dataclass(frozen=True)
 class Planning:
-    """Candidates best first. winner: index of the best one that fits (and costs no more than the limit)."""
+    """Candidates best first. winner: index of the best one that fits (and costs no more than the limit).
+
+    notes: what was tried in vain. relaxations: where no plan fits in memory, what would make one fit.
+    """
 
     workload: Workload
     candidates: tuple[Candidate, ...]
     winner: int | None
+    notes: tuple[str, ...] = ()
+    relaxations: tuple[Relaxation, ...] = ()
 
     @property
     def best(self) -> Candidate | None:
@@ -35,6 +46,10 @@ class Planning:
             "workload": workload_document(self.workload),
             "candidates": [candidate.document(self.workload) for candidate in self.candidates],
             "winner": self.winner,
+            "pareto": pareto(self.candidates, self.workload),
+            "notes": list(self.notes),
+            "relaxations": [relaxation.document() for relaxation in self.relaxations],
+            "explanation": None if self.winner is None else explain(self).document(),
         }
 
 
@@ -45,21 +60,71 @@ def make_plans(
     *,
     money_limit: float | None = None,
     settings: Settings | None = None,
+    found_one: Tell | None = None,
+    parts: bool = False,
+    cheapest_within: float | None = None,
 ) -> Planning:
-    """Solve `workload` by each strategy (all by default) and rank the candidates by seconds, then money.
+    """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds, then money.
 
     A plan that does not fit in memory, or costs more than `money_limit` dollars per million tokens, never
     wins. The run's time limit is for each method of a strategy. settings: strategy -> name -> value, what a
-    strategy has to set of its own. Raises InputError for unknown strategies or settings, a money limit without
-    prices, or a workload that cannot be posed.
+    strategy has to set of its own. found_one: called with every candidate as it is found. parts: plan on every
+    part of the cluster by device type, too (`planner.parts`). cheapest_within: percent; not the fastest wins but
+    the cheapest that is at most so much slower. Raises InputError for unknown strategies or settings, a money
+    limit without prices, or a workload that cannot be posed.
     """
     run, settings = run or Run(), settings or {}
     picked = picked_strategies(workload, strategies, money_limit=money_limit, settings=settings)
-    found = [c for strategy in picked for c in strategy.propose(workload, run, settings.get(strategy.name))]
-    judged = [over_budget(c, workload, money_limit) for c in found]
+    check_percent(workload, cheapest_within)
+    searches = [Search(s, workload, run, settings.get(s.name), found_one) for s in picked]
+    # What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
+    found = {search.strategy.name: search.exact_ones() for search in searches}
+    tried: dict[str, list[str]] = {}
+    for search in searches:
+        more, told = search.with_recomputation(found[search.strategy.name])
+        found[search.strategy.name] += more
+        for text in told:
+            tried.setdefault(text, []).append(search.strategy.name)
+    for search in searches:
+        found[search.strategy.name] += search.other_ones()
+    every = [candidate for search in searches for candidate in found[search.strategy.name]]
+    notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
+    if parts:
+        on_some = on_parts(workload, picked, run, settings, found_one)
+        every, left_out = undominated(every, on_some, workload)
+        notes += left_out
+    judged = [over_budget(c, workload, money_limit) for c in every]
     ranked = sorted(judged, key=lambda pair: rank(pair[0], workload, pair[1]))
-    won = bool(ranked) and eligible(ranked[0][0], ranked[0][1])
-    return Planning(workload, tuple(candidate for candidate, _ in ranked), 0 if won else None)
+    candidates = tuple(candidate for candidate, _ in ranked)
+    won = 0 if ranked and eligible(*ranked[0]) else None
+    if won is not None and cheapest_within is not None:
+        allowed = [candidate for candidate, over in ranked if eligible(candidate, over)]
+        won = cheapest(allowed, workload, cheapest_within)
+    relaxed: list[Relaxation] = []
+    pipelines = any(strategy.name == "amp" for strategy in picked)  # whose problem answers what would fit
+    if pipelines and not any(candidate.fits_memory for candidate in candidates) and not run.cancelled:
+        with derived(f"{workload.model.name} on {workload.cluster.name} with more memory"):
+            relaxed = relaxations(workload, run)
+    return Planning(workload, candidates, won, tuple(notes), tuple(relaxed))
+
+
+def undominated(
+    found: list[Candidate], more: Sequence[Candidate], workload: Workload
+) -> tuple[list[Candidate], list[str]]:
+    """All of `found`, and those of `more` that nothing beats in both time and money; a note on the others."""
+    together = [*found, *more]
+    front = [together[i] for i in pareto(together, workload)]
+    kept = [c for c in more if any(c is other for other in front)]
+    if len(kept) == len(more):
+        return [*found, *kept], []
+    text = f"{len(more) - len(kept)} plans on parts of the cluster are beaten in time and money, and left out"
+    return [*found, *kept], [text]
+
+
+def cheapest(allowed: Sequence[Candidate], workload: Workload, percent: float) -> int:
+    """Index of the cheapest within `percent` of the fastest; the allowed stand first in the ranking, in this order."""
+    at = cheapest_within_of(allowed, workload, percent)
+    return 0 if at is None else at
 
 
 def picked_strategies(
@@ -77,16 +142,32 @@ def picked_strategies(
     return picked
 
 
+def check_percent(workload: Workload, percent: float | None) -> None:
+    """Refuse a share that is none, or prices that are unknown."""
+    if percent is None:
+        return
+    if not (percent >= 0 and math.isfinite(percent)):
+        raise InputError(
+            "percent that a cheaper plan may be slower", got=percent, expected="a number from 0 on"
+        )
+    check_prices(workload, "cheapest plan")
+
+
 def check_money_limit(workload: Workload, limit: float | None) -> None:
     """Refuse a limit that is no amount, or that cannot be compared with anything."""
     if limit is None:
         return
     if not (limit > 0 and math.isfinite(limit)):
         raise InputError("money limit", got=limit, expected="dollars per million tokens greater than 0")
+    check_prices(workload, "money limit")
+
+
+def check_prices(workload: Workload, what: str) -> None:
+    """Refuse what compares money where a price is unknown."""
     for name in workload.cluster.types:
         if workload.cluster.specs[name].price_per_hour is None:
             raise InputError(
-                f"money limit, but device {name!r} has no price",
+                f"{what}, but device {name!r} has no price",
                 where=f"cluster {workload.cluster.name}",
                 expected="price_per_hour of every device",
             )

@@ -26,6 +26,8 @@ class Strategy:
     returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
+    recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
+    which of its `methods` to try. exact: those of them that prove their answers.
     """
 
     name: str
@@ -33,11 +35,22 @@ class Strategy:
     summary: str
     warmers: tuple[str, ...] = ()
     settings: str | None = None
+    methods: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ("auto",)
+    recomputes: bool = False
 
     def propose(
-        self, workload: Workload, run: Run, given: Mapping[str, object] | None = None
+        self,
+        workload: Workload,
+        run: Run,
+        given: Mapping[str, object] | None = None,
+        *,
+        methods: Sequence[str] | None = None,
     ) -> list[Candidate]:
-        """The candidates of this strategy; `given`: its settings by name, as JSON types."""
+        """The candidates of this strategy, of some of its methods only where `methods` names them.
+
+        given: its settings by name, as JSON types.
+        """
         from hetplan.planner.settings import parse_settings
         from hetplan.schema import derived
 
@@ -46,7 +59,8 @@ class Strategy:
             () if self.settings is None else (parse_settings(self.settings_model(), given or {}, self.name),)
         )
         with derived(f"{workload.model.name} on {workload.cluster.name} as {self.name}"):
-            return function(workload, run, *own)
+            chosen_methods = {} if methods is None else {"methods": tuple(methods)}
+            return function(workload, run, *own, **chosen_methods)
 
     def settings_model(self) -> Any:
         """The pydantic model of its settings, None where it has none."""
@@ -63,6 +77,8 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.amp:propose",
             "degrees, placement, micro-batch and stages (AMP)",
             ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
+            methods=("auto", "paper", "megatron"),
+            recomputes=True,
         ),
         Strategy(
             "poplar",
@@ -70,6 +86,8 @@ STRATEGIES: dict[str, Strategy] = {
             "unequal batches under each ZeRO stage (Poplar)",
             ("hetplan.planner.warm:poplar",),
             "hetplan.planner.poplar_settings:PoplarSettings",
+            methods=("auto", "paper"),
+            recomputes=True,
         ),
         Strategy(
             "astra",
@@ -82,8 +100,24 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.ditto:propose",
             "one pipeline, stages of unequal width (Ditto)",
             ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
+            methods=("auto", "paper", "oobleck", "greedy"),
+            recomputes=True,
         ),
-        Strategy("dp", "hetplan.planner.data_parallel:propose", "plain data parallelism, the floor"),
+        Strategy(
+            "dp",
+            "hetplan.planner.data_parallel:propose",
+            "plain data parallelism, the floor",
+            methods=("enumeration",),
+            exact=("enumeration",),
+            recomputes=True,
+        ),
+        Strategy(
+            "hap",
+            "hetplan.planner.hap:propose",
+            "one SPMD program, sharding ratios per device (HAP)",
+            ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:duals"),
+            "hetplan.planner.hap_settings:HapSettings",
+        ),
     )
 }
 

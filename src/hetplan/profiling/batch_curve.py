@@ -38,6 +38,7 @@ class BatchCurve(StrictModel):
     memory_bytes: the limit that was kept. devices: size of the ZeRO group that shares the model states.
     largest [4]: by ZeRO stage, the largest micro-batch within the limit, 0 where not even one sample fits.
     zero_stage: the lowest stage at which one does, None for none. saved_bytes_per_sample: activations, measured.
+    tried_up_to: the micro-batch at which trying stopped whatever would still fit, None: nothing says so.
     """
 
     format: Literal["hetplan-batch-curve"] = "hetplan-batch-curve"
@@ -52,6 +53,7 @@ class BatchCurve(StrictModel):
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None
     largest: list[Count] = Field(min_length=4, max_length=4)
     saved_bytes_per_sample: Annotated[Bytes, Field(gt=0)] | None = None
+    tried_up_to: PositiveCount | None = None
     points: list[CurvePoint] = Field(max_length=100_000)
 
     @model_validator(mode="after")
@@ -61,6 +63,8 @@ class BatchCurve(StrictModel):
             raise ValueError("points are not in ascending order of micro_batch, each once")
         if max(self.largest) > 0 and not sizes:
             raise ValueError(f"largest is {self.largest}, but points is empty")
+        if self.tried_up_to is not None and max(self.largest) > self.tried_up_to:
+            raise ValueError(f"largest is {self.largest}, expected at most tried_up_to ({self.tried_up_to})")
         first = next((stage for stage, size in enumerate(self.largest) if size), None)
         if first != self.zero_stage:
             raise ValueError(

@@ -7,7 +7,7 @@ Devices are numbered node by node in the file's order. Two devices of one node t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
@@ -114,6 +114,20 @@ class Cluster:
         matrix = self._by_device([n.intra_latency for n in self.nodes], np.maximum.outer(network, network))
         np.fill_diagonal(matrix, 0.0)
         return matrix
+
+    def part(self, nodes: Sequence[int], name: str | None = None) -> Cluster:
+        """The cluster of some of the nodes, in the given order; specifications of types without nodes are left out."""
+        kept = tuple(self.nodes[n] for n in nodes)
+        types = {node.device for node in kept}
+        specs = {kind: spec for kind, spec in self.specs.items() if kind in types}
+        return Cluster(name or self.name, kept, specs)
+
+    def devices_of(self, nodes: Sequence[int]) -> list[int]:
+        """Numbers of the devices of some nodes, node by node: what `part(nodes)` numbers 0, 1, …"""
+        by_node: dict[int, list[int]] = {}
+        for number, place in enumerate(self.devices):
+            by_node.setdefault(place.node, []).append(number)
+        return [number for node in nodes for number in by_node[node]]
 
     def price_per_hour(self) -> float | None:
         """Dollars per hour of all devices; None where one has no known price."""

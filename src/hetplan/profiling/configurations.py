@@ -110,6 +110,21 @@ class BertConfig(Config):
     tie_word_embeddings: bool = True
 
 
+class CalculonConfig(Config):
+    """calculon's model description, with a vocabulary, which it leaves out."""
+
+    vocab_size: Vocabulary
+    hidden: Width
+    feedforward: Inner
+    seq_size: Annotated[Size, Field(description="number of tokens of a sample")]
+    attn_heads: Heads
+    attn_size: Annotated[Size, Field(description="width of one attention head")]
+    num_blocks: Depth
+
+
+CALCULON_KEYS = tuple(key for key in CalculonConfig.model_fields if key != "vocab_size")
+
+
 def from_gpt2(c: Gpt2Config) -> tuple[Transformer, int]:
     """GPT-2: learned positions, biases."""
     inner = c.n_inner or 4 * c.n_embd
@@ -175,6 +190,15 @@ def from_bert(c: BertConfig) -> tuple[Transformer, int]:
     return shape, c.max_position_embeddings
 
 
+def from_calculon(c: CalculonConfig) -> tuple[Transformer, int]:
+    """calculon (Isaev et al. 2023): GPT blocks whose heads may be wider than hidden / heads."""
+    shape = Transformer(
+        vocabulary=c.vocab_size, hidden=c.hidden, layers=c.num_blocks, heads=c.attn_heads,
+        feed_forward=c.feedforward, kv_heads=c.attn_heads, head_dim=c.attn_size, positions=c.seq_size,
+    )  # fmt: skip
+    return shape, c.seq_size
+
+
 # model_type -> its configuration, and how that becomes a shape and the longest sequence.
 FAMILIES: dict[str, tuple[type[Config], Callable[[Any], tuple[Transformer, int]]]] = {
     "gpt2": (Gpt2Config, from_gpt2),
@@ -183,6 +207,7 @@ FAMILIES: dict[str, tuple[type[Config], Callable[[Any], tuple[Transformer, int]]
     "mixtral": (MixtralConfig, from_mixtral),
     "opt": (OptConfig, from_opt),
     "bert": (BertConfig, from_bert),
+    "calculon": (CalculonConfig, from_calculon),
 }
 
 # Keys whose default None stands for a size that follows from the others.

@@ -79,7 +79,7 @@ def assumptions(config: Config, shape: Transformer, where: str) -> tuple[str, ..
 
 def check_shape(shape: Transformer, value: dict[str, Any], where: str) -> None:
     """Raise InputError where heads do not divide what they split, or more experts work than there are."""
-    if value.get("head_dim") is None and shape.hidden % shape.heads:
+    if shape.head_dim * shape.heads != shape.hidden and value.get("head_dim", value.get("attn_size")) is None:
         raise InputError(
             "hidden size is not a multiple of the number of heads",
             where=where,

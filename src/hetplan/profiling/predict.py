@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Cluster
@@ -11,6 +12,9 @@ from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, layer_time
 from hetplan.schema import derived
+
+if TYPE_CHECKING:
+    from hetplan.profiling.efficiency import Learned
 
 LARGEST_MICRO_BATCH = 64
 LARGEST_GLOBAL_BATCH = 10**9
@@ -23,11 +27,13 @@ def predict(
     micro_batches: Sequence[int],
     tensor_degrees: Sequence[int] | None = None,
     efficiency: Efficiency = DEFAULT_EFFICIENCY,
+    learned: Mapping[str, Learned] | None = None,
     date: str | None = None,
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
 
-    tensor_degrees: default those of `default_tensor_degrees`. date: ISO day of the prediction,
+    tensor_degrees: default those of `default_tensor_degrees`. learned: by device type, what replaces the plain roofline
+    there. date: ISO day of the prediction,
     default today. Raises InputError where a device type has no matrix units for the model's precision.
     """
     degrees = tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
@@ -43,11 +49,14 @@ def predict(
             precision=model.precision,
             provenance=Provenance(
                 kind="predicted",
-                source="hetplan roofline from datasheets",
+                source="hetplan roofline from datasheets"
+                + (f", learned efficiency of {', '.join(learned)}"[:150] if learned else ""),
                 date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
             ),
             layers=profile_layers(model),
-            tables=[_table(model, cluster, *size, efficiency) for size in sizes],
+            tables=[
+                _table(model, cluster, *size, efficiency, (learned or {}).get(size[0])) for size in sizes
+            ],
         )
 
 
@@ -69,7 +78,13 @@ def profile_layers(model: Model) -> list[ProfileLayer]:
 
 
 def _table(
-    model: Model, cluster: Cluster, device: str, tensor: int, micro_batch: int, efficiency: Efficiency
+    model: Model,
+    cluster: Cluster,
+    device: str,
+    tensor: int,
+    micro_batch: int,
+    efficiency: Efficiency,
+    learned: Learned | None,
 ) -> ProfileTable:
     """One table; equal layers are computed once."""
     spec = cluster.specs[device]
@@ -77,8 +92,9 @@ def _table(
     for layer in model.layers:
         if layer.operators not in times:
             times[layer.operators] = layer_time(
-                layer, spec, model.precision, micro_batch=micro_batch, tensor=tensor, efficiency=efficiency
-            )
+                layer, spec, model.precision, micro_batch=micro_batch, tensor=tensor, efficiency=efficiency,
+                learned=learned,
+            )  # fmt: skip
     return ProfileTable(
         device=device,
         tensor=tensor,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.precision import Precision
@@ -64,14 +64,44 @@ class ProfileLayer(StrictModel):
         return self.param_bytes + self.tied_param_bytes
 
 
+class Readings(StrictModel):
+    """What a measurement tells beside medians, per layer [L]: spreads are the slowest less the fastest repeat.
+
+    optimizer_seconds: one update. saved_bytes: kept from forward to backward, whole micro-batch. peak_bytes: needed
+    beside at the passes' peak; null where the device keeps no such books.
+    """
+
+    forward_spread_seconds: SecondsRow
+    backward_spread_seconds: SecondsRow
+    optimizer_seconds: SecondsRow
+    saved_bytes: list[Bytes]
+    peak_bytes: list[Bytes] | None = None
+
+
 class ProfileTable(StrictModel):
-    """Seconds per layer [L] of one micro-batch on `tensor` devices of one type."""
+    """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of measured tables."""
 
     device: Name
     tensor: PositiveCount
     micro_batch: PositiveCount
     forward_seconds: SecondsRow
     backward_seconds: SecondsRow
+    readings: Readings | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_readings(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A table without readings is written without the key."""
+        content: dict[str, Any] = handler(self)
+        if content.get("readings") is None:
+            content.pop("readings", None)
+        return content
+
+    def spread(self) -> list[float] | None:
+        """Forward + backward spread per layer [L], None where nothing was measured."""
+        if self.readings is None:
+            return None
+        both = self.readings.forward_spread_seconds, self.readings.backward_spread_seconds
+        return [f + b for f, b in zip(*both, strict=True)]
 
     def seconds(self) -> list[float]:
         """Forward + backward per layer [L]."""
@@ -100,6 +130,10 @@ class Profile(StrictModel):
                     raise ValueError(
                         f"tables[{i}].{key} has {length} entries, expected one per layer ({len(self.layers)})"
                     )
+            for key, row in table.readings or ():
+                if row is not None and len(row) != len(self.layers):
+                    expected = f"expected one per layer ({len(self.layers)})"
+                    raise ValueError(f"tables[{i}].readings.{key} has {len(row)} entries, {expected}")
             name = (table.device, table.tensor, table.micro_batch)
             if name in seen:
                 raise ValueError(

@@ -8,11 +8,15 @@ and layers; a measured profile replaces them. Nothing here is fitted to any syst
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul, Operator, Shape
 from hetplan.profiling.precision import Precision
+
+if TYPE_CHECKING:
+    from hetplan.profiling.efficiency import Learned
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,12 @@ def layer_time(
     micro_batch: int = 1,
     tensor: int = 1,
     efficiency: Efficiency = DEFAULT_EFFICIENCY,
+    learned: Learned | None = None,
 ) -> LayerTime:
     """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices such as `spec`.
 
     Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not included.
+    learned: what was learned of this device's operators, in place of the roofline.
     Raises InputError where the device lacks `precision`, or sizes are below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
@@ -69,6 +75,11 @@ def layer_time(
             raise InputError(f"{name} is not usable", got=value, expected="at least 1")
     rates = Rates.of(spec, precision, efficiency)
     times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
+    if learned is not None:
+        times = [
+            learned_time(learned, op, plain, micro_batch, tensor, ELEMENT_BYTES[precision])
+            for op, plain in zip(layer.operators, times, strict=True)
+        ]
     kernels = [op.backward_products if isinstance(op, Matmul) else 1 for op in layer.operators]
     return LayerTime(
         forward=max(sum(t.forward for t in times), len(times) * efficiency.launch_seconds),
@@ -102,6 +113,16 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         forward = max(flops / rates.flops_per_s, moved)
         return LayerTime(forward, forward * op.backward_products)
     return LayerTime(moved, op.moved_back(micro_batch, tensor) * rates.element_seconds)
+
+
+def learned_time(
+    learned: Learned, op: Operator, plain: LayerTime, micro_batch: int, tensor: int, element_bytes: int
+) -> LayerTime:
+    """What was learned of an operator's forward pass, and the plain roofline's ratio of its passes."""
+    seconds = learned.seconds(op, micro_batch, tensor, element_bytes)
+    if seconds is None:
+        return plain
+    return LayerTime(seconds, seconds * (plain.backward / plain.forward if plain.forward > 0 else 0.0))
 
 
 def tiled_flops(shape: Shape, tile: int) -> float:

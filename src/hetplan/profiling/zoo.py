@@ -36,7 +36,7 @@ class ModelSpec:
 
     build: sequence -> layers (images: ignores it). fits: whether a tensor-parallel degree divides it.
     published: None where nobody published a count. notes: what a user should know before trusting a plan.
-    shape: of a text model.
+    shape: of a text model. encoder: of a vision transformer.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ModelSpec:
     published: Published | None = None
     notes: tuple[str, ...] = ()
     shape: Transformer | None = None
+    encoder: Transformer | None = None
 
     def chain(self, sequence: int | None = None) -> tuple[int | None, tuple[Layer, ...]]:
         """The sequence length in force and the layers; raises InputError for a sequence on an image model."""
@@ -145,7 +146,7 @@ def vit(name: str, shape: Transformer, published: Published) -> ModelSpec:
     """ViT with patches of 16 on 224 x 224 images, 1000 classes."""
     source = "Dosovitskiy et al. 2021, Table 1"
     fits = shape.tensor_degree_fits
-    return ModelSpec(name, source, None, lambda _: vit_layers(shape), fits, published)
+    return ModelSpec(name, source, None, lambda _: vit_layers(shape), fits, published, encoder=shape)
 
 
 def torchvision(params: int, name: str) -> Published:

@@ -55,6 +55,7 @@ def measure_batch_curve(
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
         saved_bytes_per_sample=None if sample is None else trial.passes[sample].saved_bytes / sample,
+        tried_up_to=largest,
         points=[
             CurvePoint(micro_batch=batch, seconds=found.seconds, spread_seconds=found.spread)
             for batch, found in sorted(trial.passes.items())

@@ -14,6 +14,8 @@ Rules   (1) every replica holds every layer exactly once, in order
             0 samples only takes part in the synchronisation, with the replica's shards
         (5) one chunk per stage; interleaved: equally many on each, and whole rounds of micro-batches
         (6) one share per row group and per tensor rank; ZeRO shares go with the devices, from ZeRO 1 on
+        (7) the schedule `spmd` comes with a program, and only it: one replica of one stage on one row group; how
+            tensors divide is then said by the program's ratios, not by the stage's shares
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
+from hetplan.runtime.spmd_program import SpmdProgram
 from hetplan.schema import (
     Count,
     Name,
@@ -41,7 +44,7 @@ from hetplan.schema import (
 FORMAT, VERSION = "hetplan-plan", 1
 MAX_RANKS = 4096
 
-Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
 Recomputation = Literal["none", "selective", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
 
@@ -102,11 +105,30 @@ class Replica(StrictModel):
         return sum(batch.count for batch in self.micro_batches)
 
 
+class Prediction(StrictModel):
+    """What the planner said of the plan: seconds per iteration, replayed and by the strategy's closed form.
+
+    objective, bound: of the strategy's own problem. What is not known is null.
+    """
+
+    strategy: Name
+    method: Name
+    predicted_seconds: NonNegative | None = None
+    closed_form_seconds: NonNegative | None = None
+    objective: NonNegative | None = None
+    bound: NonNegative | None = None
+
+
+# Left out of the file where they are None.
+OPTIONAL = ("zero_shares", "prediction", "program")
+
+
 class Plan(StrictModel):
     """A plan file. origin: which method found it and what it promises. Validated completely when made.
 
     zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file): equally over
-    those in use.
+    those in use. prediction: None (left out) for a plan that the planner did not make. program: under the schedule
+    `spmd`, what every device runs (left out otherwise).
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -119,7 +141,9 @@ class Plan(StrictModel):
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = None
     recomputation: Recomputation = "none"
+    prediction: Prediction | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
+    program: SpmdProgram | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -131,12 +155,13 @@ class Plan(StrictModel):
             check_layers(self, replica, f"replicas[{i}]")
         check_batch(self)
         check_zero_shares(self)
+        check_program(self)
         return self
 
     @model_serializer(mode="wrap")
-    def _without_equal_shares(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_not_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {
-            key: value for key, value in handler(self).items() if key != "zero_shares" or value is not None
+            key: value for key, value in handler(self).items() if key not in OPTIONAL or value is not None
         }
 
     @property
@@ -252,6 +277,28 @@ def check_zero_shares(plan: Plan) -> None:
     if idle is not None:
         expected = "more than 0, being in use" if idle in plan.ranks else "0, not being in use"
         raise ValueError(f"zero_shares[{idle}] is {plan.zero_shares[idle]}, expected {expected}")
+
+
+def check_program(plan: Plan) -> None:
+    """(7) one replica of one stage, with a program whose ratios go with its devices."""
+    if (plan.schedule == "spmd") != (plan.program is not None):
+        had = "missing" if plan.program is None else "given"
+        expected = "given under the schedule spmd, and only there"
+        raise ValueError(f"program is {had} under {plan.schedule}, expected {expected}")
+    if plan.program is None:
+        return
+    if len(plan.replicas) != 1 or len(plan.replicas[0].stages) != 1:
+        raise ValueError(f"replicas are {len(plan.replicas)}, expected one of one stage under spmd")
+    if plan.zero or plan.recomputation != "none":
+        raise ValueError(f"zero is {plan.zero}, expected 0, and no recomputation, under spmd")
+    groups = plan.replicas[0].stages[0].devices
+    if len(groups) != 1:
+        raise ValueError(f"replicas[0].stages[0].devices has {len(groups)} row groups, expected 1 under spmd")
+    for k, row in enumerate(plan.program.ratios):
+        if len(row) != len(groups[0]):
+            raise ValueError(
+                f"program.ratios[{k}] has {len(row)} entries, expected one per device of the stage ({len(groups[0])})"
+            )
 
 
 def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:

@@ -59,9 +59,12 @@ class Replay:
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together."""
+    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for
+    SPMD programs."""
     settings = settings or Settings()
     check_same(plan, workload)
+    if plan.program is not None:
+        raise UnsupportedError("SPMD programs are not replayed yet", where=plan.name)
     costs = Costs(workload, plan.recomputation)
     zero = ZeroCosts.of(plan, workload)
     pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
@@ -102,6 +105,7 @@ def check_same(plan: Plan, workload: Workload) -> None:
 def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
+    assert plan.schedule != "spmd", "programs are refused before"
     sizes = np.array([b.samples for b in replica.micro_batches])
     which = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
     passes = np.array(
@@ -216,6 +220,8 @@ def owners_of(plan: Plan, layer: int) -> list[Owner]:
 def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
     """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first one's)."""
     tied = costs.workload.profile.layers[layer].tied_param_bytes
+    if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
+        return 0.0
     return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied
 
 
@@ -258,7 +264,7 @@ class ZeroCosts:
                     got=f"ZeRO {plan.zero} on pipelines or tensor groups", expected="ZeRO 0 or 1",
                 )  # fmt: skip
             return cls(shares, 0.0, 0.0, False)
-        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used)
+        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used, used)
         return cls(shares, spent.per_step, spent.per_iteration, True)
 
     def collectives(self, plan: Plan) -> list[Collective]:

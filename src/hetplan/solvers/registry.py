@@ -76,8 +76,10 @@ class Family:
     -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data, feasible
     decision) -> list of hetplan.text.Table, how a decision reads for people (None: as JSON).
     warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
-    report: "module:function" of (name pattern or None, tell or None) -> (tables, rows as JSON types): the paper's
-    experiments, predicted (None: no such report).
+    report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON types): the paper's
+    experiments, predicted (None: no such report): tables, and keys of the JSON document, `rows` among them.
+    show: "module:function" of (data, feasible decision) -> (tables, JSON types), a decision in full (None: `describe`
+    is all there is). beside: parts of the evaluation that stand beside the objective, in a result's details too.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Family:
     describe: str | None = None
     warmers: tuple[str, ...] = ()
     report: str | None = None
+    show: str | None = None
+    beside: tuple[str, ...] = ()
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""
@@ -145,7 +149,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     except MemoryError:
         outcome = Outcome(stop=Stop.ERROR, message="out of memory")
     spent = time.perf_counter() - begun
-    objective = None
+    objective, shown = None, {}
     if outcome.decision is not None:
         if outcome.stop is Stop.INFEASIBLE:
             raise DisagreementError(f"{family.name}/{method}: calls infeasible what it has a decision for")
@@ -153,6 +157,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         if evaluation.objective is None:
             raise DisagreementError(f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}")
         objective = evaluation.objective
+        shown = {name: evaluation.parts[name] for name in family.beside}
         bound = outcome.bound
         if bound is not None and bound > objective * (1 + BOUND_TOLERANCE):
             raise DisagreementError(
@@ -170,5 +175,5 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         options=run.options.as_dict(),
         seed=run.options.seed,
         message=outcome.message,
-        details=outcome.details,
+        details={**outcome.details, **shown},
     )

@@ -122,7 +122,9 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     kinds = Kinds(problem)
     lower, upper = kinds.range
     roundings = problem.P + problem.K - 1
-    per_unit = cpsat.integer_scale(max(lower, upper * 1e-6), upper, roundings) if upper > 0 else 1.0
+    per_unit = (
+        cpsat.integer_scale(min(upper, max(lower, upper * 1e-6)), upper, roundings) if upper > 0 else 1.0
+    )
     seconds = [int(a) for a in cpsat.rounded_down(kinds.seconds, per_unit)]
 
     def read(model: Model, answer: cpsat.CpAnswer) -> AstraDecision:

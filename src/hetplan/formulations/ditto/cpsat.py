@@ -157,7 +157,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     arcs = list_arcs(problem, run)
     roundings = problem.micro_batches + 2 * problem.most_stages
     largest = roundings * float(arcs.seconds.max(initial=0.0))
-    least = max(least_objective(problem), largest * 1e-6)
+    least = min(
+        largest, max(least_objective(problem), largest * 1e-6)
+    )  # above: no template, CP-SAT will say so
     scale = cpsat.integer_scale(least, largest, roundings, error=FINEST) if largest > 0 else 1.0
 
     def read(model: Model, answer: cpsat.CpAnswer) -> DittoDecision:

@@ -127,10 +127,16 @@ class _Search:
 
 @dataclass(frozen=True)
 class Found:
-    """program: triple numbers, None when there is none or the search was cut short (then not `finished`)."""
+    """program: triple numbers, None when there is none or the search was cut short before one (not `finished`);
+    partial: in the latter case the triples of the partial programs that look best."""
 
     program: list[int] | None
     finished: bool
+    partial: tuple[list[int], ...] = ()
+
+
+# Partial programs that a search cut short hands over: of least estimated cost, and with most properties.
+HANDED_OVER = 8
 
 
 def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = None) -> Found:
@@ -149,7 +155,8 @@ def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = Non
     extensions = 0
     while queue:
         if run.should_stop or extensions == most:
-            return Found(None, False)
+            told = None if best is None else theory.theory.program(_steps(best))
+            return Found(told, False, _promising(queue))
         score, _, partial = heapq.heappop(queue)
         if score >= least:
             break
@@ -167,6 +174,13 @@ def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = Non
                 same.setdefault(after.known, []).append(after)
                 heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
     return Found(None if best is None else theory.theory.program(_steps(best)), True)
+
+
+def _promising(queue: list[tuple[float, int, _Partial]]) -> tuple[list[int], ...]:
+    alive = [entry for entry in queue if entry[2].alive]
+    cheapest = heapq.nsmallest(HANDED_OVER, alive)
+    furthest = heapq.nsmallest(HANDED_OVER, alive, key=lambda e: (-e[2].ever.bit_count(), e[0], e[1]))
+    return tuple(_steps(partial) for _, _, partial in [*cheapest, *furthest])
 
 
 def _beaten(after: _Partial, same: dict[int, list[_Partial]]) -> bool:

@@ -16,7 +16,8 @@ import numpy as np
 from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Floats
 
-CUTS = 60
+# Cuts at most, per type and at least.
+PER_TYPE, CUTS = 25, 60
 EXACT = 1e-10
 
 
@@ -77,24 +78,27 @@ def _game(P: Floats, count: int, mu: Floats, theta: Floats) -> None:
 
 
 @kernel
-def best_in_cell(F: Floats, S: Floats, comm: float, x: Floats, slow: Floats) -> tuple[Floats, Floats, float]:
+def best_in_cell(
+    F: Floats, S: Floats, comm: float, x: Floats, slow: Floats, enough: float
+) -> tuple[Floats, Floats, float]:
     """(ratios [K], blends [s, K] with rows of sum 1, lower bound) for stages (F, S) [s].
 
-    comm: seconds per largest ratio.
+    comm: seconds per largest ratio. A lower bound of `enough` ends the work.
 
     x [V, K]: the vertices; slow [K]: seconds per unit of work on each type.
     """
     V, K = x.shape
-    P = np.empty((CUTS, V))
-    taken = np.empty((CUTS, len(F)), np.int64)
-    mu, theta, best_mu = np.empty(V), np.zeros(CUTS), np.empty(V)
+    most = max(CUTS, PER_TYPE * K)
+    P = np.empty((most, V))
+    taken = np.empty((most, len(F)), np.int64)
+    mu, theta, best_mu = np.empty(V), np.zeros(most), np.empty(V)
     for i in range(V):
         mu[i] = best_mu[i] = 1.0 / V
     point = np.empty(K)
     best, bound = np.inf, 0.0
-    scaled = np.empty((CUTS, V))
+    scaled = np.empty((most, V))
     count = 0
-    while count < CUTS:
+    while count < most:
         for d in range(K):
             point[d] = 0.0
             for i in range(V):
@@ -136,7 +140,7 @@ def best_in_cell(F: Floats, S: Floats, comm: float, x: Floats, slow: Floats) -> 
                 level += theta[c] * P[c, i]
             value = min(value, level)
         bound = max(bound, value)
-        if best - value <= EXACT * best:
+        if best - value <= EXACT * best or value >= enough:
             break
     blends = np.zeros((len(F), K))
     for c in range(count):

@@ -15,9 +15,10 @@ from enum import Enum
 
 import numpy as np
 
-from hetplan.formulations.hap.astar import search
+from hetplan.formulations.hap.astar import Found, search
 from hetplan.formulations.hap.common import Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.first import greedy_program, price_at
 from hetplan.formulations.hap.fusion import fuse
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.ratios import best_ratios
@@ -25,8 +26,8 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# Partial programs that the search as printed may extend before stricter rules are taken.
-EXTENSIONS = 1_000
+# Partial programs that the search as printed may extend before stricter rules are taken, and under those.
+EXTENSIONS, STRICT_EXTENSIONS = 1_000, 4_000
 
 
 def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
@@ -40,7 +41,7 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     best: tuple[float, Sequence[int]] | None = None
     seen: set[tuple[int, ...]] = set()
     rules = Rules.PRINTED
-    while not run.should_stop:
+    while best is None or not run.should_stop:
         program, rules = _program(posed, ratios, run, rules)
         if program is None or tuple(program) in seen:
             break
@@ -50,7 +51,7 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
         if best is None or found.seconds < best[0]:
             best = found.seconds, program
             run.report(incumbent=found.seconds)
-    note = rules.value if best else "stopped before the first program was found"
+    note = rules.value
     return ended(
         posed, None if best is None else best[1], run=run, bound=None, built=built,
         stop=stopped(run) if run.should_stop else Stop.DONE, message=note, details={"rounds": len(seen)},
@@ -65,22 +66,44 @@ class Rules(Enum):
         "the search as printed grows too large; as in the released program, a tensor is computed one way"
     )
     REPEATED = "no program communicates each tensor at most once; that pruning was left out"
-
-
-def _quarter(run: Run) -> Run:
-    """The search as printed may take a quarter of the time left."""
-    return run.part(time_limit=None if run.options.time_limit is None else run.remaining / 4)
+    COMPLETED = "the search grows too large; the cheapest derivations completed its best partial programs"
 
 
 def _program(posed: Posed, ratios: Floats, run: Run, rules: Rules) -> tuple[Sequence[int] | None, Rules]:
-    """A program for these ratios, under the first rules, from `rules` on, that give one."""
+    """A program for these ratios, under the first rules, from `rules` on, that give one. Where none do within
+    their limits, the cheapest one that the searches met or that completes their partial programs."""
+    met: list[Found] = []
     if rules is Rules.PRINTED:
-        found = search(fuse(posed.theory, once=True), ratios, _quarter(run), EXTENSIONS)
-        if found.program is not None or run.should_stop:
-            return found.program, rules
-        rules = Rules.REPEATED if found.finished else Rules.COMPUTED_ONCE
+        met.append(search(fuse(posed.theory, once=True), ratios, _share(run, 4), EXTENSIONS))
+        if met[0].finished and met[0].program is not None:
+            return met[0].program, rules
+        rules = Rules.REPEATED if met[0].finished else Rules.COMPUTED_ONCE
     if rules is Rules.COMPUTED_ONCE:
-        found = search(fuse(posed.theory, once=True, computed_once=True), ratios, run)
-        if found.program is not None or run.should_stop:
-            return found.program, rules
-    return search(fuse(posed.theory, once=False), ratios, run).program, Rules.REPEATED
+        theory = fuse(posed.theory, once=True, computed_once=True)
+        met.append(search(theory, ratios, _share(run, 2), STRICT_EXTENSIONS))
+        if met[-1].finished and met[-1].program is not None:
+            return met[-1].program, rules
+        rules = Rules.REPEATED if met[-1].finished else Rules.COMPLETED
+    if rules is Rules.REPEATED:
+        met.append(search(fuse(posed.theory, once=False), ratios, _share(run, 2), STRICT_EXTENSIONS))
+        if met[-1].finished and met[-1].program is not None:
+            return met[-1].program, rules
+    return _cheapest(posed, ratios, met), Rules.COMPLETED
+
+
+def _share(run: Run, parts: int) -> Run:
+    """A search may take one of so many parts of the time left."""
+    return run.part(time_limit=None if run.options.time_limit is None else run.remaining / parts)
+
+
+def _cheapest(posed: Posed, ratios: Floats, met: Sequence[Found]) -> Sequence[int]:
+    """Of the programs that searches cut short met, of what completes their partial ones by the cheapest
+    derivations, and of those derivations alone, the cheapest at these ratios."""
+    theory, problem = posed.theory, posed.problem
+    alone = price_at(theory, ratios)
+    found = [greedy_program(theory, alone), *(f.program for f in met if f.program is not None)]
+    for partial in (steps for f in met for steps in f.partial):
+        done = frozenset(partial)
+        rest = greedy_program(theory, lambda step, done=done: 0.0 if step.index in done else alone(step))  # type: ignore[misc]
+        found.append(theory.program([*partial, *rest]))
+    return min(found, key=lambda program: problem.seconds(problem.stages(program), ratios))

@@ -1,7 +1,7 @@
 """The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly.
 
 With one segment and K device types, in order of cost: K = 1 is trivial; where all work is shared, a closed
-form; K = 2 is one variable, its breakpoints are searched; up to K = 6 cutting planes; else, and with several
+form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting planes; else, and with several
 segments, a linear programme through HiGHS,
 
     min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >= B_kd,
@@ -27,7 +27,7 @@ MAX_ROUNDS = 200
 # Rows violated by less than this share of the objective are left out; the bound is unharmed.
 VIOLATION = 1e-11
 # Cutting planes serve up to so many device types, and are trusted up to this relative gap.
-MOST_TYPES, CLOSE = 6, 1e-9
+MOST_TYPES, CLOSE = 8, 1e-9
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
         float(stages.comm[0]),
         whole_cell(problem),
         unit / problem.speeds,
+        np.inf,
     )
     ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
     return Ratios(ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes")

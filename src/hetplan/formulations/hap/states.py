@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.formulations.hap.graph_kernels import components
 from hetplan.formulations.hap.problem import Ints
 from hetplan.formulations.hap.theory import Theory
 
 Need = frozenset[int]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,10 @@ class Graph:
 
     @property
     def start(self) -> int:
-        """The node {goal}."""
+        """The node {goal}; n - 1 where no program is left."""
         assert self.theory.goal is not None
-        return self.needs.index(frozenset((self.theory.goal,)))
+        goal = frozenset((self.theory.goal,))
+        return self.needs.index(goal) if goal in self.needs else self.n - 1
 
     @property
     def n(self) -> int:
@@ -122,42 +126,49 @@ def levels(theory: Theory) -> dict[int, int]:
 def _ordered(theory: Theory, needs: list[Need], arcs: list[list[tuple[int, int]]]) -> Graph:
     """The graph without dead ends, renumbered by components in topological order, the goal first."""
     first, head, step = _rows(arcs)
-    alive = _alive(needs, first, head)
-    numbers = np.cumsum(alive) - 1
-    kept = [
-        [(int(numbers[v]), s) for v, s in out if alive[v]] for out, a in zip(arcs, alive, strict=True) if a
-    ]
-    needs = [need for need, a in zip(needs, alive, strict=True) if a]
-    first, head, step = _rows(kept)
-    component = components(first, head)
+    tail = np.repeat(np.arange(len(arcs)), np.diff(first))
+    alive = _alive(needs, tail, head)
+    kept = alive[tail] & alive[head]
+    tail, head, step = tail[kept], head[kept], step[kept]
+    number = np.cumsum(alive) - 1
+    tail, head, left = number[tail], number[head], np.flatnonzero(alive)
+    component = components(_firsts(tail, len(left)), head)
     order = np.argsort(component, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    moved = [[(int(place[v]), s) for v, s in kept[u]] for u in order]
-    first, head, step = _rows(moved)
-    return Graph(theory, first, head, step, component[order], tuple(needs[u] for u in order))
+    tail, head = place[tail], place[head]
+    by_tail = np.argsort(tail, kind="stable")
+    return Graph(
+        theory, _firsts(tail, len(left)), head[by_tail], step[by_tail], component[order],
+        tuple(needs[u] for u in left[order]),
+    )  # fmt: skip
+
+
+def _firsts(tail: Ints, nodes: int) -> Ints:
+    """[n + 1] where each node's arcs begin once they are sorted by tail."""
+    first = np.zeros(nodes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(tail, minlength=nodes), out=first[1:])
+    return first
 
 
 def _rows(arcs: list[list[tuple[int, int]]]) -> tuple[Ints, Ints, Ints]:
     first = np.zeros(len(arcs) + 1, dtype=np.int64)
     np.cumsum([len(out) for out in arcs], out=first[1:])
-    flat = np.array([pair for out in arcs for pair in out], dtype=np.int64).reshape(-1, 2)
+    pairs = chain.from_iterable(chain.from_iterable(arcs))
+    flat = np.fromiter(pairs, dtype=np.int64, count=2 * int(first[-1])).reshape(-1, 2)
     return first, flat[:, 0].copy(), flat[:, 1].copy()
 
 
-def _alive(needs: list[Need], first: Ints, head: Ints) -> list[bool]:
-    """Which nodes lead to the empty set."""
-    before: list[list[int]] = [[] for _ in needs]
-    for u in range(len(needs)):
-        for a in range(first[u], first[u + 1]):
-            before[head[a]].append(u)
-    alive = [False] * len(needs)
-    stack = [i for i, need in enumerate(needs) if not need]
-    for u in stack:
-        alive[u] = True
-    while stack:
-        for u in before[stack.pop()]:
-            if not alive[u]:
-                alive[u] = True
-                stack.append(u)
+def _alive(needs: list[Need], tail: Ints, head: Ints) -> Flags:
+    """[n] which nodes lead to the empty set."""
+    order = np.argsort(head, kind="stable")
+    first, before = _firsts(head, len(needs)), tail[order]
+    alive = np.array([not need for need in needs], dtype=np.bool_)
+    reached = np.flatnonzero(alive)
+    while len(reached):
+        counts = first[reached + 1] - first[reached]
+        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        found = np.unique(before[np.repeat(first[reached], counts) + inside])
+        reached = found[~alive[found]]
+        alive[reached] = True
     return alive

@@ -3,9 +3,8 @@
 A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU, or a
 curve. The estimate from one forward pass bounds the search; doubling brackets the largest micro-batch, binary
 search finds it, and every pass that fits is a measured point. Where not even one sample fits on some device,
-the
-ZeRO stage is raised. Departures from the printed algorithm, without which it does not end: the
-binary search keeps `low` at a batch that ran and moves by at least one.
+the ZeRO stage is raised. Departures from the printed algorithm, without which it does not end: the binary
+search keeps `low` at a batch that ran and moves by at least one.
 Source: Poplar (AAAI 2025), Algorithm 1 and "Heterogeneity Aware".
 """
 
@@ -20,6 +19,10 @@ from hetplan.errors import HetplanError, InputError
 
 class OutOfMemoryOnDevice(HetplanError):
     """A pass of that micro-batch does not fit on the device."""
+
+
+class NoStageFits(InputError):
+    """Some device holds not even one sample at any ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,11 @@ def explore_cluster(
     """The first ZeRO stage (from `first_stage`) at which every device holds a sample, and what was found.
 
     devices_at(stage): the devices as they are under that stage (their free memory depends on it).
-    Raises InputError when some device holds nothing even at stage 3.
+    Raises NoStageFits when some device holds nothing even at stage 3.
     """
     for stage in range(first_stage, 4):
         found = [explore(device) for device in devices_at(stage)]
         empty = [i for i, awareness in enumerate(found) if awareness.largest == 0]
         if not empty:
             return stage, found
-    raise InputError(f"device {empty[0]} cannot run one sample at any ZeRO stage", expected="more memory")
+    raise NoStageFits(f"device {empty[0]} cannot run one sample at any ZeRO stage", expected="more memory")

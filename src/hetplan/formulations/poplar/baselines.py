@@ -1,24 +1,28 @@
-"""The paper's baselines: DeepSpeed's equal micro-batches, and Whale's shares by peak FLOP/s.
+"""The paper's baselines: DeepSpeed's equal micro-batches, and Whale's shares by peak fp32 FLOP/s.
 
 DeepSpeed (Rasley et al. 2020) gives every device the same micro-batch in every step; the paper tuned it to
 the largest that fits everywhere. Whale (Jia et al. 2022) gives each device a part of every step in proportion
-to its peak FLOP/s; the paper scaled it to the largest that fits everywhere. Neither can use a device on which
-nothing fits. Where the global batch is no multiple of a step, the last step is smaller in the same
-proportions.
+to its peak FLOP/s in single precision, whatever precision is trained in; the paper scaled it to the largest
+that fits everywhere. Neither can use a device on which nothing fits. Where the global batch is no multiple of
+a step, the last step is smaller in the same proportions.
 Source: Poplar (AAAI 2025), "Models and Baselines".
 """
 
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
-from hetplan.formulations.poplar.problem import Floats, Ints
+from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, Ints
 from hetplan.profiling.catalogue import catalogue
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
+
+# "Whale uses single-precision floating point operations per second (FLOPs) as cost model" (Poplar, introduction).
+WHALE_PRECISION: Final = "fp32"
 
 
 def deepspeed(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
@@ -27,13 +31,13 @@ def deepspeed(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
 
 
 def whale(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
-    """Micro-batches and shares in proportion to peak FLOP/s."""
+    """Micro-batches and shares in proportion to peak fp32 FLOP/s."""
     weights, message = peak_flops(data)
     return _in_proportion(data, weights, message)
 
 
 def peak_flops(data: PoplarData) -> tuple[Floats, str]:
-    """[n] peak FLOP/s of the devices, from the instance or else the catalogue (fp16).
+    """[n] peak FLOP/s of the devices, from the instance or else the catalogue (WHALE_PRECISION).
 
     Where a device has neither, all devices fall back on the highest speed of their curves, which flatters
     Whale; the message says so.
@@ -44,7 +48,7 @@ def peak_flops(data: PoplarData) -> tuple[Floats, str]:
         if device.flops_per_second is not None:
             found.append(device.flops_per_second)
         elif device.name in known:
-            found.append(known[device.name].peak_flops("fp16", name=device.name))
+            found.append(known[device.name].peak_flops(WHALE_PRECISION, name=device.name))
         else:
             peaks = [max((b / t for b, t in enumerate(d.step_seconds, 1)), default=0.0) for d in data.devices]
             return np.array(peaks), f"no peak FLOP/s known for {device.name!r}: measured speeds instead"
@@ -56,6 +60,8 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
     begun = time.perf_counter()
     largest = np.array([len(device.step_seconds) for device in data.devices])
     empty = np.flatnonzero(largest == 0)
+    if len(empty) == len(largest):  # no method has a plan then
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     if len(empty):
         name = data.devices[empty[0]].name
         return Outcome(

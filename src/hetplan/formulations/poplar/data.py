@@ -20,8 +20,8 @@ from hetplan.schema import Count, Name, NonNegative, Positive, PositiveCount, St
 class Device(StrictModel):
     """One accelerator. step_seconds[b - 1] = t(b); its length is mbs, an empty list: no sample fits.
 
-    flops_per_second: peak figure of the vendor, which only the baseline `whale` reads; None falls back on the
-    catalogue's entry for `name`.
+    flops_per_second: the vendor's peak in single precision, which only the baseline `whale` reads; None falls
+    back on the catalogue's entry for `name`.
     """
 
     name: Name

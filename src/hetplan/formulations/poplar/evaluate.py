@@ -108,7 +108,9 @@ def _broken_steps(data: PoplarData, steps: list[Step]) -> list[str]:
 
 
 def _evaluation(data: PoplarData, compute: float, comm: float, idle: list[float]) -> Evaluation:
-    lost = sum(seconds * peak_speed(d) for d, seconds in zip(data.devices, idle, strict=True) if seconds)
+    lost = sum(
+        (seconds * peak_speed(d) for d, seconds in zip(data.devices, idle, strict=True) if seconds), 0.0
+    )
     parts = {
         "compute_seconds": compute,
         "comm_seconds": comm,

@@ -4,12 +4,12 @@ Sets   k groups of n_k equal devices; T ranges over the values of all curves.
 Data   A_k(T) = {0} + { b <= G : t_k(b) <= T }; a step of time T takes any sum of n_k members of each A_k(T),
        at most M(T) samples, and costs T + C.
 Find   the multiset of step times of least sum (T + C) whose admissible loads can add up to G.
-(1) Relaxed: sum M(T) >= G, a covering knapsack, O(G x times). Its steps are then filled to exactly G
-    (fill.py), with the least under-utilisation (eq. 4). Monotone curves can always be filled, so the
-    relaxation is exact.
-(2) Otherwise (holes in the sums), or to settle ties of time on tiny instances: every step size B has its
-    least time f(B), and the knapsack hits every sum exactly. Only sizes with f(B) + C + V(G - B) <= a known
-    plan count.
+(1) Where the work allows: every step size B has its least time f(B), the knapsack hits every sum exactly, and
+    ties of time are settled over all plans of least time (exact_sums.py).
+(2) Otherwise relaxed: sum M(T) >= G, a covering knapsack, O(G x times). Its steps are then filled to exactly G
+    (fill.py), with the least under-utilisation of these step times (eq. 4), or of all plans of that time
+    (cover_ties.py). Monotone curves can always be filled, so the relaxation is exact.
+(3) Holes in the sums: the knapsack of (1) over the sizes with f(B) + C + V(G - B) <= a known plan, V from (2).
 Large G: an optimal plan has fewer than M* steps that differ from the step of the best (T + C) / M* (any M*
 others hold some whose sum is a multiple of M*), so all but M* x max M samples go to that step beforehand. What
 such steps cost beyond that ratio bounds their number further.
@@ -21,55 +21,70 @@ from collections import Counter
 
 import numpy as np
 
+from hetplan.formulations.poplar.cover_ties import settled_cover
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.decode import loads_of, steps_decision
-from hetplan.formulations.poplar.exact_sums import exact_plan
-from hetplan.formulations.poplar.fill import Filled, Pool, fill
+from hetplan.formulations.poplar.exact_sums import ExactPlan, pruned_plan, settled_plan
+from hetplan.formulations.poplar.fill import GREEDY, Filled, Pool, fill
 from hetplan.formulations.poplar.kernels import cover
 from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
 from hetplan.formulations.poplar.step_levels import MAX_ENTRIES, MAX_WORK, SAME, Level, level_of, step_sizes
+from hetplan.formulations.poplar.step_times import convolution_work, largest_step
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# Additions up to which ties of time are settled exactly.
-TIE_WORK = 2e6
+# Comparisons and additions up to which every size is looked at (about 5 ms), and ties settled among all plans.
+SUMS_WORK = 4e6
+THESE_TIMES = "proven for these step times"
 
 
 def solve_steps(problem: PoplarProblem, run: Run) -> Outcome[PoplarDecision]:
     """The exact method for ZeRO 2 and 3."""
+    if _sums_work(problem) <= SUMS_WORK:
+        plan = settled_plan(problem)
+        if plan is not None:
+            return _proven(problem, plan, "exact sums", _fill_steps(problem, plan.counts))
     times, most = step_sizes(problem)
     plan = _cover_plan(problem, times, most)
     if plan is None:
         return _beyond_tables(problem, times, most, None)
-    counts, bound = plan
-    run.report(bound=bound)
-    filled = _fill_steps(problem, counts)
-    path = "cover"
-    tiny = _tie_work(problem, times) <= TIE_WORK
-    if filled is None or tiny:
-        plan = exact_plan(problem, prune=filled is None and not tiny)
-        if plan is None:
-            return _beyond_tables(problem, times, most, bound)
-        counts, bound = plan
-        filled = _fill_steps(problem, counts)
-        path = "exact sums"
+    run.report(bound=plan.bound)
+    filled = _fill_steps(problem, plan.counts)
+    if filled is not None:
+        return _proven(problem, plan, "cover", filled)
+    relaxed, plan = plan.bound, pruned_plan(problem)
+    if plan is None:
+        return _beyond_tables(problem, times, most, relaxed)
+    return _proven(problem, plan, "pruned sums", _fill_steps(problem, plan.counts))
+
+
+def _proven(
+    problem: PoplarProblem, plan: ExactPlan, path: str, filled: Filled | None
+) -> Outcome[PoplarDecision]:
     assert filled is not None, "the sums of an exact plan can be hit"
-    levels = [level_of(problem, limit) for limit in counts]
+    levels = [level_of(problem, limit) for limit in plan.counts]
+    tie = GREEDY if not filled.proven else "proven" if plan.settled else THESE_TIMES
     return Outcome(
         stop=Stop.OPTIMAL,
-        decision=_decision(problem, counts, levels, filled),
-        bound=bound,
+        decision=_decision(problem, plan.counts, levels, filled),
+        bound=plan.bound,
         details={
             "groups": len(problem.groups),
-            "step_times": len(times),
-            "different_steps": len(counts),
+            "different_steps": len(plan.counts),
             "path": path,
-            "tie_break": "proven for these step times" if filled.proven else "most devices fixed by a greedy",
+            "tie_break": tie,
         },
     )
 
 
-def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> tuple[Counter[float], float] | None:
+def _sums_work(problem: PoplarProblem) -> float:
+    """Comparisons of all step sizes, and additions of the knapsack over them."""
+    top = largest_step(problem)
+    need = min(problem.total, top * (top + 1))
+    return convolution_work(problem) + 2.0 * need * min(top, need)
+
+
+def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> ExactPlan | None:
     """Step times of least cost whose sizes add up to at least G; None when the table would be too large."""
     cost = times + problem.comm
     best = int(np.argmin(cost / most))
@@ -78,15 +93,19 @@ def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> tuple[Coun
     times, cost, most = times[useful], cost[useful], most[useful]
     if need > MAX_ENTRIES or need * len(cost) > MAX_WORK:
         return None
-    value, choice = cover(cost, most, need)
+    value, choice = cover(cost, most, need, SAME * float(cost.min()))
     first = int(np.argmin(cost / most))
+    if not ahead:
+        settled = settled_cover(problem, times, most, value)
+        if settled is not None:
+            return settled
     counts = Counter({float(times[first]): ahead}) if ahead else Counter()
     bound = float(value[need]) + ahead * float(cost[first])
     while need > 0:
         j = int(choice[need])
         counts[float(times[j])] += 1
         need = max(0, need - int(most[j]))
-    return counts, bound
+    return ExactPlan(counts, bound, False)
 
 
 def _narrowed(cost: Floats, sizes: Ints, best: int, total: int) -> tuple[int, Ints]:
@@ -150,9 +169,3 @@ def _decision(
     for level, count in zip(levels, counts.values(), strict=True):
         rows.append((count, [loads_of(pool.most, next(losses)) for pool in level.pools]))
     return steps_decision(problem, rows)
-
-
-def _tie_work(problem: PoplarProblem, times: Floats) -> float:
-    """Additions of the exact plan with all step sizes."""
-    most = min(problem.total, sum(group.count * group.largest for group in problem.groups))
-    return float(len(problem.groups) * len(times) * most * most + problem.total * most)

@@ -14,7 +14,9 @@ FAMILY = Family(
     data=f"{_HERE}.data:PoplarData",
     decision=f"{_HERE}.data:PoplarDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
+    describe=f"{_HERE}.describe:describe",
     report=f"{_HERE}.report:report",
+    beside=("under_utilisation",),
     methods=(
         Method(
             "auto",
@@ -67,7 +69,12 @@ FAMILY = Family(
             True,
         ),
         Method(
-            "whale", f"{_HERE}.baselines:whale", False, "shares by peak FLOP/s", "Poplar, baseline 4", True
+            "whale",
+            f"{_HERE}.baselines:whale",
+            False,
+            "shares by peak fp32 FLOP/s",
+            "Poplar, baseline 4",
+            True,
         ),
     ),
 )

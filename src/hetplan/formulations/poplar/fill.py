@@ -29,6 +29,8 @@ from hetplan.formulations.poplar.problem import Floats
 BUDGET = 3e7
 # Devices per pool and load that stay free then.
 FREE = 24
+# What a plan is told to be whose fill is not proven.
+GREEDY = "most devices fixed by a greedy"
 
 
 @dataclass(frozen=True)
@@ -163,14 +165,15 @@ def fill(pools: Sequence[Pool], deficit: int) -> Filled | None:
     """
     if deficit < 0 or not pools:
         return Filled(tuple(Counter({0: p.copies}) for p in pools), True) if deficit == 0 else None
-    if _additions(pools, deficit) > BUDGET:
+    if additions(pools, deficit) > BUDGET:
         thinned = _fill_mostly(pools, deficit)
         if thinned is not None:
             return thinned
     return _fill_fully(pools, deficit)
 
 
-def _additions(pools: Sequence[Pool], deficit: int) -> float:
+def additions(pools: Sequence[Pool], deficit: int) -> float:
+    """What an exact fill costs, about."""
     work, reach = 0.0, 0
     for pool in pools:
         size = min(deficit, pool.copies * pool.most)

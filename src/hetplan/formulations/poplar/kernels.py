@@ -7,21 +7,50 @@ import numpy as np
 from hetplan.compiled import kernel
 from hetplan.formulations.poplar.problem import Floats, Ints
 
+# Times that differ by less than this part are equal: sums of the same terms in another order.
+SAME_TIME = 1e-9
+
 
 @kernel
 def share_seconds(seconds: Floats, most: int) -> tuple[Floats, Ints]:
-    """h(g) = min_b floor(g / b) t(b) + t(g mod b) for g = 0..most, and the b that attains it (the largest).
+    """h(g) = min_b floor(g / b) t(b) + t(g mod b) for g = 0..most, and the largest b within SAME_TIME of it.
 
     seconds [mbs + 1] with t(0) = 0. The terms are added as the evaluator adds them, so both agree to the bit.
     """
     best = np.full(most + 1, np.inf)
+    chosen = np.full(most + 1, np.inf)  # the time of batch[g]
     batch = np.zeros(most + 1, np.int64)
     best[0] = 0.0
     for b in range(len(seconds) - 1, 0, -1):
         full, last = 1, 0
         for g in range(b, most + 1):
             value = full * seconds[b] + seconds[last]
-            if value < best[g]:
+            best[g] = min(best[g], value)
+            if value < chosen[g] * (1.0 - SAME_TIME):
+                chosen[g] = value
+                batch[g] = b
+            last += 1
+            if last == b:
+                last = 0
+                full += 1
+    return best, batch
+
+
+@kernel
+def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
+    """H(g) = max_b floor(g / b) t(b) + t(g mod b) within limit for g = 0..most, and the largest b that attains it.
+
+    -inf and 0 where no b keeps within the limit. Both comparisons allow SAME_TIME of the limit.
+    """
+    slack = SAME_TIME * limit
+    best = np.full(most + 1, -np.inf)
+    batch = np.zeros(most + 1, np.int64)
+    best[0] = 0.0
+    for b in range(len(seconds) - 1, 0, -1):
+        full, last = 1, 0
+        for g in range(b, most + 1):
+            value = full * seconds[b] + seconds[last]
+            if value <= limit + slack and value > best[g] + slack:
                 best[g] = value
                 batch[g] = b
             last += 1
@@ -58,44 +87,79 @@ def double(table: Floats, width: int, size: int) -> Floats:
 
 
 @kernel
-def cover(cost: Floats, amount: Ints, total: int) -> tuple[Floats, Ints]:
+def slowest_merge(first: Floats, second: Floats, size: int) -> Floats:
+    """out[s] = min_d max(first[s - d], second[d]) for s = 0..size: two sets of devices share s samples."""
+    out = np.full(size + 1, np.inf)
+    for s in range(min(size, len(first) + len(second) - 2) + 1):
+        value = np.inf
+        for d in range(max(0, s - len(first) + 1), min(s, len(second) - 1) + 1):
+            value = min(value, max(first[s - d], second[d]))
+        out[s] = value
+    return out
+
+
+@kernel
+def slowest_double(table: Floats, width: int, size: int) -> Floats:
+    """`slowest_merge` of `table` with itself over halves that differ by at most `width`."""
+    out = np.full(size + 1, np.inf)
+    for s in range(size + 1):
+        value = np.inf
+        for half in range(max(0, (s - width + 1) // 2, s - len(table) + 1), s // 2 + 1):
+            value = min(value, max(table[half], table[s - half]))
+        out[s] = value
+    return out
+
+
+@kernel
+def cover(cost: Floats, amount: Ints, total: int, slack: float) -> tuple[Floats, Ints]:
     """Unbounded knapsack: V[n] = min_j V[max(0, n - amount_j)] + cost_j for n = 0..total, and its j.
 
-    cost, amount [J], amounts positive and ascending. The larger step wins a tie: fewer steps.
+    cost, amount [J], amounts positive and ascending. Of steps within `slack` of V the largest: fewer steps.
     """
     value = np.full(total + 1, np.inf)
     choice = np.full(total + 1, -1, np.int64)
     value[0] = 0.0
     for n in range(1, total + 1):
-        for j in range(len(cost) - 1, -1, -1):
+        for j in range(len(cost)):
             candidate = value[max(0, n - amount[j])] + cost[j]
-            if candidate < value[n]:
-                value[n] = candidate
+            value[n] = min(value[n], candidate)
+        for j in range(len(cost) - 1, -1, -1):
+            if value[max(0, n - amount[j])] + cost[j] <= value[n] + slack:
                 choice[n] = j
+                break
     return value, choice
 
 
 @kernel
-def exact_sum(cost: Floats, waste: Floats, amount: Ints, total: int, slack: float) -> tuple[Floats, Ints]:
-    """Unbounded knapsack that hits every n = 0..total exactly; least cost first, then least waste.
+def exact_sum(
+    cost: Floats, waste: Floats, amount: Ints, total: int, slack: float, waste_slack: float
+) -> tuple[Floats, Ints]:
+    """Unbounded knapsack that hits every n = 0..total exactly: least cost V, and the j of the plan to take.
 
-    cost, waste [J]; amount [J] positive. Costs within `slack` of each other count as equal. V is inf and its
-    j -1 where n cannot be made.
+    cost, waste [J]; amount [J] positive. That plan has, among those within `slack` a step of V, the least waste
+    and, among those within `waste_slack` a step of that, the fewest steps. V is inf, its j -1 where n cannot be
+    made.
     """
     value = np.full(total + 1, np.inf)
     lost = np.full(total + 1, np.inf)
+    steps = np.zeros(total + 1, np.int64)
     choice = np.full(total + 1, -1, np.int64)
     value[0] = 0.0
     lost[0] = 0.0
     for n in range(1, total + 1):
         for j in range(len(cost)):
-            if amount[j] > n:
+            if amount[j] <= n:
+                value[n] = min(value[n], value[n - amount[j]] + cost[j])
+        if not np.isfinite(value[n]):
+            continue
+        for j in range(len(cost)):
+            if amount[j] > n or value[n - amount[j]] + cost[j] > value[n] + slack:
                 continue
-            candidate = value[n - amount[j]] + cost[j]
             wasted = lost[n - amount[j]] + waste[j]
-            if candidate < value[n] - slack or (candidate <= value[n] + slack and wasted < lost[n]):
-                value[n] = candidate
+            count = steps[n - amount[j]] + 1
+            if wasted < lost[n] - waste_slack or (wasted <= lost[n] + waste_slack and count < steps[n]):
                 lost[n] = wasted
+                steps[n] = count
                 choice[n] = j
     return value, choice
 
@@ -106,5 +170,8 @@ def ready() -> None:
     share_seconds(curve, 1)
     merge(curve, curve, 1)
     double(curve, 1, 1)
-    cover(curve[1:], sizes, 1)
-    exact_sum(curve[1:], curve[:1], sizes, 1, 0.0)
+    busiest(curve, 1, 1.0)
+    slowest_merge(curve, curve, 1)
+    slowest_double(curve, 1, 1)
+    cover(curve[1:], sizes, 1, 0.0)
+    exact_sum(curve[1:], curve[:1], sizes, 1, 0.0, 0.0)

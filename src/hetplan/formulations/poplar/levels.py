@@ -24,7 +24,7 @@ from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.decode import shares_decision, steps_decision
 from hetplan.formulations.poplar.kernels import share_seconds
 from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
-from hetplan.formulations.poplar.share_times import largest_shares, proportional_time
+from hetplan.formulations.poplar.share_times import largest_shares, sufficient_time
 
 # Beyond this many loads or times general solvers get nowhere; the message names the method that does.
 MAX_LOADS = 20_000
@@ -79,7 +79,7 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
         ceiling = min(alone(problem, group)[0] for group in problem.groups)
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
     else:
-        ceiling = proportional_time(problem)
+        ceiling = sufficient_time(problem)
         most = largest_shares(problem, ceiling)
         if sum(most) > MAX_LOADS:
             return None
@@ -99,15 +99,20 @@ def alone(problem: PoplarProblem, group: Group) -> tuple[float, int, int, int]:
     return full * step + -(-rest // group.count) * single, batch, full, rest
 
 
-def decode(levels: Levels, loads: Sequence[Counter[int]], at_least: Sequence[int]) -> PoplarDecision:
-    """A decision from y[k, l] as loads[k] = {l: devices} and s_j as at_least[j]."""
-    problem = levels.problem
+def decode(
+    levels: Levels, loads: Sequence[Counter[int]], at_least: Sequence[int], batch: Sequence[Ints] = ()
+) -> PoplarDecision:
+    """A decision from y[k, l] as loads[k] = {l: devices} and s_j as at_least[j].
+
+    batch[k][l]: the micro-batch of a share (ZeRO 0, 1), the fastest one if not given.
+    """
+    problem, batch = levels.problem, batch or levels.batch
     if not problem.stepwise:
         rows = [
             row + Counter({0: group.count - row.total()})
             for group, row in zip(problem.groups, loads, strict=True)
         ]
-        return shares_decision(problem, rows, lambda k, g: int(levels.batch[k][g]))
+        return shares_decision(problem, rows, lambda k, g: int(batch[k][g]))
     queues = [
         sorted(row.items(), key=lambda item: float(seconds[item[0] - 1]))
         for row, seconds in zip(loads, levels.seconds, strict=True)

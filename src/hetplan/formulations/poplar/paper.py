@@ -25,8 +25,11 @@ from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, Ints, Popl
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# A batch is in the peak range when its speed is at least this share of the highest.
+# A batch is in the peak range when its speed is at least this share of the highest. The paper speaks of "the range
+# that maximizes the GPU's compute capability" and states no width; this one is hetplan's.
 PEAK_SHARE = 0.98
+# Times that differ by less than this part are equal.
+SAME_TIME = 1e-9
 
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
@@ -79,7 +82,8 @@ class Shares:
             if not len(batches):  # a share below the peak range is one micro-batch, or as few as fit
                 batches = np.array([min(samples, len(self.curve) - 1)])
             times = samples // batches * self.curve[batches] + self.curve[samples % batches]
-            best = int(np.argmin(times))
+            # of equally fast ones the largest: the paper strives for large micro-batches
+            best = int(np.flatnonzero(times <= times.min() * (1 + SAME_TIME))[-1])
             self.known[samples] = float(times[best]), int(batches[best])
         return self.known[samples]
 

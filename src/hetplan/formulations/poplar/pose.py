@@ -14,12 +14,16 @@ from typing import Literal
 import numpy as np
 
 from hetplan.errors import InputError
+from hetplan.formulations.poplar.assumed import check_memory, hidden_text, hideable, told
 from hetplan.formulations.poplar.awareness import CurveDevice, explore_cluster
+from hetplan.formulations.poplar.baselines import WHALE_PRECISION
 from hetplan.formulations.poplar.curves import dips, linear_curve, spline_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.formulations.poplar.zero import Communication, Shards, States, communication, parts
 from hetplan.profiling.batch_curve import BatchCurve, check_curve
+from hetplan.profiling.catalogue import DeviceSpec
+from hetplan.profiling.collectives import Collectives
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 
@@ -33,14 +37,16 @@ class Assumptions:
     """What is assumed in posing a workload.
 
     shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's future
-    work). overlap: share of the communication that hides behind computation, 0 to 1. interpolation: straight
-    lines, or the paper's natural spline of speeds. curves: measured batch curves by device type.
+    work). overlap: share of the communication that hides behind computation, 0 to 1, as far as there is any
+    (`assumed.hideable`). interpolation: straight lines, or the paper's natural spline of speeds. curves: measured
+    batch curves by device type. collectives: measured ones in place of the cluster's links.
     """
 
     shards: Shards = "equal"
     overlap: float = 0.0
     interpolation: Interpolation = "linear"
     curves: Mapping[str, BatchCurve] = field(default_factory=dict)
+    collectives: Collectives | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Posed:
     iteration, whatever the plan (the instance has no place for them: who states an iteration's time or a
     bound on it adds them to both). dips: where a spline runs below the measurements around it. unfit: why no
     plan is possible at this stage (then no device has a curve, and the instance is infeasible), else None.
+    notes: what is taken for granted, a line each: measured curves and where they end, hidden communication.
     """
 
     data: PoplarData
@@ -58,7 +65,8 @@ class Posed:
     parts: Floats
     communication: Communication
     dips: tuple[str, ...]
-    unfit: str | None = None
+    unfit: str | None
+    notes: tuple[str, ...] = ()
 
     @property
     def once_seconds(self) -> float:
@@ -92,19 +100,42 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     points = {name: _points(workload, name, assumed.curves) for name in cluster.types}
     curves = {name: _curve(points[name], longest, assumed.interpolation) for name in cluster.types}
     fits = _largest(workload, states, zero_stage, held, memory, assumed.curves)
-    unfit = _unfit(workload, states, zero_stage, held, memory, fits)
+    unfit = _unfit(workload, states, zero_stage, held, memory, fits, assumed.curves)
     if unfit:
         fits = [0] * len(fits)
     members = [i for i, batch in enumerate(fits) if batch]
-    visible = communication(states, zero_stage, cluster, held, members).overlapped(assumed.overlap)
+    whole = communication(states, zero_stage, cluster, held, members, measured=assumed.collectives)
     data = PoplarData(
         zero_stage=zero_stage,
         global_batch=workload.global_batch,
-        comm_seconds=visible.per_step if zero_stage >= 2 else visible.per_iteration,
+        comm_seconds=whole.per_step if zero_stage >= 2 else whole.per_iteration,
         devices=_devices(workload, curves, [min(batch, longest) for batch in fits]),
     )
-    told = [f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])]
-    return Posed(data, states, held, visible, tuple(told), unfit)
+    visible = whole.overlapped(assumed.overlap, hideable(data))
+    data = data.model_copy(
+        update={"comm_seconds": visible.per_step if data.stepwise else visible.per_iteration}
+    )
+    dipping = [f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])]
+    notes = [
+        *told(workload, assumed.curves, points, fits, longest),
+        *_hidden(assumed.overlap, whole, visible),
+        *_measured(assumed.collectives),
+    ]
+    return Posed(data, states, held, visible, tuple(dipping), unfit, tuple(notes))
+
+
+def _hidden(share: float, whole: Communication, visible: Communication) -> list[str]:
+    """What is said of an overlap: of the step's collectives, or of the iteration's where steps have none."""
+    before, after = (c.per_step or c.per_iteration for c in (whole, visible))
+    return [hidden_text(share, before - after, before)] if share and before else []
+
+
+def _measured(collectives: Collectives | None) -> list[str]:
+    """What is said of measured collectives."""
+    if collectives is None:
+        return []
+    c = collectives
+    return [f"collectives as measured on {c.ranks} ranks of {c.device} by {c.backend}"]
 
 
 def check_curves(workload: Workload, assumed: Assumptions) -> None:
@@ -114,6 +145,7 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
             known = " or ".join(workload.cluster.types)
             raise InputError("batch curve of a device type not in the cluster", got=name, expected=known)
         check_curve(curve, workload.model, len(workload.cluster.devices))
+        check_memory(workload, curve)
         if assumed.shards != "equal":
             where = f"batch curve of {name}"
             raise InputError("measured with equal shards", where=where, got=assumed.shards, expected="equal")
@@ -147,7 +179,7 @@ def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[in
     made: dict[tuple[str, int], Device] = {}
     for device, largest in zip(workload.cluster.devices, fits, strict=True):
         if (device.type, largest) not in made:
-            flops = workload.cluster.specs[device.type].peak_flops(workload.precision)
+            flops = _whale_flops(workload.cluster.specs[device.type])
             seconds = curves[device.type][1 : largest + 1].tolist()
             made[device.type, largest] = Device(
                 name=device.type, step_seconds=seconds, flops_per_second=flops
@@ -157,6 +189,11 @@ def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[in
     ]
 
 
+def _whale_flops(spec: DeviceSpec) -> float | None:
+    """Peak FLOP/s as the baseline `whale` counts them; None where a cluster file's own device states none."""
+    return spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
+
+
 def _unfit(
     workload: Workload,
     states: States,
@@ -164,6 +201,7 @@ def _unfit(
     held: Floats,
     memory: Sequence[float],
     fits: Sequence[int],
+    curves: Mapping[str, BatchCurve],
 ) -> str | None:
     """Why there is no plan: a device that cannot hold its shards stops all of them, or no device takes a sample."""
     devices = workload.cluster.devices
@@ -176,11 +214,19 @@ def _unfit(
             )
     if any(fits):
         return None
-    i = int(np.argmax(np.asarray(memory)))
-    needed = states.resident(zero_stage, float(held[i])) + states.per_sample
-    return (
-        f"no device holds its model states and one sample at ZeRO {zero_stage}: {needed / 1e9:.1f} GB, "
-        f"{memory[i] / 1e9:.1f} GB free on {devices[i].type}"
+    measured = [
+        f"measured so on {name} within {curves[name].memory_bytes / 1e9:.1f} GB"
+        for name in workload.cluster.types
+        if name in curves
+    ]
+    predicted = [i for i, device in enumerate(devices) if device.type not in curves]
+    reasons = []
+    if predicted:
+        i = max(predicted, key=lambda i: memory[i])
+        needed = states.resident(zero_stage, float(held[i])) + states.per_sample
+        reasons.append(f"{needed / 1e9:.1f} GB, {memory[i] / 1e9:.1f} GB free on {devices[i].type}")
+    return f"no device holds its model states and one sample at ZeRO {zero_stage}: " + "; ".join(
+        reasons + measured
     )
 
 
@@ -189,7 +235,7 @@ def pose_lowest_stage(
 ) -> Posed:
     """The lowest ZeRO stage at which every device holds a sample, found as Algorithm 1 does.
 
-    Raises InputError when some device holds nothing even at stage 3.
+    Raises NoStageFits when some device holds nothing even at stage 3, InputError as `pose` does.
     """
 
     def devices_at(stage: int) -> list[CurveDevice]:

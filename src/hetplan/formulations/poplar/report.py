@@ -9,25 +9,49 @@ Source of the measured figures: Poplar (AAAI 2025), abstract and "Different mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from hetplan.formulations.poplar.experiments import Experiment, experiments
 from hetplan.formulations.poplar.family import FAMILY
-from hetplan.solvers.registry import solve
+from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
 from hetplan.text import Table
 
 METHODS = ("deepspeed", "whale", "paper", "exact")
 COMPARED = (("paper", "deepspeed"), ("paper", "whale"), ("exact", "paper"))
 NAMES = {"deepspeed": "DeepSpeed", "whale": "Whale", "paper": "Poplar", "exact": "optimum"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the paper measured: `fast` so many times as fast as `slow` (None: all other systems of the evaluation).
+
+    low: None where the paper states only the highest ratio. model: None for all experiments.
+    """
+
+    fast: str
+    slow: str | None
+    low: float | None
+    high: float
+    model: str | None
+    source: str
+
+    def cells(self) -> tuple[str, str]:
+        """As a line of a table."""
+        over = "other systems" if self.slow is None else NAMES[self.slow]
+        where = "all experiments" if self.model is None else f"{self.model} ({self.source})"
+        ratio = f"up to {self.high:.2f}" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+        return f"{NAMES[self.fast]} over {over}, {where}", ratio
+
+
 MEASURED = (
-    ("Poplar over other systems, all experiments", "1.02 to 3.92"),
-    ("Poplar over DeepSpeed, Llama 1.1B (Figure 4b)", "up to 2.27"),
-    ("Poplar over Whale, Llama 1.1B (Figure 4b)", "up to 1.14"),
-    ("Poplar over DeepSpeed, BERT 1.1B (Figure 4c)", "up to 3.92"),
-    ("Poplar over Whale, BERT 1.1B (Figure 4c)", "up to 1.98"),
+    Measured("paper", None, 1.02, 3.92, None, "abstract"),
+    Measured("paper", "deepspeed", None, 2.27, "Llama 1.1B", "Figure 4b"),
+    Measured("paper", "whale", None, 1.14, "Llama 1.1B", "Figure 4b"),
+    Measured("paper", "deepspeed", None, 3.92, "BERT 1.1B", "Figure 4c"),
+    Measured("paper", "whale", None, 1.98, "BERT 1.1B", "Figure 4c"),
 )
 PREDICTED = (
     "predicted by hetplan, not measured: analytical curves, the same for every method; "
@@ -40,11 +64,15 @@ RANGES_ONLY = (
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One experiment: predicted seconds per iteration by method (None: no plan). unfit: why there is none at all."""
+    """One experiment: predicted seconds per iteration by method (None: no plan), and under-utilisation (eq. 4).
+
+    unfit: why there is no plan at all.
+    """
 
     name: str
     zero_stage: int
     seconds: Mapping[str, float | None]
+    idle: Mapping[str, float | None]
     unfit: str | None = None
 
     def speedup(self, method: str, over: str) -> float | None:
@@ -58,6 +86,8 @@ class SpeedRow:
             "experiment": self.name,
             "zero_stage": self.zero_stage,
             "predicted_seconds": dict(self.seconds),
+            "predicted_ratios": {f"{fast}_over_{slow}": self.speedup(fast, slow) for fast, slow in COMPARED},
+            "under_utilisation": dict(self.idle),
             "message": self.unfit or "",
         }
 
@@ -70,20 +100,35 @@ def speeds_by_stage(cases: Iterable[Experiment], tell: Callable[[str], None] | N
             tell(case.name)
         posed = case.posed
         seconds: dict[str, float | None] = dict.fromkeys(METHODS)
+        idle: dict[str, float | None] = dict.fromkeys(METHODS)
         for method in METHODS if posed.unfit is None else ():
-            found = solve(FAMILY, posed.data, method, Run()).objective
-            seconds[method] = None if found is None else found + posed.once_seconds
-        rows.append(SpeedRow(case.name, posed.data.zero_stage, seconds, posed.unfit))
+            result = solve(FAMILY, posed.data, method, Run())
+            if result.decision is not None and result.objective is not None:
+                seconds[method] = result.objective + posed.once_seconds
+                idle[method] = evaluate(FAMILY, posed.data, result.decision).parts["under_utilisation"]
+        rows.append(SpeedRow(case.name, posed.data.zero_stage, seconds, idle, posed.unfit))
     return sorted(rows, key=lambda row: (row.zero_stage, row.name))
 
 
-def report(
-    name: str | None, tell: Callable[[str], None] | None = None
-) -> tuple[list[Table], list[dict[str, Any]]]:
-    """Tables and rows (JSON types) for the experiments whose names match the shell pattern `name`; all without."""
+def report(name: str | None, tell: Callable[[str], None] | None = None) -> tuple[list[Table], dict[str, Any]]:
+    """Tables and JSON types for the experiments whose names match the shell pattern `name`; all without.
+
+    rows: the experiments. predicted_ranges: of their ratios, by ZeRO stage. measured: the paper's ratios.
+    """
     cases = [case for case in experiments() if name is None or fnmatchcase(case.name, name)]
     rows = speeds_by_stage(cases, tell)
-    return as_tables(rows), [row.document() for row in rows]
+    ranges = [
+        {
+            "zero_stage": stage,
+            **{f"{fast}_over_{slow}": span(rows, stage, fast, slow) for fast, slow in COMPARED},
+        }
+        for stage in sorted({row.zero_stage for row in rows})
+    ]
+    return as_tables(rows), {
+        "rows": [row.document() for row in rows],
+        "predicted_ranges": ranges,
+        "measured": [asdict(figure) for figure in MEASURED],
+    }
 
 
 def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
@@ -115,14 +160,31 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
         ("predicted",),
         right=(0,),
     )
-    measured = Table("As the paper measured it", ("ratio of speeds", "measured"), MEASURED, (RANGES_ONLY,))
-    return [speeds, ranges, measured]
+    idle = Table(
+        "Predicted under-utilisation (Poplar, eq. 4): samples that idle devices could have processed at peak speed",
+        ("ZeRO", "experiment", *(NAMES[method] for method in METHODS)),
+        tuple(
+            (str(row.zero_stage), row.name, *(_cell(row.idle[method], 3) for method in METHODS))
+            for row in rows
+        ),
+        ("predicted",),
+        right=(0, 2, 3, 4, 5),
+    )
+    lines = tuple(figure.cells() for figure in MEASURED)
+    measured = Table("As the paper measured it", ("ratio of speeds", "measured"), lines, (RANGES_ONLY,))
+    return [speeds, idle, ranges, measured]
+
+
+def span(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> dict[str, Any] | None:
+    """Least and greatest predicted ratio of a stage, and of how many experiments; None of none."""
+    found = [row.speedup(fast, slow) for row in rows if row.zero_stage == stage]
+    known = [ratio for ratio in found if ratio is not None]
+    return {"low": min(known), "high": max(known), "experiments": len(known)} if known else None
 
 
 def _range(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> str:
-    found = [row.speedup(fast, slow) for row in rows if row.zero_stage == stage]
-    known = [ratio for ratio in found if ratio is not None]
-    return f"{min(known):.3f} to {max(known):.3f} ({len(known)} experiments)" if known else "-"
+    found = span(rows, stage, fast, slow)
+    return "-" if found is None else "{low:.3f} to {high:.3f} ({experiments} experiments)".format(**found)
 
 
 def _cell(value: float | None, digits: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.formulations.poplar.kernels import SAME_TIME
 from hetplan.formulations.poplar.problem import Group, PoplarProblem
 
 
@@ -13,23 +14,29 @@ def share_time(group: Group, samples: int) -> float:
 
 
 def fastest(group: Group, samples: int) -> tuple[float, int]:
-    """h(samples) and the micro-batch that attains it."""
+    """h(samples) and the largest micro-batch that attains it."""
     if samples == 0:
         return 0.0, 0
     batches = np.arange(1, min(group.largest, samples) + 1)
     times = samples // batches * group.seconds[batches] + group.seconds[samples % batches]
-    best = int(np.argmin(times))
-    return float(times[best]), best + 1
+    least = float(times.min())
+    return least, 1 + int(np.flatnonzero(times <= least * (1 + SAME_TIME))[-1])
 
 
-def proportional_time(problem: PoplarProblem) -> float:
-    """A time by which G is reached for certain: shares by peak speed, rounded either way."""
+def sufficient_time(problem: PoplarProblem) -> float:
+    """A time by which G is reached for certain: shares by peak speed, rounded either way, or one group alone.
+
+    The latter where some device is so slow that a single sample takes longer than all of them elsewhere.
+    """
     ideal = problem.total / problem.speed
     floors = [int(ideal * group.peak) for group in problem.groups]
-    return max(
-        max(share_time(group, g), share_time(group, g + 1))
-        for group, g in zip(problem.groups, floors, strict=True)
-    )
+    proportional = max(_either(group, g) for group, g in zip(problem.groups, floors, strict=True))
+    return min(proportional, *(_either(group, problem.total // group.count) for group in problem.groups))
+
+
+def _either(group: Group, samples: int) -> float:
+    """The longer of a share and the next larger one."""
+    return max(share_time(group, samples), share_time(group, samples + 1))
 
 
 def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:

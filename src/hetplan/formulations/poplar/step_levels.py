@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.formulations.poplar.fill import Pool
+from hetplan.formulations.poplar.kernels import SAME_TIME
 from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
 
 # Table entries of one knapsack (16 bytes each) and its additions (some seconds).
@@ -47,7 +48,7 @@ def level_of(problem: PoplarProblem, limit: float) -> Level:
     pools = []
     for group in problem.groups:
         seconds = group.seconds[: problem.total + 1]
-        most = int(np.flatnonzero(seconds <= limit)[-1])
-        seconds = seconds[: most + 1]
-        pools.append(Pool.of(group.count, group.peak * seconds, seconds <= limit))
+        within = seconds <= limit * (1 + SAME_TIME)
+        most = int(np.flatnonzero(within)[-1])
+        pools.append(Pool.of(group.count, group.peak * seconds[: most + 1], within[: most + 1]))
     return Level(limit, tuple(pools))

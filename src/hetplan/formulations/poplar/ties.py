@@ -3,9 +3,11 @@
 The counting model of `levels` is solved a second time. With T the least time found (without the one C of ZeRO 0, 1):
 (4) sum_j (v_j - v_(j-1) + [j = 1] C) s_j <= T            ZeRO 2, 3
     s_j = 0 for v_j > T                                   ZeRO 0, 1, whose single step lasts T
-min  sum_k n_k p_k (time of all steps) - sum_k,l p_k tau_k(l) y[k, l]       in samples
+min  sum_k n_k p_k (time of all steps) - sum_k,l p_k u_k(l) y[k, l]       in samples
+u_k(l) = t_k(l) for a micro-batch (ZeRO 2, 3); the longest time within T that some micro-batch takes for a share l
+(ZeRO 0, 1), so that the tie is broken over micro-batches too.
 A decision counts only if its own price, from the curves, is no longer than the first one's: what rounding of times
-lets through is dropped. Shares run with their fastest micro-batch, as everywhere in this family.
+lets through is dropped.
 Source: Poplar (AAAI 2025), eq. 2 to 4.
 """
 
@@ -19,13 +21,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarDecision
+from hetplan.formulations.poplar.kernels import SAME_TIME, busiest
 from hetplan.formulations.poplar.levels import Levels, decode
-from hetplan.formulations.poplar.problem import Floats, PoplarProblem
-from hetplan.solvers.result import Outcome, Stop
+from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
+from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
-# Prices of equal plans differ by this much where their terms are added in another order.
-SAME = 1e-12
+# Plans whose times differ by less tie: their terms are added in another order.
+SAME = SAME_TIME
+
+# What a solver ends with that finds no better plan within its tolerances, though its bound is lower.
+UNPROVEN = "times differ too much for this solver's tolerances: the method exact has none"
 
 Counts = tuple[Sequence[Counter[int]], Sequence[int]]  # {load: devices} per group, and s
 
@@ -34,7 +40,8 @@ Counts = tuple[Sequence[Counter[int]], Sequence[int]]  # {load: devices} per gro
 class Tie:
     """The second objective at a least time `seconds`: coefficients of y[k][l - 1] and of s_j, and a constant.
 
-    total: what all devices could do in that time at peak speed, in samples; no under-utilisation is more.
+    batch[k][l]: the micro-batch behind a share (ZeRO 0, 1). total: what all devices could do in that time at peak
+    speed, in samples; no under-utilisation is more.
     """
 
     seconds: float
@@ -42,17 +49,26 @@ class Tie:
     s: Floats
     constant: float
     total: float
+    batch: tuple[Ints, ...] = ()
 
 
 def tie_of(levels: Levels, seconds: float) -> Tie:
     """Coefficients for plans of `seconds` (without the one C of ZeRO 0, 1)."""
     problem = levels.problem
-    rows = tuple(-group.peak * row for group, row in zip(problem.groups, levels.seconds, strict=True))
-    rises = np.diff(levels.times, prepend=0.0) * problem.speed
     total = problem.speed * seconds
     if problem.stepwise:
+        rows = tuple(-group.peak * row for group, row in zip(problem.groups, levels.seconds, strict=True))
+        rises = np.diff(levels.times, prepend=0.0) * problem.speed
         return Tie(seconds, rows, rises, 0.0, total)
-    return Tie(seconds, rows, np.zeros(len(rises)), total, total)
+    tables = [
+        busiest(group.seconds, len(row), seconds)
+        for group, row in zip(problem.groups, levels.seconds, strict=True)
+    ]
+    longest = [
+        np.where(np.isfinite(table[1:]), table[1:], 0.0) for table, _ in tables
+    ]  # (4) forbids the others
+    rows = tuple(-group.peak * row for group, row in zip(problem.groups, longest, strict=True))
+    return Tie(seconds, rows, np.zeros(len(levels.times)), total, total, tuple(batch for _, batch in tables))
 
 
 def settle(
@@ -69,18 +85,26 @@ def settle(
         return outcome
     begun = time.perf_counter()
     seconds, waste = price(levels.problem, outcome.decision)
+    total = seconds + levels.offset
+    if outcome.bound is None or total - outcome.bound > OPTIMAL_GAP * total:
+        return replace(
+            outcome,
+            message=outcome.message or UNPROVEN,
+            details={**outcome.details, "tie_break": "not settled: the least time is not proven"},
+        )
     try:
-        stop, counts = ask(tie_of(levels, seconds))
+        tie = tie_of(levels, seconds)
+        stop, counts = ask(tie)
     except Stopped:
         stop, counts = Stop.LIMIT, None
     decision, told = outcome.decision, "not settled: out of time"
     if counts is not None:
-        other = decode(levels, *counts)
+        other = decode(levels, *counts, batch=tie.batch)
         again, less = price(levels.problem, other)
         if again > seconds * (1 + SAME):
             told = "not settled: times too close for this solver"
         else:
-            decision = other if less < waste else decision
+            decision = other if less <= waste + SAME * tie.total else decision
             told = "proven" if stop is Stop.OPTIMAL else "improved within the time limit"
     return replace(
         outcome,

@@ -28,6 +28,7 @@ import numpy as np
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.collectives import Collectives
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.workload import PARAM_BYTES, STATE_BYTES_PER_PARAM, Workload
 
@@ -109,32 +110,54 @@ class Communication:
     per_step: float
     per_iteration: float
 
-    def overlapped(self, share: float) -> Communication:
-        """What remains visible when `share` (0 to 1) of it hides behind computation."""
+    def overlapped(self, share: float, hideable: float = float("inf")) -> Communication:
+        """What remains visible when `share` (0 to 1) of it hides behind at most `hideable` seconds of computation.
+
+        Where there are collectives in every step, the one per iteration hides behind the first.
+        """
         if not 0 <= share <= 1:
             raise InputError("overlap", got=share, expected="a share from 0 to 1")
-        return Communication((1 - share) * self.per_step, (1 - share) * self.per_iteration)
+        each, once = (
+            seconds - min(share * seconds, hideable) for seconds in (self.per_step, self.per_iteration)
+        )
+        return Communication(each, once)
 
 
 def communication(
-    states: States, stage: int, cluster: Cluster, held: Floats, members: Sequence[int] | None = None
+    states: States,
+    stage: int,
+    cluster: Cluster,
+    held: Floats,
+    members: Sequence[int] | None = None,
+    sharers: Sequence[int] | None = None,
+    measured: Collectives | None = None,
 ) -> Communication:
     """Collectives over the members in the cluster's order, at the slowest link of the ring through them.
 
     Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the shards.
-    members: who takes part under stage 0, default all devices; later stages need everyone.
+    members: who takes part under stage 0, default all devices; later stages need everyone who holds shards.
+    sharers [n]: whose parts `held` are, default all devices of the cluster. measured: collectives that take the
+    place of the cluster's links.
     """
+
+    def link(operation: str, taking: Sequence[int]) -> tuple[float, float]:
+        return ring(cluster, taking) if measured is None else measured.ring(operation)
+
     check_stage(stage)
     if stage == 0:
         taking = range(len(held)) if members is None else members
         if not taking:
             return Communication(0.0, 0.0)
         equal = np.full(len(taking), 1.0 / len(taking))
-        return Communication(0.0, 2.0 * collective_seconds(states.gradients, equal, *ring(cluster, taking)))
-    link = ring(cluster, range(len(held)))
+        return Communication(
+            0.0, 2.0 * collective_seconds(states.gradients, equal, *link("all-reduce", taking))
+        )
+    all_of_them = range(len(held)) if sharers is None else sharers
     messages = states.layers if stage == 3 else 1
-    reduce = collective_seconds(states.gradients, held, *link, messages=messages)
-    gather = collective_seconds(states.weights, held, *link, messages=messages)
+    reduce = collective_seconds(
+        states.gradients, held, *link("reduce-scatter", all_of_them), messages=messages
+    )
+    gather = collective_seconds(states.weights, held, *link("all-gather", all_of_them), messages=messages)
     if stage == 3:
         return Communication(2.0 * gather + reduce, 0.0)
     return Communication(0.0, reduce + gather) if stage == 1 else Communication(reduce, gather)

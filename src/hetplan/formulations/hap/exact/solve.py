@@ -1,9 +1,12 @@
 """Problem `hap` to proven optimality, jointly over programs and ratios.
 
-One segment: branch and bound over cells of ratios (`cells`, `search`), label setting on the graph of needs
-inside. Several segments, or more device types than a simplex can be cut in: the mixed-integer programme, because
-the argument for the simplex fails where a stage mixes segments. Theories too wide for the graph get a bound in
-which the order of parallel branches is relaxed, and say so. Source: hetplan, for HAP, Section 3.2.
+One segment: branch and bound over cells of ratios (`cells`, `search`); a cell is bounded by sums over the graph of
+needs, and closed by listing all programs that can be best in it (`bounds`, `labelling`). Where the graph of all
+orders has too many states, sums on the canonical graph bound a cell until the states that they leave open are few
+(`opened`, `explore`, `parking`). Several segments, or more device types than a simplex can be cut in: the
+mixed-integer programme, because the argument for the simplex fails where a stage mixes segments. Theories too wide
+even so get a bound in which the order of parallel branches is relaxed, and say so.
+Source: hetplan, for HAP, Section 3.2.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from dataclasses import replace
 from hetplan.formulations.hap import milp
 from hetplan.formulations.hap.common import Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.exact.search import Incumbent, additive_cell, label_cell, priced_graph, search
+from hetplan.formulations.hap.exact.arrays import priced_graph
+from hetplan.formulations.hap.exact.bounds import Incumbent, LabelCell, WideCell
+from hetplan.formulations.hap.exact.opened import Explorer
+from hetplan.formulations.hap.exact.search import search
 from hetplan.formulations.hap.first import first_program, simple_bound
 from hetplan.formulations.hap.graphs import WIDE, choose
 from hetplan.formulations.hap.theory import Theory
@@ -22,7 +28,7 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-STATES, CANONICAL_STATES = 60_000, 300_000
+STATES, CANONICAL_STATES = 3_000, 300_000
 MOST_TYPES = 6
 
 
@@ -53,8 +59,12 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
         stop = Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
         message = WIDE if chosen.graph is None else ""
         return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
-    arrays = priced_graph(problem, chosen.graph)
-    evaluate = (label_cell if chosen.exact else additive_cell)(problem, arrays, incumbent)
+    arrays = priced_graph(problem, chosen.graph, ordered=chosen.exact)
+    evaluate = (
+        LabelCell(problem, arrays, incumbent)
+        if chosen.exact
+        else WideCell(problem, arrays, incumbent, Explorer(problem, theory))
+    )
     done = search(problem, evaluate, incumbent, run, patience=None if chosen.exact else PATIENCE)
     return ended(
         posed, incumbent.program, run=run, built=built, bound=max(floor, done.bound),

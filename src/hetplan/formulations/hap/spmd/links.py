@@ -20,6 +20,10 @@ class Price:
     def __add__(self, other: Price) -> Price:
         return Price(self.fixed + other.fixed, self.shared + other.shared)
 
+    def divided(self, parts: int) -> Price:
+        """One of so many equal parts."""
+        return Price(self.fixed / parts, self.shared / parts)
+
 
 @dataclass(frozen=True)
 class Links:

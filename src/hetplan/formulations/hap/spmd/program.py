@@ -86,10 +86,14 @@ class SingleProgram:
         return 1 + max(node.segment for node in self.nodes)
 
     def needs_gradient(self) -> set[str]:
-        """Tensors that depend on a parameter."""
+        """Tensors that depend on a parameter, and not through an operator without a derivative."""
+        from hetplan.formulations.hap.spmd.operators import operator
+
         found: set[str] = set()
         for node in self.nodes:
-            if node.kind == PARAMETER or any(name in found for name in node.inputs):
+            if node.kind == PARAMETER or (
+                any(name in found for name in node.inputs) and operator(node.kind).differentiable
+            ):
                 found.add(node.name)
         return found
 

@@ -21,7 +21,7 @@ and compute the gradient on every device (Section 2.5.2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
@@ -53,9 +53,16 @@ def theory_of(
     *,
     element_bytes: int = ELEMENT_BYTES,
     all_dimensions: bool = False,
+    weights: Mapping[str, float] | None = None,
+    steps: int = 1,
 ) -> Theory:
-    """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark `unsliced`."""
+    """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark `unsliced`.
+
+    weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before parameters change;
+    gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it.
+    """
     writer = _Writer(program, len(devices), links, element_bytes, all_dimensions)
+    writer.weights, writer.steps = weights or {}, steps
     for node in program.computations:
         writer.run(node)
         writer.change(node)
@@ -77,6 +84,8 @@ class _Writer:
         self.element_bytes, self.all_dimensions = element_bytes, all_dimensions
         self.axes = Axes(program)
         self.gradients = program.needs_gradient()
+        self.weights: Mapping[str, float] = {}
+        self.steps = 1
         self.triples: list[Triple] = []
         self.instructions: list[Instruction] = []
         self.forms: dict[str, set[Form]] = {}
@@ -131,7 +140,7 @@ class _Writer:
             if key not in waiting:
                 waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", way.output)
                 sync = Synchronise(node.name, key[1], "All-Reduce", waiting[key], done)
-                price = self.links.reduce_all(self.size(*held))
+                price = self.links.reduce_all(self.size(*held)).divided(self.steps)
                 self.communicate(sync, waiting[key], done, node.segment, price)
             self._run(node, way, waiting[key], key[1])
             self._factors(node, way, held, done)
@@ -158,8 +167,11 @@ class _Writer:
     def _work(self, node: Node) -> tuple[float, list[float]]:
         """FLOP forward, and backward for each input that has a gradient (0 for the others)."""
         inputs = self.program.inputs(node)
-        work = operator(node.kind).work([s.shape for s in inputs], node.shape, node.attributes)
-        return work[0], [b if s.name in self.gradients else 0.0 for s, b in zip(inputs, work[1], strict=True)]
+        forward, back = operator(node.kind).work([s.shape for s in inputs], node.shape, node.attributes)
+        factor = self.weights.get(node.name, 1.0)
+        passed = self.gradients if node.name in self.gradients else set()
+        needed = [b if s.name in passed else 0.0 for s, b in zip(inputs, back, strict=True)]
+        return factor * forward, [factor * b for b in needed]
 
     def _run(self, node: Node, way: Way, after: str, unsynchronised: tuple[str, ...]) -> None:
         forward, backward = self._work(node)

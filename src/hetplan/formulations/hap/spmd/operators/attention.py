@@ -21,13 +21,16 @@ from hetplan.formulations.hap.spmd.operators.norms import softmax, softmax_gradi
 
 class Attention(Operator):
     """softmax(q k^T / sqrt(d)) v for q, k, v [samples, heads, tokens, d], or all three in one tensor
-    [samples, heads, tokens, 3 d]. `causal` hides later tokens, `rotary` turns q and k first."""
+    [samples, heads, tokens, 3 d]. `causal` hides later tokens, `rotary` turns q and k first. With `queries` = r in
+    one tensor, a group of r query heads shares keys and values: [samples, groups, tokens, (r + 2) d] gives
+    [samples, groups, tokens, r d] (Ainslie et al. 2023)."""
 
     kind = "attention"
 
     def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
         if len(whole) == 1:
-            return (*whole[0][:3], whole[0][3] // 3)
+            r = attributes.get("queries", 1)
+            return (*whole[0][:3], whole[0][3] // (r + 2) * r)
         return (*whole[0][:3], whole[2][3])
 
     def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
@@ -35,7 +38,7 @@ class Attention(Operator):
 
     def _split(self, inputs: Sequence[Array], attributes: Attributes) -> tuple[Array, Array, Array]:
         """q, k, v, turned where asked."""
-        q, k, v = np.split(inputs[0], 3, axis=3) if len(inputs) == 1 else inputs
+        q, k, v = apart(inputs[0], attributes) if len(inputs) == 1 else inputs
         if attributes.get("rotary", False):
             q, k = turned(q, 1.0), turned(k, 1.0)
         return q, k, v
@@ -50,13 +53,13 @@ class Attention(Operator):
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
         q, k, v = self._split(inputs, attributes)
         result: Array = np.einsum("bnqk,bnke->bnqe", self._weights(q, k, attributes), v, optimize=True)
-        return result
+        return grouped(result, attributes)
 
     def backward(
         self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
     ) -> list[Array | None]:
         q, k, v = self._split(inputs, attributes)
-        weights = self._weights(q, k, attributes)
+        weights, gradient = self._weights(q, k, attributes), by_head(gradient, attributes)
         dv = np.einsum("bnqk,bnqe->bnke", weights, gradient, optimize=True)
         scores = softmax_gradient(weights, np.einsum("bnqe,bnke->bnqk", gradient, v, optimize=True))
         scores = scores / np.sqrt(q.shape[3])
@@ -64,19 +67,50 @@ class Attention(Operator):
         dk = np.einsum("bnqk,bnqd->bnkd", scores, q, optimize=True)
         if attributes.get("rotary", False):
             dq, dk = turned(dq, -1.0), turned(dk, -1.0)
-        return [np.concatenate([dq, dk, dv], axis=3)] if len(inputs) == 1 else [dq, dk, dv]
+        if len(inputs) > 1:
+            return [dq, dk, dv]
+        r = attributes.get("queries", 1)
+        dk, dv = (x.reshape(x.shape[0], -1, r, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
+        return [np.concatenate([grouped(dq, attributes), dk, dv], axis=3)]
 
     def work(
         self, whole: Sequence[Shape], output: Shape, attributes: Attributes
     ) -> tuple[float, list[float]]:
         (b, n, q, e), k = output, whole[-1][2]
-        d = whole[0][3] // 3 if len(whole) == 1 else whole[0][3]
+        if len(whole) == 1:
+            r = attributes.get("queries", 1)
+            n, e = n * r, e // r
+        d = e if len(whole) == 1 else whole[0][3]
         scores = float(b * n * q * k)
         forward = 2 * scores * (d + e) + 4 * ELEMENT_FLOPS * scores
         # dv; dP = dO v^T and the softmax, shared by dq and dk
         through = scores * e + 3 * ELEMENT_FLOPS * scores
         parts = [through + 2 * scores * d, through + 2 * scores * d, 2 * scores * e]
         return forward, [sum(parts)] if len(whole) == 1 else parts
+
+
+def apart(x: Array, attributes: Attributes) -> tuple[Array, Array, Array]:
+    """q, k, v [b, heads, tokens, d] from one tensor, keys and values repeated for each query of their group."""
+    r = attributes.get("queries", 1)
+    d = x.shape[3] // (r + 2)
+    k, v = (np.repeat(x[..., (r + i) * d : (r + i + 1) * d], r, axis=1) for i in range(2))
+    return by_head(x[..., : r * d], attributes), k, v
+
+
+def by_head(x: Array, attributes: Attributes) -> Array:
+    """[b, groups, tokens, r d] -> [b, groups r, tokens, d]."""
+    r = attributes.get("queries", 1)
+    b, g, s, width = x.shape
+    found: Array = x.reshape(b, g, s, r, width // r).transpose(0, 1, 3, 2, 4).reshape(b, g * r, s, width // r)
+    return found
+
+
+def grouped(x: Array, attributes: Attributes) -> Array:
+    """[b, groups r, tokens, d] -> [b, groups, tokens, r d]."""
+    r = attributes.get("queries", 1)
+    b, n, s, d = x.shape
+    found: Array = x.reshape(b, n // r, r, s, d).transpose(0, 1, 3, 2, 4).reshape(b, n // r, s, r * d)
+    return found
 
 
 def turned(x: Array, sign: float, base: float = 10_000.0) -> Array:

@@ -38,9 +38,13 @@ class Place:
 
 
 class Operator(ABC):
-    """One kind of operator; stateless. `whole`: the inputs' and the output's undivided shapes."""
+    """One kind of operator; stateless. `whole`: the inputs' and the output's undivided shapes.
+
+    differentiable: whether gradients pass it.
+    """
 
     kind: ClassVar[str]
+    differentiable: bool = True
 
     @abstractmethod
     def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:

@@ -119,6 +119,49 @@ class Scale(Operator):
         return [gradient * attributes["factor"]]
 
 
+class Offset(Operator):
+    """Sum with the number `number`; added once where summands are held."""
+
+    kind = "offset"
+
+    def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
+        return whole[0]
+
+    def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
+        return [*same_dimensions(len(whole[0]), 1), Way((PARTIAL,), PARTIAL)]
+
+    def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
+        found: Array = inputs[0] + (attributes["number"] if place.first or not place.partial else 0.0)
+        return found
+
+    def backward(
+        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+    ) -> list[Array | None]:
+        return [gradient]
+
+
+class Power(Operator):
+    """Entries to the power `exponent`."""
+
+    kind = "power"
+
+    def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
+        return whole[0]
+
+    def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
+        return same_dimensions(len(whole[0]), 1)
+
+    def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
+        found: Array = inputs[0] ** attributes["exponent"]
+        return found
+
+    def backward(
+        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+    ) -> list[Array | None]:
+        exponent = attributes["exponent"]
+        return [gradient * exponent * inputs[0] ** (exponent - 1)]
+
+
 Function = Callable[[Array], Array]
 
 
@@ -128,6 +171,7 @@ class Map(Operator):
     def __init__(self, kind: str, function: Function, derivative: Function | None) -> None:
         self.kind = kind  # type: ignore[misc]
         self._function, self._derivative = function, derivative
+        self.differentiable = derivative is not None
 
     def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
         return whole[0]
@@ -213,6 +257,8 @@ OPERATORS = (
     Gated(),
     Multiply(),
     Scale(),
+    Offset(),
+    Power(),
     Map("relu", lambda x: np.maximum(x, 0.0), lambda x: (x > 0).astype(x.dtype)),
     Map("gelu", gelu, gelu_slope),
     Map("gelu-erf", erf_gelu, erf_gelu_slope),

@@ -1,0 +1,169 @@
+"""`hetplan run`: a plan executed with local ranks, on this machine or on the plan's devices rehearsed on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hetplan.cli import completion, sources
+from hetplan.cli.options import JsonOption, QuietOption
+from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.errors import InputError
+from hetplan.text import number_text
+
+if TYPE_CHECKING:
+    from hetplan.runtime.job import StepReport
+    from hetplan.runtime.plan import Plan
+    from hetplan.runtime.virtual import Rehearsal
+
+
+def run(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
+    ],
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="Rehearse the plan's devices: narrow layers, predicted times.")
+    ] = False,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations to run.")] = 10,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--time-scale",
+            metavar="X",
+            help="Seconds here per second there; default about 1 s per iteration.",
+        ),
+    ] = None,
+    factory: Annotated[
+        str | None,
+        typer.Option(
+            "--factory", metavar="MODULE:FUNCTION", help="Your model; default the reference of its name."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="FILE|NAME",
+            help="Cluster file (YAML); default an example of the plan's cluster's name.",
+            autocompletion=completion.clusters,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME|FILE",
+            help="Built-in model or config.json; default the plan's.",
+            autocompletion=completion.models,
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
+    ] = None,
+    optimizer: Annotated[Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")] = "adamw",
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", metavar="X", help="Of the optimizer.")
+    ] = 1e-3,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights, data and dropout.")] = 0,
+    hang_after: Annotated[
+        float, typer.Option("--hang-after", metavar="SECONDS", help="A rank without progress counts as hung.")
+    ] = 10.0,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", metavar="N", help="Steps between checkpoints; default at the end."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the folder's latest checkpoint.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write the last iteration for Perfetto (JSON)."),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Execute a plan with one process per device, and tell measured times beside predicted ones.
+
+    Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
+    """
+    from hetplan.runtime.job import Job
+    from hetplan.runtime.launch import launch
+    from hetplan.runtime.measured import Measured
+    from hetplan.runtime.plan import load_plan
+
+    check_target(trace)
+    check_numbers(steps, time_scale, learning_rate, hang_after, every)
+    if resume and checkpoint is None:
+        raise InputError("--resume needs --checkpoint with a folder")
+    loaded = load_plan(plan)
+    rehearsal = rehearse(loaded, cluster, model, profile, time_scale, virtual=virtual)
+    job = Job(
+        plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsal, virtual=virtual,
+        optimizer=optimizer, learning_rate=learning_rate, seed=seed, hang_seconds=hang_after,
+        checkpoint=None if checkpoint is None else str(checkpoint), every=every, resume=resume,
+    )  # fmt: skip
+
+    def tell(report: StepReport) -> None:
+        note(f"step {report.step}: loss {number_text(report.loss)}")
+
+    found = Measured(job, launch(job, None if quiet else tell))
+    if trace is not None:
+        write_document(trace, found.trace())
+    if json:
+        print_json(found.document())
+    else:
+        print_tables([found.table()])
+    return 0
+
+
+def check_numbers(
+    steps: int, time_scale: float | None, learning_rate: float, hang_after: float, every: int | None
+) -> None:
+    """Raise InputError for options out of range."""
+    if steps < 1:
+        raise InputError("--steps", got=steps, expected="1 step or more")
+    if every is not None and every < 1:
+        raise InputError("--every", got=every, expected="1 step or more")
+    for name, value in (
+        ("--time-scale", time_scale),
+        ("--learning-rate", learning_rate),
+        ("--hang-after", hang_after),
+    ):
+        if value is not None and not 0 < value < 1e9:
+            raise InputError(name, got=value, expected="a positive number")
+
+
+def rehearse(
+    plan: Plan,
+    cluster: str | None,
+    model: str | None,
+    profile: Path | None,
+    time_scale: float | None,
+    *,
+    virtual: bool,
+) -> Rehearsal | None:
+    """The plan's predicted times; None where they are not needed and the plan's cluster is not known."""
+    from hetplan.profiling.examples import example_clusters
+    from hetplan.profiling.workload import make_workload
+    from hetplan.runtime.virtual import Rehearsal
+
+    told = plan.workload
+    if not virtual and time_scale is not None:
+        raise InputError("--time-scale is for --virtual devices")
+    if not virtual and cluster is None and told.cluster not in example_clusters():
+        return None
+    workload = make_workload(
+        model or told.model,
+        sources.open_cluster(cluster or told.cluster),
+        told.global_batch,
+        sequence=told.sequence,
+        precision=told.precision,
+        profile=profile,
+    )
+    return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=len(os.sched_getaffinity(0)))

@@ -1,0 +1,175 @@
+"""A workload as HAP's problem: the theory of its model's operators, priced by its profile and its links.
+
+HAP has one speed per device. It is set so that the whole model takes on each type what the profile says, at the largest
+micro-batch within a device's even share; a layer's FLOP are weighted so that its seconds are the profile's, in the
+mean over devices. Within a layer, moved entries weigh against products as on the first type's roofline. Collectives
+are rings over the slowest link, as AMP prices them, with a launch per hop.
+One program takes the whole global batch. Where that does not fit in memory it is run `steps` times on equal parts,
+with gradients synchronised once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.hap.data import Device, HapDecision
+from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.spmd.links import Links, links_of
+from hetplan.formulations.hap.spmd.models.catalogue import program_of
+from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS
+from hetplan.formulations.hap.spmd.program import Node, SingleProgram
+from hetplan.formulations.hap.spmd.rules import Theory, theory_of
+from hetplan.formulations.hap.spmd.whole import held
+from hetplan.formulations.hap.spmd.work import products_of, work_of
+from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.profile import ProfileTable
+from hetplan.profiling.times import DEFAULT_EFFICIENCY, Rates
+from hetplan.profiling.workload import Workload
+
+
+@dataclass(frozen=True)
+class Posed:
+    """theory: of one run on `samples` samples; an iteration is `steps` runs."""
+
+    workload: Workload
+    theory: Theory
+    steps: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of one run."""
+        return self.workload.global_batch // self.steps
+
+    def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
+        """[m] predicted bytes: states of the parameters held, and the profile's saved activations of what is computed.
+
+        A layer's activations count by the part of its tensors' entries that a device holds.
+        """
+        found, profile = held(self.theory, decision), self.workload.profile
+        states = self.workload.state_bytes_per_param_byte * ELEMENT_BYTES[self.workload.precision]
+        total = np.zeros(len(self.theory.data.devices))
+        program = self.theory.program
+        for name, part in found.parameters.items():
+            total += states * program.node(name).elements * part
+        for layer in profile.layers:
+            if layer.name in found.layers:
+                total += layer.saved_bytes * self.samples * found.layers[layer.name]
+        return tuple(float(x) for x in total)
+
+
+def pose(workload: Workload, steps: int | None = None) -> Posed:
+    """The `hap` problem of `workload`, in `steps` runs (None: the fewest in which data parallelism fits in memory).
+
+    Raises UnsupportedError where the model has no program, or the profile no times of single devices; InputError for
+    steps that do not divide the global batch.
+    """
+    if steps is None:
+        steps = steps_that_fit(workload)
+    elif workload.global_batch % steps:
+        expected = f"a divisor of the global batch ({workload.global_batch})"
+        raise InputError("runs per iteration", where="hap.steps", got=steps, expected=expected)
+    program = program_of(workload.model, workload.global_batch // steps)
+    devices, weights = priced(workload, program)
+    precision = workload.precision
+    theory = theory_of(
+        program,
+        devices,
+        ring_links(workload),
+        element_bytes=ELEMENT_BYTES[precision],
+        weights=weights,
+        steps=steps,
+    )
+    return Posed(workload, theory, steps)
+
+
+def ring_links(workload: Workload) -> Links:
+    """Rings over the slowest link; every hop of an all-gather waits for a message."""
+    links, m = links_of(workload.cluster), len(workload.cluster.devices)
+    hop = float(workload.cluster.latency().max())
+    return Links(
+        m, links.all_gather, links.broadcast, links.all_reduce, links.reduce_scatter, links.all_to_all,
+        max((m - 1) * hop, 1e-6 if m > 1 else 0.0),
+    )  # fmt: skip
+
+
+def steps_that_fit(workload: Workload) -> int:
+    """The fewest equal parts of the global batch that leave a sample for each device and with which data parallelism
+    by speed fits; the most parts where none fits."""
+    devices, batch = workload.cluster.devices, workload.global_batch
+    usable = workload.device_bytes()
+    saved = sum(layer.saved_bytes for layer in workload.profile.layers)
+    speed = {name: 1 / sum(table.seconds()) * table.micro_batch for name, table in tables(workload).items()}
+    share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
+    choices = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n >= len(devices)] or [1]
+
+    def fits(n: int) -> bool:
+        return all(
+            workload.state_bytes + saved * np.ceil(batch / n * share[name]) <= usable[name] for name in share
+        )
+
+    return next((n for n in choices if fits(n)), choices[-1])
+
+
+def tables(workload: Workload) -> dict[str, ProfileTable]:
+    """Per type the profile's times of single devices, at the largest micro-batch within a device's even share."""
+    profile, found = workload.profile, {}
+    share = max(1, workload.global_batch // len(workload.cluster.devices))
+    for name in workload.cluster.types:
+        sizes = profile.micro_batches(name, 1)
+        if not sizes:
+            where = f"profile of {profile.model}"
+            raise UnsupportedError(f"no times of single devices of {name}", where=where)
+        table = profile.table(name, 1, max([b for b in sizes if b <= share] or [min(sizes)]))
+        assert table is not None, "the profile lists this table"
+        found[name] = table
+    return found
+
+
+def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], dict[str, float]]:
+    """Devices with speeds, and the weight of every operator."""
+    gradients = program.needs_gradient()
+    samples = program.nodes[0].shape[0]
+    element = element_weight(workload)
+    own: dict[str, tuple[float, float]] = {}
+    layers: dict[str, float] = {}
+    for node in program.computations:
+        own[node.name] = weighed(program, node, gradients, element)
+        layers[node.layer] = layers.get(node.layer, 0.0) + own[node.name][1]
+    rows = {
+        name: np.array(table.seconds()) * samples / table.micro_batch
+        for name, table in tables(workload).items()
+    }
+    total = sum(layers.values())
+    speed = {name: total / float(row.sum()) for name, row in rows.items()}
+    mean = mean_flops(workload, rows, speed)
+    wanted = dict(zip([layer.name for layer in workload.profile.layers], mean, strict=True))
+    weights = {}
+    for node in program.computations:
+        plain, weighted = own[node.name]
+        if plain > 0:
+            weights[node.name] = weighted / plain * float(wanted[node.layer]) / layers[node.layer]
+    devices = [Device(name=d.type, flops_per_second=speed[d.type]) for d in workload.cluster.devices]
+    return devices, weights
+
+
+def mean_flops(workload: Workload, rows: dict[str, Floats], speed: dict[str, float]) -> Floats:
+    """[L] FLOP of each layer: seconds times speed, in the mean over devices; they add up to the model's."""
+    counts = workload.cluster.counts()
+    found = sum(counts[name] * rows[name] * speed[name] for name in rows) / sum(counts.values())
+    return np.asarray(found, dtype=float)
+
+
+def weighed(program: SingleProgram, node: Node, gradients: set[str], element: float) -> tuple[float, float]:
+    """(FLOP as the operator counts them, FLOP with moved entries weighted by `element`)."""
+    plain, products = work_of(program, node, gradients).total, products_of(program, node, gradients).total
+    return plain, products + element * (plain - products)
+
+
+def element_weight(workload: Workload) -> float:
+    """How much more an entry moved costs, in FLOP, than operators count for it: on the first type's roofline."""
+    spec = workload.cluster.specs[workload.cluster.types[0]]
+    rates = Rates.of(spec, workload.precision, DEFAULT_EFFICIENCY)
+    return rates.flops_per_s * rates.element_seconds / ELEMENT_FLOPS

@@ -1,0 +1,164 @@
+"""ATen's operators that only move entries: views, permutations, slices, joins, copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Walker, positive
+
+
+def view(w: Walker, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A reshape; one length may be -1."""
+    wanted = [int(n) for n in shape]
+    if -1 in wanted:
+        wanted[wanted.index(-1)] = math.prod(x.shape) // -math.prod(wanted)
+    return w.reshape(x, wanted)
+
+
+def flatten(w: Walker, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Dimensions start_dim to end_dim as one."""
+    a, b = positive(start_dim, len(x.shape)), positive(end_dim, len(x.shape))
+    return w.reshape(x, (*x.shape[:a], math.prod(x.shape[a : b + 1]), *x.shape[b + 1 :]))
+
+
+def unflatten(w: Walker, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """One dimension as several."""
+    d = positive(dim, len(x.shape))
+    wanted = [int(n) for n in sizes]
+    if -1 in wanted:
+        wanted[wanted.index(-1)] = x.shape[d] // -math.prod(wanted)
+    return w.reshape(x, (*x.shape[:d], *wanted, *x.shape[d + 1 :]))
+
+
+def unsqueeze(w: Walker, x: Tensor, dim: int) -> Tensor:
+    """A dimension of length 1."""
+    d = positive(dim, len(x.shape) + 1)
+    return w.reshape(x, (*x.shape[:d], 1, *x.shape[d:]))
+
+
+def squeeze(w: Walker, x: Tensor, dim: Any = None) -> Tensor:
+    """Dimensions of length 1 left out."""
+    rank = len(x.shape)
+    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {positive(d, rank) for d in dims}
+    return w.reshape(x, [n for d, n in enumerate(x.shape) if n != 1 or d not in gone])
+
+
+def permute(w: Walker, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Dimensions in another order."""
+    return w.apply("permute", x, order=tuple(positive(d, len(x.shape)) for d in dims))
+
+
+def transpose(w: Walker, x: Tensor, one: int = 0, other: int = 1) -> Tensor:
+    """Two dimensions exchanged."""
+    order = list(range(len(x.shape)))
+    a, b = positive(one, len(order)), positive(other, len(order))
+    order[a], order[b] = order[b], order[a]
+    return w.apply("permute", x, order=tuple(order))
+
+
+def expand(w: Walker, x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> Tensor:
+    """Dimensions of length 1 repeated, new ones in front."""
+    lead = len(shape) - len(x.shape)
+    x = w.reshape(x, (*[1] * lead, *x.shape))
+    wanted = tuple(have if want == -1 else int(want) for want, have in zip(shape, x.shape, strict=True))
+    return x if wanted == x.shape else w.apply("repeat", x, shape=wanted)
+
+
+def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
+    """The range [start, stop) of dimension d."""
+    if (start, stop) == (0, x.shape[d]):
+        return x
+    return w.apply("select", x, label="slice", dimension=d, start=start, stop=stop)
+
+
+def slice_(
+    w: Walker, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """A slice with step 1."""
+    if step != 1:
+        raise MissingRule("slices with a step")
+    d = positive(dim, len(x.shape))
+    first, last, _ = slice(start, end).indices(x.shape[d])
+    return narrow(w, x, d, first, last)
+
+
+def select(w: Walker, x: Tensor, dim: int, index: int) -> Tensor:
+    """One index of a dimension, which is left out."""
+    d = positive(dim, len(x.shape))
+    i = positive(index, x.shape[d])
+    return w.reshape(narrow(w, x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :]))
+
+
+def split_with_sizes(w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Ranges one after the other."""
+    d, begin, found = positive(dim, len(x.shape)), 0, []
+    for size in sizes:
+        found.append(narrow(w, x, d, begin, begin + size))
+        begin += size
+    return tuple(found)
+
+
+def split(w: Walker, x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Ranges of equal length, the last one shorter."""
+    if not isinstance(size, int):
+        return split_with_sizes(w, x, size, dim)
+    length = x.shape[positive(dim, len(x.shape))]
+    sizes = [min(size, length - begin) for begin in range(0, length, size)]
+    return split_with_sizes(w, x, sizes, dim)
+
+
+def chunk(w: Walker, x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """So many ranges."""
+    length = x.shape[positive(dim, len(x.shape))]
+    return split(w, x, -(-length // chunks), dim)
+
+
+def unbind(w: Walker, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """Every index of a dimension."""
+    return tuple(select(w, x, dim, i) for i in range(x.shape[positive(dim, len(x.shape))]))
+
+
+def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """One after the other."""
+    parts = [w.tensor(part) for part in tensors]
+    return w.apply("join", *parts, label="cat", dimension=positive(dim, len(parts[0].shape)))
+
+
+def stack(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """Along a new dimension."""
+    return cat(w, [unsqueeze(w, w.tensor(part), dim) for part in tensors], dim)
+
+
+def unchanged(w: Walker, x: Any, *_: Any, **__: Any) -> Any:
+    """Copies and conversions between floating types."""
+    return x
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("aten.view", "aten.reshape", "aten._unsafe_view"), view),
+    "aten.flatten": flatten,
+    "aten.unflatten": unflatten,
+    "aten.unsqueeze": unsqueeze,
+    "aten.squeeze": squeeze,
+    "aten.permute": permute,
+    "aten.transpose": transpose,
+    "aten.t": transpose,
+    "aten.numpy_T": lambda w, x: permute(w, x, range(len(x.shape))[::-1]),
+    "aten.expand": expand,
+    "aten.expand_as": lambda w, x, other: expand(w, x, other.shape),
+    "aten.slice": slice_,
+    "aten.select": select,
+    "aten.split": split,
+    "aten.split_with_sizes": split_with_sizes,
+    "aten.chunk": chunk,
+    "aten.unbind": unbind,
+    "aten.cat": cat,
+    "aten.stack": stack,
+    **dict.fromkeys(
+        ("aten.clone", "aten.contiguous", "aten.alias", "aten.to", "aten._to_copy", "aten.type_as"),
+        unchanged,
+    ),
+}

@@ -1,0 +1,267 @@
+"""The full theory of forward and backward pass, with tensors and gradients of their own, for small programs.
+
+`rules` prices every instruction with its mirror and searches the forward pass alone. Here nothing is mirrored:
+gradients are tensors (`d x`), each operator's gradient of each input is an instruction that may run in another way
+than the operator did, as long as the values that it reads are had in its forms, and gradients of parameters are
+joined when the goal wants them. With y = f(x …) run in a way (form of x -> form of y), the gradient goes from the
+dual of y's form to the dual of x's: whole and summands change places, slices stay. Beside it stands the replicated way.
+
+A parameter is held in one form, which is given: the gradient is wanted in the same, and triples cannot say that what is
+used must be updated. The best program is the best over all ways to hold the parameters (`holdings`). Gradients of one
+tensor from several users are added in one form. Prices are those of `rules`. The frontier of
+these theories grows with depth, because what the forward pass computed stays needed: one or two blocks can be solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
+from hetplan.formulations.hap.spmd.axes import Axes, ways_of
+from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form, Way, form_name, property_name, whole_way
+from hetplan.formulations.hap.spmd.links import Links, Price
+from hetplan.formulations.hap.spmd.operators import operator
+from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS
+from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES
+
+GOAL = "the loss and every gradient"
+# Operators whose gradients do not depend on what they read; a product's depends on the other factor only.
+LINEAR = (
+    "add",
+    "scale",
+    "offset",
+    "permute",
+    "reshape",
+    "select",
+    "repeat",
+    "join",
+    "mean",
+    "mean-pool",
+    "rotary",
+)
+
+
+def dual(form: Form) -> Form:
+    """The form of the gradient of a tensor in `form`, as a way gives it."""
+    return {WHOLE: PARTIAL, PARTIAL: WHOLE}.get(form, form)
+
+
+def holdings(program: SingleProgram, devices: int) -> Iterator[dict[str, Form]]:
+    """Every way to hold the parameters, each whole or sliced along one dimension."""
+    axes = Axes(program)
+    forms = []
+    for node in program.parameters:
+        dims = range(len(node.shape))
+        cut = [d for d in dims if axes.sliceable(node, Way((), d), devices, all_dimensions=False)]
+        forms.append([WHOLE, *cut])
+    for chosen in product(*forms):
+        yield dict(zip((node.name for node in program.parameters), chosen, strict=True))
+
+
+def two_pass_theory(
+    program: SingleProgram,
+    devices: Sequence[Device],
+    links: Links,
+    held: Mapping[str, Form],
+    *,
+    element_bytes: int = ELEMENT_BYTES,
+) -> HapData:
+    """The instance: forward, backward, every gradient where its parameter is; held: form of each parameter."""
+    writer = _Writer(program, len(devices), links, element_bytes, held)
+    for node in program.computations:
+        writer.forward(node)
+        writer.changes(node.name, node)
+    writer.seeds()
+    for node in reversed(program.computations):
+        writer.joined(node)
+        writer.backward(node)
+    for node in program.parameters:
+        writer.joined(node)
+        writer.kept(node)
+    writer.goal()
+    return HapData(devices=list(devices), triples=writer.triples, goal=GOAL)
+
+
+def gradient(tensor: str) -> str:
+    """The name of a tensor's gradient."""
+    return f"d {tensor}"
+
+
+class _Writer:
+    """Triples, one rule at a time."""
+
+    def __init__(
+        self,
+        program: SingleProgram,
+        devices: int,
+        links: Links,
+        element_bytes: int,
+        held: Mapping[str, Form],
+    ) -> None:
+        self.held = held
+        self.program, self.devices, self.links, self.element_bytes = program, devices, links, element_bytes
+        self.axes, self.gradients = Axes(program), program.needs_gradient()
+        self.triples: list[Triple] = []
+        # tensor -> names of the gradients that its users give
+        self.given: dict[str, list[str]] = {}
+        for node in program.computations:
+            for i, name in enumerate(node.inputs):
+                if name in self.gradients and node.name in self.gradients:
+                    self.given.setdefault(name, []).append(f"{gradient(name)} by {node.name}.{i}")
+
+    def compute(
+        self, text: str, pre: Sequence[str], post: Sequence[str], fixed: float, shared: float
+    ) -> None:
+        """One compute triple."""
+        self.triples.append(
+            Compute(
+                kind="compute", instruction=text, pre=list(dict.fromkeys(pre)), post=list(post), fixed_flops=fixed,
+                shared_flops=shared,
+            )
+        )  # fmt: skip
+
+    def communicate(self, text: str, pre: str, post: str, price: Price) -> None:
+        """One communication triple."""
+        self.triples.append(
+            Communication(
+                kind="comm", instruction=text, pre=[pre], post=[post], fixed_seconds=price.fixed,
+                shared_seconds=price.shared,
+            )
+        )  # fmt: skip
+
+    def ways(self, node: Node) -> list[Way]:
+        """Replicated first; every way once that its axes and its parameters allow."""
+        found = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
+        return [
+            w
+            for w in found
+            if self.fits(node, w) and self.axes.sliceable(node, w, self.devices, all_dimensions=False)
+        ]
+
+    def fits(self, node: Node, way: Way) -> bool:
+        """Whether the way reads the parameters as they are held."""
+        pairs = zip(self.program.inputs(node), way.inputs, strict=True)
+        return all(source.kind != PARAMETER or self.held[source.name] == form for source, form in pairs)
+
+    def work(self, node: Node) -> tuple[float, list[float]]:
+        """FLOP forward and per input backward."""
+        shapes = [s.shape for s in self.program.inputs(node)]
+        return operator(node.kind).work(shapes, node.shape, node.attributes)
+
+    def forward(self, node: Node) -> None:
+        """The operator in every way."""
+        flops = self.work(node)[0]
+        for way in self.ways(node):
+            fixed, shared = (0.0, flops) if way.shared else (flops, 0.0)
+            post = [property_name(node.name, way.output)]
+            self.compute(f"{node.name}{forms(way)}", self.values(node, way), post, fixed, shared)
+
+    def values(self, node: Node, way: Way, needed: Sequence[int] | None = None) -> list[str]:
+        """Properties of the inputs that are computed (all, or those of these numbers)."""
+        return [
+            property_name(source.name, form)
+            for i, (source, form) in enumerate(zip(self.program.inputs(node), way.inputs, strict=True))
+            if not source.source and (needed is None or i in needed)
+        ]
+
+    def reads(self, node: Node, i: int) -> list[int]:
+        """Numbers of the inputs that the gradient of input i depends on."""
+        count = len(node.inputs)
+        if node.kind in LINEAR or (node.kind in ("contract", "convolve") and i == 2):
+            return []
+        if node.kind in ("contract", "convolve", "multiply"):
+            return [j for j in range(min(2, count)) if j != i]
+        return list(range(count))
+
+    def backward(self, node: Node) -> None:
+        """The gradient of each input, in the mirror of every way and replicated."""
+        if node.name not in self.gradients:
+            return
+        flops = self.work(node)[1]
+        for i, source in enumerate(self.program.inputs(node)):
+            if source.name not in self.gradients or source.kind == PLACEHOLDER:
+                continue
+            name, reads = f"{gradient(source.name)} by {node.name}.{i}", self.reads(node, i)
+            for way in self.ways(node):
+                pre = [property_name(gradient(node.name), dual(way.output)), *self.values(node, way, reads)]
+                fixed, shared = (0.0, flops[i]) if way.shared else (flops[i], 0.0)
+                post = property_name(name, dual(way.inputs[i]))
+                self.compute(f"{name}{forms(way)}", pre, [post], fixed, shared)
+            way = whole_way(len(node.inputs))
+            if not self.fits(node, way):
+                continue
+            pre = [property_name(gradient(node.name), WHOLE), *self.values(node, way, reads)]
+            self.compute(f"{name}{forms(way)} replicated", pre, [property_name(name, WHOLE)], flops[i], 0.0)
+
+    def seeds(self) -> None:
+        """The gradient of the loss is 1: whole, or shared out; the loss may be shared out too."""
+        loss = self.program.loss.name
+        for form in (WHOLE, PARTIAL):
+            self.compute(f"1 {form_name(form)}", [], [property_name(gradient(loss), form)], 0.0, 0.0)
+        self.compute("Share", [property_name(loss, WHOLE)], [property_name(loss, PARTIAL)], 0.0, 0.0)
+
+    def joined(self, node: Node) -> None:
+        """Gradients from several users added in one form, then every change of form."""
+        names = self.given.get(node.name, [])
+        if node is self.program.loss or not names:
+            return
+        total = gradient(node.name)
+        for form in (WHOLE, PARTIAL, *self.cuts(node)):
+            parts = [property_name(name, form) for name in names]
+            flops = 0.0 if len(names) == 1 else ELEMENT_FLOPS * node.elements * (1 + len(names))
+            fixed, shared = (0.0, flops) if form >= 0 else (flops, 0.0)
+            self.compute(
+                f"{total} added {form_name(form)}", parts, [property_name(total, form)], fixed, shared
+            )
+        if len(names) > 1:
+            for name in names:
+                self.changes(name, node)
+        self.changes(total, node)
+
+    def cuts(self, node: Node) -> list[int]:
+        """Dimensions that can be sliced."""
+        every = range(len(node.shape))
+        ways = [(d, Way((WHOLE,) * len(node.inputs), d)) for d in every]
+        return [d for d, w in ways if self.axes.sliceable(node, w, self.devices, all_dimensions=False)]
+
+    def changes(self, name: str, node: Node) -> None:
+        """Every collective on a tensor or gradient of the node's shape, one pass only."""
+        if node is self.program.loss:
+            return
+        size, links = float(node.elements * self.element_bytes), self.links
+        self.change(name, "All-Reduce", PARTIAL, WHOLE, links.reduce_all(size))
+        dims = self.cuts(node)
+        for d in dims:
+            self.change(name, "Reduce-Scatter", PARTIAL, d, links.scatter(size))
+            self.change(name, "All-Gather", d, WHOLE, links.gather(size))
+            self.change(name, "Grouped-Broadcast", d, WHOLE, links.broadcast_group(size))
+            for f in dims:
+                if f != d:
+                    self.change(name, "All-To-All", d, f, links.exchange(size))
+            before, after = property_name(name, WHOLE), property_name(name, d)
+            self.compute(f"Slice({name}, {d})", [before], [after], 0.0, 0.0)
+
+    def change(self, name: str, how: str, source: Form, target: Form, price: Price) -> None:
+        """One collective."""
+        before, after = property_name(name, source), property_name(name, target)
+        self.communicate(f"{how}({name}, {form_name(source)}, {form_name(target)})", before, after, price)
+
+    def kept(self, node: Node) -> None:
+        """A parameter's gradient is where the parameter is."""
+        if node.name not in self.given:
+            return
+        pre = property_name(gradient(node.name), self.held[node.name])
+        self.compute(f"keep {gradient(node.name)}", [pre], [f"{node.name} done"], 0.0, 0.0)
+
+    def goal(self) -> None:
+        """The loss in summands and every gradient."""
+        done = [f"{node.name} done" for node in self.program.parameters if node.name in self.given]
+        loss = property_name(self.program.loss.name, PARTIAL)
+        self.compute("iteration", [loss, *done], [GOAL], 0.0, 0.0)
+
+
+def forms(way: Way) -> str:
+    """`(Identity, All-Gather(0)) -> All-Reduce`."""
+    return f"({', '.join(map(form_name, way.inputs))}) -> {form_name(way.output)}"

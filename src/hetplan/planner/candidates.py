@@ -1,0 +1,205 @@
+"""One strategy's candidates, replayed: as it proposes them, tightened where the replay needs more memory, and with
+recomputation where memory costs time.
+
+A family's memory model is simpler than the replay's (tensor ranks that keep some activations whole, working memory of
+recomputation). Where a plan fits by the model and not in the replay, the problem is posed again with that much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.planner.candidate import Candidate
+from hetplan.planner.recomputation import recomputed, unlimited, useful_modes
+from hetplan.planner.simulated import joined, simulated
+from hetplan.planner.strategies import Strategy
+from hetplan.profiling.recomputation import Recomputation
+from hetplan.profiling.workload import Workload
+from hetplan.schema import derived
+from hetplan.solvers.run import Run
+from hetplan.text import bytes_text, seconds_text
+
+FREE = "recomputation not tried: without memory limits nothing is faster"
+ROUNDS = 4  # of posing a problem again with less memory
+SAME = 1e-6  # relative: differences below are none
+
+Given = Mapping[str, object] | None
+Tell = Callable[[Candidate], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """One strategy on one workload. tell: called with every candidate as it is found, replayed. methods: which to
+    try, all by default (strategies without a choice of methods try theirs)."""
+
+    strategy: Strategy
+    workload: Workload
+    run: Run
+    given: Given = None
+    tell: Tell | None = None
+    methods: Sequence[str] | None = None
+
+    def candidates(self) -> tuple[list[Candidate], list[str]]:
+        """All of them, and notes on what was tried in vain."""
+        found = self.exact_ones()
+        more, notes = self.with_recomputation(found)
+        return [*found, *more, *self.other_ones()], notes
+
+    def exact_ones(self) -> list[Candidate]:
+        """What methods that prove their answers propose; everything where the strategy has no choice of methods."""
+        return self.proposed("none", self.chosen(exact=True))
+
+    def other_ones(self) -> list[Candidate]:
+        """What heuristics and baselines propose."""
+        methods = self.chosen(exact=False)
+        return self.proposed("none", methods) if methods else []
+
+    def chosen(self, *, exact: bool) -> tuple[str, ...] | None:
+        """Those of the methods to try that are exact, or that are not; None: the strategy tries all of its own."""
+        if not self.strategy.recomputes:
+            return None if exact else ()
+        tried = self.strategy.methods if self.methods is None else self.methods
+        return tuple(method for method in tried if (method in self.strategy.exact) == exact)
+
+    def with_recomputation(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+        """Candidates that recompute, where that gains anything; notes where it does not."""
+        found: list[Candidate] = []
+        notes: list[str] = []
+        if not self.strategy.recomputes or self.run.cancelled:
+            return found, notes
+        modes, budget = useful_modes(self.workload), self.budget()
+        if modes and self.memory_is_free(plain, part_of(budget, 1 + len(modes))):
+            return found, [FREE]
+        for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
+            if budget.should_stop:
+                return found, [*notes, f"no time was left for {mode} recomputation"]
+            kept, note = self.with_mode(mode, plain, part_of(budget, left))
+            found += kept
+            notes += note
+        return found, notes
+
+    def budget(self) -> Run:
+        """A run for what comes beyond a first proposal: all of it together has the time limit of one method."""
+        return Run(self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel)
+
+    def proposed(
+        self,
+        mode: Recomputation,
+        methods: Sequence[str] | None,
+        reserve: float = 0.0,
+        run: Run | None = None,
+    ) -> list[Candidate]:
+        """The strategy's candidates under `mode`, replayed, those of exact methods tightened."""
+        tight = replace(self.workload, reserved_bytes=self.workload.reserved_bytes + reserve)
+        with derived(f"profile of {self.workload.model.name} under {mode} recomputation"):
+            posed = recomputed(tight, mode)
+        found = self.strategy.propose(posed, run or self.run, self.given, methods=methods)
+        done = []
+        for candidate in found:
+            replayed = simulated(labelled(candidate, mode), self.workload)
+            if self.strategy.recomputes and reserve == 0.0 and exact(candidate):
+                replayed = self.tightened(replayed, mode, candidate, run or self.budget())
+            if self.tell is not None and reserve == 0.0:
+                self.tell(replayed)
+            done.append(replayed)
+        return done
+
+    def tightened(self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run) -> Candidate:
+        """The candidate whose replay fits, if less memory in the model finds one; the first's bound holds for it."""
+        reserve, current = 0.0, first
+        for left in range(ROUNDS, 0, -1):
+            excess = replay_excess(current, posed)
+            if excess <= 0 or budget.should_stop:
+                return current
+            reserve += excess * (1 + SAME) + 1.0
+            found = self.proposed(mode, self.strategy.exact, reserve, part_of(budget, left))
+            again = next((c for c in found if c.method == first.method), None)
+            if again is None or again.plan is None:
+                return first
+            current = again
+            if current.fits_memory:
+                text = f"memory of the problem tightened by {bytes_text(reserve)} per device for the replay"
+                status = "optimal" if first.status == "optimal" and same(current, first) else "feasible"
+                return replace(
+                    current,
+                    method=first.method,
+                    bound=first.bound,
+                    status=status,
+                    solve_seconds=first.solve_seconds + current.solve_seconds,
+                    message=joined(current.message, text),
+                )
+        return first
+
+    def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
+        """Whether the strategy's best plan stays the best without memory limits: then less kept gains nothing."""
+        best = shortest(c for c in plain if exact(c) and c.fits_memory)
+        if best is None:
+            return False
+        free = self.strategy.propose(unlimited(self.workload), run, self.given, methods=self.strategy.exact)
+        if any(c.status not in ("optimal", "infeasible") for c in free):
+            return False
+        least = min((c.predicted_seconds for c in free if c.predicted_seconds is not None), default=None)
+        closed = best.closed_form_seconds or best.predicted_seconds
+        return least is not None and closed is not None and closed <= least * (1 + SAME)
+
+    def with_mode(
+        self, mode: Recomputation, plain: Sequence[Candidate], run: Run
+    ) -> tuple[list[Candidate], list[str]]:
+        """Candidates under `mode` that are better than those without, or fit where none does."""
+        best = shortest(c for c in plain if c.fits_memory)
+        found = self.proposed(mode, self.strategy.exact, run=run)
+        if best is None or best.predicted_seconds is None:
+            usable = [c for c in found if c.fits_memory]
+            return usable, [] if usable else [f"nothing is found with {mode} recomputation either"]
+        gains = [c for c in found if c.fits_memory and (c.predicted_seconds or 0.0) < best.predicted_seconds]
+        if gains:
+            return gains, []
+        other = shortest(c for c in found if c.fits_memory)
+        if other is None:
+            return [], []
+        took = seconds_text(other.predicted_seconds)
+        return [], [f"{mode} recomputation gains nothing ({other.name}: {took})"]
+
+
+def part_of(budget: Run, parts: int) -> Run:
+    """A run with one of so many parts of what is left of a budget; without a limit there is none."""
+    inner = budget.part(time_limit=budget.remaining / parts)
+    inner.watch = budget.watch
+    return inner
+
+
+def exact(candidate: Candidate) -> bool:
+    """Whether a method that proves its answers proposes it."""
+    return candidate.method.startswith("auto") or candidate.method == "enumeration"
+
+
+def same(one: Candidate, other: Candidate) -> bool:
+    """Whether both have the same objective."""
+    return one.objective is not None and one.objective == other.objective
+
+
+def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
+    """The one with the shortest predicted iteration."""
+    timed = [(c.predicted_seconds, i, c) for i, c in enumerate(candidates) if c.predicted_seconds is not None]
+    return min(timed)[2] if timed else None
+
+
+def labelled(candidate: Candidate, mode: Recomputation) -> Candidate:
+    """The candidate and its plan under the mode's name."""
+    if mode == "none":
+        return candidate
+    plan = candidate.plan
+    if plan is not None:
+        plan = plan.model_copy(update={"recomputation": mode, "origin": f"{plan.origin}+{mode}"})
+    return replace(candidate, method=f"{candidate.method}+{mode}", plan=plan)
+
+
+def replay_excess(candidate: Candidate, posed: Candidate) -> float:
+    """Bytes by which the replay exceeds a device's memory where the strategy's own figure does not; 0 where it fits."""
+    found = candidate.replayed
+    if found is None or candidate.fits_memory or posed.fits_memory is not True or posed.peak_bytes is None:
+        return 0.0
+    return max(
+        (held - limit for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)), default=0.0
+    )

@@ -1,0 +1,172 @@
+"""The strategy `hap`: one SPMD program over all devices with sharding ratios, beside HAP's procedure and its baselines.
+
+Objective, bound and status are of the instance, in seconds per iteration (its seconds times the runs of an iteration);
+the predicted iteration is that of whole units: samples, heads and experts do not divide.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations import family
+from hetplan.formulations.hap.data import HapDecision
+from hetplan.formulations.hap.describe import describe
+from hetplan.formulations.hap.listing import stages_of
+from hetplan.formulations.hap.pose import Posed, pose
+from hetplan.formulations.hap.rounding import shard_lengths
+from hetplan.formulations.hap.spmd.forms import form_name
+from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run, Synchronise
+from hetplan.formulations.hap.spmd.whole import whole_seconds
+from hetplan.planner.amp import inner_run, plan_workload
+from hetplan.planner.candidate import Candidate
+from hetplan.planner.hap_settings import HapSettings
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
+from hetplan.runtime.spmd_program import SpmdInstruction, SpmdProgram
+from hetplan.solvers.registry import solve
+from hetplan.solvers.result import Result
+from hetplan.solvers.run import Run as SolverRun
+from hetplan.text import Table, bytes_text, seconds_text
+
+METHODS = ("auto", "paper", "dp-even", "dp-proportional")
+
+
+def propose(workload: Workload, run: SolverRun, settings: HapSettings | None = None) -> list[Candidate]:
+    """One candidate per method."""
+    settings, begun = settings or HapSettings(), time.perf_counter()
+    usable = workload.device_bytes()
+    room = sum(usable[device.type] for device in workload.cluster.devices)
+    if workload.state_bytes > room:  # however the parameters are sliced, somebody holds each
+        held = bytes_text(workload.state_bytes)
+        text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
+        return [nothing(method, "infeasible", text) for method in METHODS]
+    try:
+        posed = pose(workload, settings.steps)
+    except UnsupportedError as error:
+        return [nothing(method, "unknown", str(error)) for method in METHODS]
+    posing = time.perf_counter() - begun
+    return [one(posed, method, run, settings, posing if method == METHODS[0] else 0.0) for method in METHODS]
+
+
+def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:
+    """A candidate without a plan."""
+    return Candidate(strategy="hap", method=method, status=status, message=reason, solve_seconds=seconds)
+
+
+def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing: float) -> Candidate:
+    """The candidate of one method; `posing`: seconds spent before, which count to it."""
+    if run.cancelled:
+        return nothing(method, "unknown", "not begun: stopped from the keyboard")
+    own = inner_run(run, f"hap/{method}")
+    share = settings.seconds if method == "auto" else settings.seconds / 2
+    limit = min(share, run.options.time_limit or share)
+    own.options = replace(own.options, time_limit=limit)
+    result = solve(family("hap"), posed.theory.data, method, own)
+    return candidate(posed, result, posing)
+
+
+def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
+    """A solver's result as a candidate."""
+    if result.decision is None:
+        reason = (
+            result.message or f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
+        )
+        return nothing(result.method, result.status, reason, result.seconds + posing)
+    assert isinstance(result.decision, HapDecision) and result.objective is not None
+    decision = in_whole_units(posed, result.decision)
+    seconds = posed.steps * whole_seconds(posed.theory, decision)
+    usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
+    limits = [usable[device.type] for device in posed.workload.cluster.devices]
+    over = [p for p, limit in zip(peak, limits, strict=True) if p > limit]
+    told = [result.message] if result.message else []
+    if over:
+        told.append(f"does not fit: one device has to hold {bytes_text(max(over))}")
+    if result.method == "auto":
+        told.append(
+            "objective and bound are of ratios that divide everything; the iteration is in whole units"
+        )
+    return Candidate(
+        strategy="hap",
+        method=result.method,
+        status=result.status,
+        predicted_seconds=seconds,
+        objective=posed.steps * result.objective,
+        bound=None if result.bound is None else posed.steps * result.bound,
+        fits_memory=not over,
+        peak_bytes=peak,
+        solve_seconds=result.seconds + posing,
+        plan=to_plan(posed, decision, f"hap/{result.method}"),
+        message="; ".join(told),
+        tables=tables(posed, decision),
+    )
+
+
+def in_whole_units(posed: Posed, decision: HapDecision) -> HapDecision:
+    """The decision with ratios that cut samples whole, where that makes the program in whole units no slower."""
+    batch = posed.samples
+    cut = [[n / batch for n in shard_lengths(row, batch)] for row in decision.ratios]
+    rounded = decision.model_copy(update={"ratios": cut})
+    return min((rounded, decision), key=lambda d: whole_seconds(posed.theory, d))
+
+
+def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:
+    """The ratios, and how the program's time divides."""
+    ratios, *_ = describe(posed.theory.data, decision)
+    stages = stages_of(posed.theory.data, decision)
+    waiting = posed.steps * sum(stage.comm_seconds for stage in stages)
+    runs = f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"
+    note = f"{len(decision.program)} instructions in {len(stages)} stages; {seconds_text(waiting)} in collectives"
+    return (replace(ratios, title=f"one SPMD program, {runs}: {ratios.title}", notes=(*ratios.notes, note)),)
+
+
+def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:
+    """One replica of one stage on all devices, with the program that they run."""
+    workload = posed.workload
+    devices = workload.cluster.devices
+    stage = Stage(
+        layers=[(0, len(workload.profile.layers))],
+        devices=[list(range(len(devices)))],
+        tensor_shares=[1.0] * len(devices),
+    )
+    batches = [MicroBatches(count=posed.steps, samples=posed.samples)]
+    instructions = [posed.theory.instructions[i] for i in decision.program]
+    segments = [posed.theory.data.triples[i].segment for i in decision.program]
+    return Plan(
+        name=f"{workload.model.name} on {workload.cluster.name}"[:200],
+        origin=source,
+        workload=plan_workload(workload),
+        devices=[PlanDevice(type=device.type, node=device.node) for device in devices],
+        schedule="spmd",
+        replicas=[Replica(stages=[stage], micro_batches=batches)],
+        program=SpmdProgram(
+            instructions=[written(i, segment) for i, segment in zip(instructions, segments, strict=True)],
+            ratios=decision.ratios,
+        ),
+    )
+
+
+def written(instruction: Instruction, segment: int) -> SpmdInstruction:
+    """An instruction as plan files have it."""
+    if isinstance(instruction, Run):
+        before = [form_name(form) for form in instruction.way.inputs]
+        return SpmdInstruction(
+            do="Run",
+            tensor=instruction.node,
+            before=before,
+            after=form_name(instruction.way.output),
+            segment=segment,
+        )
+    if isinstance(instruction, Change):
+        held, after = form_name(instruction.source), form_name(instruction.target)
+        return SpmdInstruction(
+            do=instruction.how, tensor=instruction.tensor, before=[held], after=after, segment=segment
+        )
+    assert isinstance(instruction, Synchronise), "an instruction is one of three"
+    form = instruction.after.rpartition("|")[2]
+    return SpmdInstruction(
+        do="All-Reduce gradient" if instruction.how == "All-Reduce" else instruction.how,
+        tensor=instruction.node, before=[form], after=form, segment=segment, parameters=list(instruction.parameters),
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""All plans of a folder, measured beside predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.profiling.foreign import read_foreign
+from hetplan.profiling.sailor.data import NotPricedError, load_model_data, model_names
+from hetplan.profiling.sailor.links import load_links
+from hetplan.profiling.sailor.plans import Run, load_run
+from hetplan.profiling.sailor.predict import Prediction, Predictor, model_of
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One plan: the run as it was measured, and its prediction, or why there is none."""
+
+    run: Run
+    prediction: Prediction | None
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured seconds."""
+        if self.prediction is None or self.run.seconds is None:
+            return None
+        return self.prediction.seconds / self.run.seconds - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """(predicted - measured) / measured bytes."""
+        if self.prediction is None or self.prediction.peak_bytes is None or self.run.max_bytes is None:
+            return None
+        return self.prediction.peak_bytes / self.run.max_bytes - 1.0
+
+
+def validate(folder: Path, framework: float | None = None) -> list[Compared]:
+    """Every plan in `folder`/validation, in order of its name. framework: bytes that the framework takes, if known.
+
+    Raises InputError for a folder or a file that cannot be used; a plan that the data cannot price keeps its reason.
+    """
+    root = folder / "validation"
+    if not root.is_dir():
+        raise InputError("no such folder", where=str(root), expected="plans that were run, as JSON files")
+    runs = [load_run(path, root) for path in sorted(root.rglob("*.json"))]
+    if not runs:
+        raise InputError("no plan", where=str(root), expected="at least one JSON file")
+    links = load_links(folder)
+    info = read_foreign(folder / "llm_info.json")
+    names = [name for name in model_names(folder) if info.get(name) is not None]
+    load = cache(lambda name: load_model_data(folder, name, info))
+    predictors: dict[str, Predictor] = {}
+    found = []
+    for run in runs:
+        try:
+            model = model_of(run, names, load)
+            predictor = predictors.setdefault(model.name, Predictor(model, links, framework))
+            found.append(Compared(run, predictor.predict(run)))
+        except NotPricedError as error:
+            found.append(Compared(run, None, str(error)))
+    return found
+
+
+def mean_error(found: list[Compared]) -> float | None:
+    """Mean absolute error of the seconds; None without any."""
+    errors = [abs(c.error) for c in found if c.error is not None]
+    return float(np.mean(errors)) if errors else None
+
+
+def rank_correlation(found: list[Compared]) -> float | None:
+    """Spearman's, of measured and predicted seconds, ties at their mean rank; None below three plans."""
+    pairs = [
+        (c.run.seconds, c.prediction.seconds) for c in found if c.prediction and c.run.seconds is not None
+    ]
+    if len(pairs) < 3:
+        return None
+    a, b = (_ranks(np.array(column)) for column in zip(*pairs, strict=True))
+    if a.std() == 0 or b.std() == 0:
+        return None
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(
+    values: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([((values < v).sum() + (values <= v).sum() + 1) / 2 for v in values])

@@ -1,0 +1,112 @@
+"""`torchrun --nproc-per-node N … -m hetplan.runtime PLAN`: one rank of a plan, started by torchrun on every node.
+
+Ranks follow the order of the plan's devices in use; torchrun numbers its processes node by node, as clusters number
+their devices. Rank 0 prints the measured times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
+from hetplan.runtime.job import Job
+from hetplan.runtime.plan import check_world, load_plan
+
+
+def parsed(arguments: Sequence[str] | None) -> Job:
+    """The job that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hetplan.runtime", description="One rank of a plan, under torchrun."
+    )
+    parser.add_argument("plan", help="plan file")
+    parser.add_argument(
+        "--factory", metavar="MODULE:FUNCTION", help="your model; default the reference of its name"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME|FILE", help="built-in model or config.json; default the plan's"
+    )
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="on a file system that all nodes share")
+    parser.add_argument("--every", type=int, metavar="STEPS")
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args(arguments)
+    return Job(
+        plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,
+        optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed,
+        checkpoint=given.checkpoint, every=given.every, resume=given.resume,
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 1 or 2 with one line on standard error."""
+    rank = os.environ.get("RANK", "?")
+    try:
+        job = parsed(arguments)
+        check_environment(job)
+        serve(job)
+    except HetplanError as error:
+        print(f"hetplan: rank {rank}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def check_environment(job: Job) -> None:
+    """Raise InputError unless torchrun started as many processes as the plan needs."""
+    missing = [
+        name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+    ]
+    if missing:
+        raise InputError(
+            "not started by torchrun", got=f"no {missing[0]}", expected="torchrun -m hetplan.runtime PLAN"
+        )
+    check_world(job.plan, int(os.environ["WORLD_SIZE"]))
+
+
+def serve(job: Job) -> None:
+    """Join the group, train, tell. Raises InputError where the port is taken, RankError where a peer is lost."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'") from None
+    from hetplan.runtime.execution.rank import is_lost, told
+    from hetplan.runtime.execution.worker import check_job, train
+    from hetplan.runtime.launch import RankError
+    from hetplan.runtime.measured import Measured
+    from hetplan.runtime.watch import Recorder
+
+    check_job(job)
+    torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    try:
+        dist.init_process_group("gloo")
+    except dist.DistNetworkError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise InputError(f"cannot meet at {place}: {one_line(str(error))[:200]}") from None
+    reports: list[object] = []
+    try:
+        train(job, Recorder(), reports.append, lambda: False)
+    except RuntimeError as error:
+        from hetplan.runtime.execution.places import Layout
+
+        text = f"lost a peer: {told(error)}" if is_lost(error) else told(error)
+        raise RankError(f"{Layout(job.plan).told(dist.get_rank())}: {text}") from None
+    everyone: list[list[object]] | None = (
+        [[] for _ in range(job.plan.world_size)] if dist.get_rank() == 0 else None
+    )
+    dist.gather_object(reports, everyone)
+    if everyone is not None:
+        table = Measured(job, everyone).table()  # type: ignore[arg-type]
+        print(
+            "\n".join([table.title, *("  ".join(row) for row in (table.header, *table.rows)), *table.notes])
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Collectives timed under torchrun, on gloo or NCCL, for every kind of group that the job has.
+
+Every rank makes all groups in the same order and takes part in those it is in; rank 0 collects. Uneven gathers cost
+what `all-gather` (padded: every rank sends the largest part) or `grouped-broadcast` (exact parts, one launch per rank)
+do. torch is imported by the functions.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hetplan.errors import InputError
+from hetplan.profiling.collectives import OPERATIONS, Collectives, FittedCollective, SizePoint, fit_line
+from hetplan.profiling.profile import Provenance
+from hetplan.runtime.trial import check_device
+
+Kind = Literal["node", "between", "all"]
+SIZES = tuple(4**k * 1024 for k in range(1, 8))  # 4 KiB to 16 MiB per rank
+WARM_UP = 2
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Job:
+    """This process's place, as torchrun tells it."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+
+    def groups(self) -> dict[Kind, list[list[int]]]:
+        """Ranks of the groups of each kind with more than one member; equal kinds once."""
+        per_node = self.local_ranks
+        nodes = [list(range(first, first + per_node)) for first in range(0, self.ranks, per_node)]
+        found: dict[Kind, list[list[int]]] = {}
+        if per_node > 1:
+            found["node"] = nodes
+        if len(nodes) > 1 and per_node > 1:
+            found["between"] = [[node[0] for node in nodes]]
+        if len(nodes) > 1:
+            found["all"] = [list(range(self.ranks))]
+        return found
+
+
+def job() -> Job:
+    """From torchrun's variables; raises InputError outside of it, or with a single rank."""
+    for name in VARIABLES:
+        if not os.environ.get(name, "").isdecimal():
+            raise InputError(
+                "is missing", where=name, expected="torchrun --nproc-per-node N -m hetplan profile …"
+            )
+    found = Job(*(int(os.environ[name]) for name in VARIABLES))
+    if found.ranks < 2 or found.local_ranks < 1 or found.ranks % found.local_ranks:
+        raise InputError(
+            "ranks are not usable",
+            where="WORLD_SIZE",
+            got=found.ranks,
+            expected="nodes of equally many, 2 or more in all",
+        )
+    return found
+
+
+def measure_collectives(
+    device: str, *, sizes: Sequence[int] = SIZES, repeats: int = 10, tell: Callable[[str], None] | None = None
+) -> Collectives | None:
+    """Measure all operations; the result on rank 0, None on the others.
+
+    device: cpu (gloo) or cuda (NCCL, each rank on the GPU of its local number).
+    """
+    import torch
+    from torch import distributed as dist
+
+    here = job()
+    check_device(device)
+    backend = "gloo" if device == "cpu" else "nccl"
+    place = "cpu" if device == "cpu" else f"cuda:{here.local_rank}"
+    if device != "cpu":
+        torch.cuda.set_device(here.local_rank)
+    with process_group(backend):
+        fits = []
+        for kind, members in here.groups().items():
+            made = [dist.new_group(ranks) for ranks in members]  # all ranks, in the same order
+            mine = next((i for i, ranks in enumerate(members) if here.rank in ranks), None)
+            for operation in OPERATIONS:
+                dist.barrier()
+                found = None
+                if mine is not None:
+                    found = _points(operation, members[mine], made[mine], place, sizes, repeats)
+                if here.rank == 0 and found is not None:
+                    fits.append(_fit(operation, kind, len(members[0]), found))
+                    if tell is not None:
+                        tell(f"{operation}, {kind}: {fits[-1].bytes_per_second / 1e9:.3g} GB/s, "
+                             f"{1e6 * fits[-1].latency_seconds:.3g} us")  # fmt: skip
+        dist.barrier()
+    if here.rank != 0:
+        return None
+    name = "cpu" if device == "cpu" else str(torch.cuda.get_device_name(0))
+    return Collectives(
+        backend=backend,
+        device=name,
+        ranks=here.ranks,
+        provenance=Provenance(
+            kind="measured",
+            source=f"hetplan profile --collectives, torch {torch.__version__}, {backend}",
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        ),
+        fits=fits,
+    )
+
+
+@contextmanager
+def process_group(backend: str) -> Iterator[None]:
+    """torch.distributed initialised inside, unless it is already."""
+    from torch import distributed as dist
+
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=120))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _fit(operation: str, kind: Kind, ranks: int, points: list[SizePoint]) -> FittedCollective:
+    line = fit_line([p.bytes for p in points], [p.seconds for p in points])
+    return FittedCollective(
+        operation=operation, group=kind, ranks=ranks, latency_seconds=line.latency, bytes_per_second=line.bandwidth,
+        r_squared=line.r_squared, points=points,
+    )  # fmt: skip
+
+
+def _points(
+    operation: str, ranks: list[int], group: Any, place: str, sizes: Sequence[int], repeats: int
+) -> list[SizePoint]:
+    """Fastest and median of the repeats; each repeat counts as long as its slowest rank."""
+    import torch
+    from torch import distributed as dist
+
+    found = []
+    for size in sizes:
+        run = _operation(operation, ranks, group, place, size)
+        times = torch.zeros(repeats, dtype=torch.float64)
+        for i in range(-WARM_UP, repeats):
+            dist.barrier(group)
+            begun = time.perf_counter()
+            run()
+            if place != "cpu":
+                torch.cuda.synchronize()
+            if i >= 0:
+                times[i] = time.perf_counter() - begun
+        slowest = times.to(place)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+        seconds = slowest.tolist()
+        found.append(
+            SizePoint(bytes=float(size), seconds=min(seconds), median_seconds=statistics.median(seconds))
+        )
+    return found
+
+
+def _operation(operation: str, ranks: list[int], group: Any, place: str, size: int) -> Callable[[], Any]:
+    """What a rank does on `size` bytes of its own (reduce-scatter, all-to-all: in all parts together)."""
+    import torch
+    from torch import distributed as dist
+
+    count = max(size // 4 // len(ranks), 1) * len(ranks)
+    own = torch.ones(count, device=place)
+    rank = dist.get_rank()
+    if operation == "send":
+        peers = ranks[:2]
+        if rank not in peers:
+            return lambda: None
+        there = peers[1 - peers.index(rank)]
+        act = dist.send if rank == peers[0] else dist.recv
+        return lambda: act(own, there, group=group)
+    if operation == "all-reduce":
+        return lambda: dist.all_reduce(own, group=group)
+    if operation == "all-gather":
+        parts = [torch.empty_like(own) for _ in ranks]
+        return lambda: dist.all_gather(parts, own, group=group)
+    if operation == "grouped-broadcast":
+        parts = [own if r == rank else torch.empty_like(own) for r in ranks]
+
+        def broadcast() -> None:
+            work = [
+                dist.broadcast(p, r, group=group, async_op=True) for p, r in zip(parts, ranks, strict=True)
+            ]
+            for one in work:
+                one.wait()
+
+        return broadcast
+    pieces = list(own.chunk(len(ranks)))
+    if operation == "reduce-scatter":
+        out = torch.empty_like(pieces[0])
+        return lambda: dist.reduce_scatter(out, pieces, group=group)
+    if operation == "all-to-all":
+        target = torch.empty_like(own)
+        return lambda: dist.all_to_all_single(target, own, group=group)
+    raise AssertionError(operation)

@@ -1,0 +1,156 @@
+"""What a model must offer to be run by a plan, and its description: layers, parameters, shapes between layers.
+
+The contract. A model is a torch module with
+- `layers`: a ModuleDict of the plan's layer names in the plan's order (or the module is an nn.Sequential of as many);
+  the first layer takes the inputs [rows, …], every other what the one before returned: one tensor [rows, …]. Samples
+  must not influence each other (no batch normalisation).
+- a loss: the last layer is called with (x, targets) and returns the *sum* of the losses, or `distribute` gets
+  `loss(output, targets)` that does. The gradient is that of the sum over the global batch divided by the sum of
+  `count(targets)`: by default the targets other than -100, or the rows where targets are not whole numbers.
+- `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless `distribute` gets data.
+- on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is layer.parameter.
+- layers run on the meta device as far as shapes go.
+Where a stage is split over tensor ranks, modules inside the layers may have `tensor` (a TensorGroup, set before they
+run) and `cuts(part)` (see `execution.tensor`); the others compute everything on every tensor rank.
+Parameters shared by several layers (tied embeddings) are the same object in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetplan.errors import InputError, one_line
+from hetplan.runtime.execution.tensor import Cut, Part, cuts_of
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the unsplit model. name: under the first layer that has it; layers: all that have it.
+
+    dim: the dimension that tensor ranks would split, whether or not they do.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    layers: tuple[int, ...]
+    dim: int
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as a chain. parameters by name; own [L]: name within the layer -> name; outputs [L]: (shape, dtype).
+
+    outputs: of one sample, of all layers but the last.
+    """
+
+    names: tuple[str, ...]
+    layers: tuple[nn.Module, ...]
+    parameters: Mapping[str, Parameter]
+    own: tuple[Mapping[str, str], ...]
+    outputs: tuple[tuple[tuple[int, ...], Any], ...]
+
+    def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
+        """name -> what a tensor rank holds of each of a layer's parameters."""
+        told = cuts_of(self.layers[layer], part)
+        return {
+            name: told.get(inside, Cut(0, ((0, (*self.parameters[name].shape, 1)[0]),)))
+            for inside, name in self.own[layer].items()
+        }
+
+
+def describe(module: nn.Module, names: Sequence[str], example: Tensor, targets: Tensor) -> Chain:
+    """The chain that a module is; example, targets: of one sample. Raises InputError where it is none for the plan."""
+    layers = layers_of(module, names)
+    seen: dict[int, str] = {}
+    shapes: dict[str, tuple[Tensor, list[int]]] = {}
+    own: list[dict[str, str]] = []
+    for k, (layer, of) in enumerate(zip(names, layers, strict=True)):
+        own.append({})
+        for inside, parameter in of.named_parameters(remove_duplicate=False):
+            name = seen.setdefault(id(parameter), f"{layer}.{inside}")
+            shapes.setdefault(name, (parameter, []))[1].append(k)
+            own[-1][inside] = name
+    dims = split_dimensions(layers, own)
+    parameters = {
+        name: Parameter(name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)), dims.get(name, 0))
+        for name, (p, where) in shapes.items()
+    }
+    return Chain(tuple(names), layers, parameters, tuple(own), outputs_of(names, layers, example, targets))
+
+
+def split_dimensions(layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """name -> the dimension that its layers cut; raises InputError where two cut different ones."""
+    found: dict[str, int] = {}
+    for layer, names in zip(layers, own, strict=True):
+        for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
+            if found.setdefault(names[inside], cut.dim) != cut.dim:
+                raise InputError("shared parameter is cut along two dimensions", where=names[inside])
+    return found
+
+
+def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:
+    """The layers, checked against the plan's names."""
+    if isinstance(module, nn.Sequential) and not hasattr(module, "layers"):
+        if len(module) != len(names):
+            raise InputError(
+                "model does not match the plan", got=f"{len(module)} layers", expected=f"{len(names)}"
+            )
+        return tuple(module)
+    layers = getattr(module, "layers", None)
+    if not isinstance(layers, nn.ModuleDict):
+        raise InputError(
+            "model is no chain",
+            got=type(module).__name__,
+            expected="an nn.Sequential, or a ModuleDict `layers`",
+        )
+    for k, (has, wants) in enumerate(zip(layers, names, strict=False)):
+        if has != wants:
+            raise InputError(f"model does not match the plan: layer {k}", got=has, expected=wants)
+    if len(layers) != len(names):
+        raise InputError(
+            "model does not match the plan", got=f"{len(layers)} layers", expected=f"{len(names)}"
+        )
+    return tuple(layers.values())
+
+
+def outputs_of(
+    names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, targets: Tensor
+) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    """Shapes and dtypes between the layers, of one sample, found on the meta device."""
+    x, found = example[:1].to("meta"), []
+    for name, layer in zip(names[:-1], layers[:-1], strict=True):
+        state = {key: torch.empty_like(value, device="meta") for key, value in layer.named_parameters()}
+        state |= {key: torch.empty_like(value, device="meta") for key, value in layer.named_buffers()}
+        try:
+            with torch.no_grad():
+                x = torch.func.functional_call(layer, state, (x,))
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            raise InputError(
+                f"does not run on the meta device: {one_line(str(error))[:200]}", where=f"layer {name}"
+            ) from None
+        if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != 1:
+            raise InputError("layer returned something else", where=f"layer {name}", got=type(x).__name__,
+                             expected="one tensor whose first dimension are the samples")  # fmt: skip
+        found.append((tuple(x.shape[1:]), x.dtype))
+    return tuple(found)
+
+
+def count_of(module: nn.Module) -> Callable[[Tensor], float]:
+    """How much targets weigh: the module's `count`, or the default of the contract."""
+    given = getattr(module, "count", None)
+    return given if callable(given) else default_count
+
+
+def default_count(targets: Tensor) -> float:
+    """Whole numbers other than -100; rows of anything else."""
+    if targets.is_floating_point() or targets.is_complex():
+        return float(len(targets))
+    return float((targets != -100).sum())

@@ -1,0 +1,262 @@
+"""Checkpoints under the unsplit model's names, readable under any other plan.
+
+Written with torch.distributed.checkpoint. A tensor is stored in chunks of its elements, its split dimension moved to
+the front and flattened: whatever cuts, widths, shares and ZeRO levels wrote them, a rank reads the elements that it
+holds. Keys: `model.<layer>.<parameter>` and `optimizer.<layer>.<parameter>.<state>`.
+
+A folder holds `step-N` of complete checkpoints only (each with `hetplan.json`: the step, shapes, kinds of states); what
+is being written has another name, and is renamed when every rank is done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from hetplan.errors import InputError
+from hetplan.files import read_json, to_json, write_text
+from hetplan.runtime.execution.distributed import Distributed
+from hetplan.runtime.execution.states import Fragment
+
+KEPT = 2  # checkpoints in a folder
+RECORD = "hetplan.json"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Elements [first, first + len(values)) of a flat tensor of `size` elements."""
+
+    key: str
+    first: int
+    size: int
+    values: Tensor
+
+    @property
+    def index(self) -> MetadataIndex:
+        """Its name in the checkpoint."""
+        return MetadataIndex(self.key, torch.Size([self.first]))
+
+
+class _Save(SavePlanner):
+    """Writes the chunks that a rank answers for."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = {chunk.index: chunk for chunk in chunks}
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Nothing: the chunks are known."""
+
+    def create_local_plan(self) -> SavePlan:
+        """One item per chunk."""
+        return SavePlan([written(chunk) for chunk in self.chunks.values()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """The metadata of all chunks."""
+        stored: dict[str, TensorStorageMetadata] = {}
+        for plan in all_plans:
+            for item in plan.items:
+                data = item.tensor_data
+                entry = stored.setdefault(
+                    item.index.fqn, TensorStorageMetadata(data.properties, data.size, [])
+                )
+                entry.chunks.append(data.chunk)
+        return all_plans, Metadata(stored)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """A chunk's values."""
+        return self.chunks[write_item.index].values
+
+
+class _Load(LoadPlanner):
+    """Reads into chunks what stored ones share with them."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = {chunk.index: chunk for chunk in chunks}
+        self.metadata: Any = None
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+        """Keep the metadata."""
+        self.metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """One item per intersection of a chunk here with one that is stored."""
+        return LoadPlan([item for chunk in self.chunks.values() for item in self._reads(chunk)])
+
+    def _reads(self, chunk: Chunk) -> Iterator[ReadItem]:
+        stored = self.metadata.state_dict_metadata.get(chunk.key)
+        if stored is None:
+            raise InputError(
+                "checkpoint lacks a tensor", got=chunk.key, expected="the model that it was written of"
+            )
+        if stored.size[0] != chunk.size:
+            raise InputError(f"checkpoint is of another model: {chunk.key}", got=f"{stored.size[0]} elements",
+                             expected=f"{chunk.size}")  # fmt: skip
+        for other in stored.chunks:
+            begin, end = other.offsets[0], other.offsets[0] + other.sizes[0]
+            first, last = max(chunk.first, begin), min(chunk.first + len(chunk.values), end)
+            if first < last:
+                yield ReadItem(
+                    type=LoadItemType.TENSOR,
+                    dest_index=chunk.index,
+                    dest_offsets=torch.Size([first - chunk.first]),
+                    storage_index=MetadataIndex(chunk.key, torch.Size([begin])),
+                    storage_offsets=torch.Size([first - begin]),
+                    lengths=torch.Size([last - first]),
+                )
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        """There are none."""
+        raise AssertionError("a checkpoint of tensors has bytes")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """The place that an item goes to."""
+        values = self.chunks[read_item.dest_index].values
+        return values.narrow(0, read_item.dest_offsets[0], read_item.lengths[0])
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Written in place already."""
+
+
+def written(chunk: Chunk) -> WriteItem:
+    """A chunk as an item to write."""
+    part = ChunkStorageMetadata(torch.Size([chunk.first]), torch.Size([len(chunk.values)]))
+    data = TensorWriteData(part, TensorProperties.create_from_tensor(chunk.values), torch.Size([chunk.size]))
+    return WriteItem(chunk.index, WriteItemType.SHARD, tensor_data=data)
+
+
+def save(model: Distributed, optimizer: Any, folder: str) -> None:
+    """Write a checkpoint of the step that the model is at; all ranks together."""
+    target = Path(folder) / f"step-{model.step}"
+    temporary = target.with_name(f".{target.name}.tmp")
+    if dist.get_rank() == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    dist.barrier()
+    chunks, kinds = list(parameter_chunks(model, mine=True)), state_kinds(model, optimizer)
+    chunks += [
+        c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=True)
+    ]
+    dcp.save({}, storage_writer=dcp.FileSystemWriter(temporary), planner=_Save(chunks))
+    if dist.get_rank() == 0:
+        shapes = {name: list(p.shape) for name, p in model.chain.parameters.items()}
+        record = {"step": model.step, "seed": model.seed, "shapes": shapes, "states": kinds}
+        write_text(temporary / RECORD, to_json(record))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary, target)
+        for old in complete(folder)[:-KEPT]:
+            shutil.rmtree(old)
+    dist.barrier()
+
+
+def complete(folder: str) -> list[Path]:
+    """Complete checkpoints of a folder, the latest last."""
+    found = [p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()]
+    return sorted(found, key=lambda p: int(p.name[5:]))
+
+
+def load(model: Distributed, optimizer: Any, folder: str) -> None:
+    """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one of another model."""
+    found = complete(folder)
+    if not found:
+        raise InputError("no complete checkpoint", where=folder)
+    record = read_json(found[-1] / RECORD)
+    shapes = {name: list(p.shape) for name, p in model.chain.parameters.items()}
+    if record["shapes"] != shapes:
+        raise InputError("checkpoint is of another model", where=str(found[-1]))
+    for state, kind in record["states"].items():
+        for _, parameter in model.states.updated():
+            like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
+            optimizer.state[parameter][state] = like.detach()
+    parameters = list(parameter_chunks(model, mine=False))
+    chunks = parameters + [
+        c
+        for state, kind in record["states"].items()
+        for c in state_chunks(model, optimizer, state, kind, mine=False)
+    ]
+    planner = _Load([Chunk(c.key, c.first, c.size, c.values.reshape(-1).clone()) for c in chunks])
+    dcp.load({}, storage_reader=dcp.FileSystemReader(found[-1]), planner=planner)
+    for chunk in chunks:  # several scalars may have one source
+        chunk.values.copy_(planner.chunks[chunk.index].values.view_as(chunk.values))
+    model.step = record["step"]
+    model.updated()
+
+
+def parameter_chunks(model: Distributed, *, mine: bool) -> Iterator[Chunk]:
+    """The parameters' values here; mine: only what this rank answers for."""
+    for f in model.states.fragments(mine=mine):
+        yield chunk_of(f"model.{f.name}", f, model, flat=mine)
+
+
+def chunk_of(key: str, f: Fragment, model: Distributed, *, flat: bool) -> Chunk:
+    """A fragment under its key. flat: a copy where need be; else a view to be written to."""
+    size = 1
+    for length in model.chain.parameters[f.name].shape:
+        size *= length
+    return Chunk(key, f.first, size, f.values.detach().reshape(-1) if flat else f.values.detach())
+
+
+def state_kinds(model: Distributed, optimizer: Any) -> dict[str, str]:
+    """State of the optimizer -> "like" its parameter, or "scalar"; the same on all ranks."""
+    own: dict[str, str] = {}
+    for _, parameter in model.states.updated():
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                own[name] = "scalar" if value.dim() == 0 and parameter.dim() > 0 else "like"
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return {name: kind for kinds in everyone for name, kind in kinds.items()}
+
+
+def state_chunks(model: Distributed, optimizer: Any, state: str, kind: str, *, mine: bool) -> Iterator[Chunk]:
+    """One state of the optimizer; scalars once per parameter, by the rank that has its first element."""
+    values = {
+        id(p): optimizer.state[p][state]
+        for _, p in model.states.updated()
+        if state in optimizer.state.get(p, {})
+    }
+    if kind == "like":
+        for f in model.states.fragments(values, mine=mine):
+            yield chunk_of(f"optimizer.{f.name}.{state}", f, model, flat=mine)
+        return
+    for f in model.states.fragments(values, mine=mine, scalars=True):
+        if f.first == 0 or not mine:
+            yield Chunk(f"optimizer.{f.name}.{state}", 0, 1, f.values.detach().view(1))

@@ -1,0 +1,168 @@
+"""`distribute`: a torch module and a plan become this rank's part of a training run, in the manner of DDP.
+
+model = distribute(module, plan)                        # after torch.distributed.init_process_group("gloo")
+optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
+for step in range(steps):
+    loss = model.train_step()                           # all passes of the plan; the loss of the whole batch
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetplan.errors import InputError
+from hetplan.runtime.execution.chain import Chain, count_of, describe
+from hetplan.runtime.execution.groups import make_groups
+from hetplan.runtime.execution.holdings import Held, bucket_plans, held_by
+from hetplan.runtime.execution.messages import Mail
+from hetplan.runtime.execution.pipeline import Pipeline, Rows
+from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.position import Position
+from hetplan.runtime.execution.states import Fragment, States
+from hetplan.runtime.execution.tensor import TensorGroup, join
+from hetplan.runtime.plan import Plan, check_world
+from hetplan.runtime.watch import Watch
+
+
+class Distributed:
+    """This rank's part of a model under a plan. seed: of dropout; step: iterations begun."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        example: tuple[Tensor, Tensor] | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        watch: Watch | None = None,
+    ) -> None:
+        check_world(plan, dist.get_world_size())
+        self.module, self.plan, self.seed, self.step, self.device = module, plan, seed, 0, device
+        self.layout = Layout(plan)
+        self.place = self.layout.places[dist.get_rank()]
+        self.chain = describe(module, plan.workload.layers, *(example or example_of(module)))
+        self.watch = watch or Watch()
+        plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step)
+        stages = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
+        tensor_groups = [ranks for i, j in stages for ranks in self.layout.ranks_of(i, j)]
+        groups = make_groups([*tensor_groups, *(p.owners for p in plans)])
+        held = held_by(self.layout, self.chain, self.place)
+        layers = [k for first, last in self.layout.layers(self.place) for k in range(first, last)]
+        parameters = take(module, self.chain, layers, held, device)
+        self._join_tensor_group(layers, groups)
+        shares = [1.0] * len(self.layout.places)
+        if plan.zero_shares is not None:
+            shares = [plan.zero_shares[place.device] for place in self.layout.places]
+        self.states = States(
+            plans, groups, self.place.rank, parameters, held,
+            zero=plan.zero, shares=shares, in_step=self.layout.in_step,
+        )  # fmt: skip
+        self.pipeline = Pipeline(
+            self.layout, self.place, self.chain, {k: self.chain.layers[k] for k in layers}, self.states,
+            Mail(self.layout, self.place, device, self.watch), loss, count_of(module), self.watch, device,
+        )  # fmt: skip
+
+    def _join_tensor_group(self, layers: list[int], groups: Mapping[tuple[int, ...], Any]) -> None:
+        ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
+        part = self.layout.part(self.place)
+        group = TensorGroup(
+            part.index, part.shares, groups.get(tuple(sorted(ranks))) if len(ranks) > 1 else None
+        )
+        for k in layers:
+            join(self.chain.layers[k], group)
+            if self.plan.recomputation == "selective":
+                for inner in self.chain.layers[k].modules():
+                    if hasattr(inner, "selective"):
+                        inner.selective = True
+
+    def train_step(self, rows: Rows | None = None) -> float:
+        """Forward and backward passes of one global batch; gradients are left where `optimizer` finds them.
+
+        rows: (first, last) -> (inputs, targets) of these global rows; default the module's `batch` of this step.
+        Returns the loss of the whole batch, the same on every rank. All ranks call this together.
+        """
+        step = self.step
+        self.step += 1
+        of_step = rows or (lambda first, last: self.module.batch(step, first, last))
+        self.watch.begins("prepare", 0, step)
+        self.states.begin()
+        weight = self._total(self.pipeline.weight(of_step))
+        self.watch.ends("prepare", 0, step)
+        summed = self.pipeline.run(of_step, Position(self.seed, step), weight)
+        self.watch.begins("synchronise", 0, step)
+        self.pipeline.mail.settle()
+        self.states.end()
+        loss = self._total(summed) / weight
+        self.watch.ends("synchronise", 0, step)
+        return loss
+
+    def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
+        """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW) stay exact.
+
+        Parameters are given by their unsplit names, so that a rank without any has one of size 0.
+        """
+        named = [parameter for _, parameter in self.states.updated()] or [nn.Parameter(torch.zeros(0))]
+        made = kind(named, **options)
+        made.register_step_post_hook(lambda *_: self.updated())
+        return made
+
+    def updated(self) -> None:
+        """Tell that an optimizer has changed its parameters: the others get them before the next iteration."""
+        self.states.stale = True
+
+    def gradients(self) -> list[Fragment]:
+        """The gradients that this rank answers for."""
+        found = {id(p): p.grad for _, p in self.states.updated() if p.grad is not None}
+        return list(self.states.fragments(found))
+
+    def _total(self, value: float) -> float:
+        """The sum over all ranks."""
+        if dist.get_world_size() == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total)
+
+
+def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """One sample of the module's own data."""
+    batch = getattr(module, "batch", None)
+    if not callable(batch):
+        raise InputError(
+            "model has no `batch`",
+            got=type(module).__name__,
+            expected="example=(inputs, targets) of a sample",
+        )
+    inputs, targets = batch(0, 0, 1)
+    return inputs, targets
+
+
+def take(
+    module: nn.Module, chain: Chain, layers: list[int], held: Held, device: str
+) -> dict[str, nn.Parameter]:
+    """Cut this rank's layers in place: every parameter becomes the part that is held here, on the device."""
+    made: dict[str, nn.Parameter] = {}
+    for k in layers:
+        for inside, name in chain.own[k].items():
+            owner_name, _, last = inside.rpartition(".")
+            owner = chain.layers[k].get_submodule(owner_name)
+            if name not in made:
+                whole = getattr(owner, last)
+                requires = whole.requires_grad
+                if whole.is_meta:
+                    whole = module.initial(name, whole)
+                part = held[name].take(whole.detach()).to(device)
+                made[name] = nn.Parameter(part.contiguous(), requires_grad=requires)
+            setattr(owner, last, made[name])
+        for name, buffer in chain.layers[k].named_buffers():
+            owner_name, _, last = name.rpartition(".")
+            setattr(chain.layers[k].get_submodule(owner_name), last, buffer.to(device))
+    return made

@@ -1,0 +1,121 @@
+"""Where every rank stands in a plan, and which rows of the global batch pass there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetplan.errors import UnsupportedError
+from hetplan.profiling.simulator.schedules import order
+from hetplan.runtime.execution.tensor import Part
+from hetplan.runtime.plan import Plan, Replica, split
+from hetplan.schema import Range
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's replica, stage, row group and tensor rank, and its device."""
+
+    rank: int
+    replica: int
+    stage: int
+    group: int
+    tensor: int
+    device: int
+
+    @property
+    def unit(self) -> tuple[int, int, int]:
+        """What computes a set of rows together: one contribution to each gradient."""
+        return self.replica, self.stage, self.group
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan by ranks; raises UnsupportedError for an SPMD program."""
+
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        if self.plan.schedule == "spmd":
+            raise UnsupportedError("SPMD programs are not executed yet", where=self.plan.name)
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """[ranks]."""
+        ranks = self.plan.ranks
+        found = [
+            Place(ranks[device], i, j, g, t, device)
+            for i, replica in enumerate(self.plan.replicas)
+            for j, stage in enumerate(replica.stages)
+            for g, group in enumerate(stage.devices)
+            for t, device in enumerate(group)
+        ]
+        return tuple(sorted(found, key=lambda place: place.rank))
+
+    @cached_property
+    def _ranks(self) -> list[list[list[list[int]]]]:
+        ranks = self.plan.ranks
+        return [
+            [[[ranks[d] for d in group] for group in stage.devices] for stage in replica.stages]
+            for replica in self.plan.replicas
+        ]
+
+    def ranks_of(self, replica: int, stage: int) -> list[list[int]]:
+        """Ranks of a stage [row group][tensor rank]."""
+        return self._ranks[replica][stage]
+
+    def part(self, place: Place) -> Part:
+        """A rank's part of its tensor group."""
+        stage = self.plan.replicas[place.replica].stages[place.stage]
+        return Part(place.tensor, tuple(stage.tensor_shares))
+
+    def layers(self, place: Place) -> list[Range]:
+        """Layers [first, last) of each chunk."""
+        return self.plan.replicas[place.replica].stages[place.stage].layers
+
+    @cached_property
+    def micro_batches(self) -> tuple[tuple[Range, ...], ...]:
+        """[replica][micro-batch] global rows [first, last)."""
+        found, row = [], 0
+        for replica in self.plan.replicas:
+            rows: list[Range] = []
+            for size in sizes(replica):
+                rows.append((row, row + size))
+                row += size
+            found.append(tuple(rows))
+        return tuple(found)
+
+    def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
+        """[row group] global rows of a micro-batch."""
+        first, last = self.micro_batches[replica][batch]
+        shares = self.plan.replicas[replica].stages[stage].row_shares
+        return [(first + a, first + b) for a, b in split(last - first, shares)]
+
+    def actions(self, place: Place) -> list[tuple[bool, int, int]]:
+        """(backward, chunk, micro-batch) in the order of the schedule."""
+        replica = self.plan.replicas[place.replica]
+        assert self.plan.schedule != "spmd", "refused when made"
+        chunks = len(replica.stages[0].layers)
+        found = order(self.plan.schedule, len(replica.stages), place.stage, replica.steps, chunks)
+        return [(bool(b), int(c), int(m)) for b, c, m in zip(*found, strict=True)]
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks take each pass together: replicas of one stage and one chunk."""
+        return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.plan.replicas)
+
+    def told(self, rank: int) -> str:
+        """A rank and its place, for people."""
+        p = self.places[rank]
+        device = self.plan.devices[p.device]
+        return (
+            f"rank {rank} (replica {p.replica}, stage {p.stage}, row group {p.group}, tensor rank {p.tensor}; "
+            f"device {p.device}, {device.type} on node {device.node})"
+        )
+
+
+def sizes(replica: Replica) -> Iterator[int]:
+    """Samples of each micro-batch."""
+    for batch in replica.micro_batches:
+        yield from [batch.samples] * batch.count

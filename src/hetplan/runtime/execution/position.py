@@ -1,0 +1,90 @@
+"""Dropout that does not depend on who computes what: masks are a hash of the seed and the global position.
+
+Every element's draw is a function of (seed, step, site, global row, place within the row), so that one process and any
+plan drop the same ones, also when a pass is computed again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the layers that run now are: `first_row` is the global number of their first sample."""
+
+    seed: int = 0
+    step: int = 0
+    first_row: int = 0
+
+
+_now = Position()
+
+
+@contextmanager
+def at(position: Position) -> Iterator[None]:
+    """Layers inside run at this position."""
+    global _now  # noqa: PLW0603 (one engine per process, and layers have no other way to know)
+    before, _now = _now, position
+    try:
+        yield
+    finally:
+        _now = before
+
+
+def signed(value: int) -> int:
+    """The 64 bits of `value` as a signed number, as torch holds them."""
+    value %= WORD
+    return value - WORD if value >= WORD // 2 else value
+
+
+def mixed(value: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014) on int64, overflow wrapping."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ ((value >> shift) & ((1 << (64 - shift)) - 1))) * signed(factor)
+    return value ^ ((value >> 31) & ((1 << 33) - 1))
+
+
+def uniform(
+    key: int, sizes: Sequence[int], begins: Sequence[int], totals: Sequence[int], device: object
+) -> Tensor:
+    """[sizes] numbers in [0, 1), those of the box that begins at `begins` in an array of `totals` elements."""
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    stride = 1
+    for dim in reversed(range(len(sizes))):
+        places = torch.arange(begins[dim], begins[dim] + sizes[dim], device=device) * stride
+        index = index + places.view(-1, *[1] * (len(sizes) - dim - 1))
+        stride *= totals[dim]
+    hashed = mixed(index * signed(0x9E3779B97F4A7C15) + signed(key))
+    return ((hashed >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def key_of(seed: int, step: int, site: str) -> int:
+    """A 64-bit key."""
+    value = (seed * 0x2545F4914F6CDD1D + step * 0xD6E8FEB86659FD93 + zlib.crc32(site.encode())) % WORD
+    return (value * 0xBF58476D1CE4E5B9 ^ (value >> 32)) % WORD
+
+
+class Dropout(nn.Module):
+    """Dropout by global position. site: a name that no other one of the model has."""
+
+    def __init__(self, probability: float, site: str) -> None:
+        super().__init__()
+        self.probability, self.site = probability, site
+
+    def forward(self, x: Tensor, begin: int = 0, total: int | None = None) -> Tensor:
+        """x [rows, …]; begin, total: where dimension 1 is a part [begin, …) of `total` (heads)."""
+        if not self.training or self.probability == 0.0 or x.is_meta:
+            return x
+        begins = [_now.first_row, begin, *[0] * (x.dim() - 2)]
+        totals = [0, x.shape[1] if total is None else total, *x.shape[2:]]
+        drawn = uniform(key_of(_now.seed, _now.step, self.site), x.shape, begins, totals, x.device)
+        return x * (drawn >= self.probability).to(x.dtype) / (1.0 - self.probability)

@@ -1,0 +1,121 @@
+"""A forked rank's life: it joins the group, works, reports over a pipe, and dies with whoever started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetplan.errors import HetplanError, one_line
+from hetplan.runtime.execution.worker import recorder, train
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.virtual import Shared
+from hetplan.runtime.watch import Recorder
+
+BEAT = 0.5  # seconds between signs of life
+LOST = ("connection closed", "connection reset", "broken pipe", "connection refused", "timed out", "socket closed",
+        "peer closed", "read error", "aborted", "gloo")  # fmt: skip
+
+
+@dataclass
+class Channel:
+    """The rank's end of its pipe: JSON lines."""
+
+    pipe: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, kind: str, **what: Any) -> None:
+        """A line; the process ends where nobody listens any more."""
+        data = (json.dumps({"kind": kind, **what}) + "\n").encode()
+        with self.lock:
+            try:
+                while data:
+                    data = data[os.write(self.pipe, data) :]
+            except BrokenPipeError:
+                os._exit(1)
+
+
+def rank_main(
+    job: Job, rank: int, store: str, pipe: int, shared: Shared | None, stop: Callable[[], bool]
+) -> None:
+    """Never returns. Exit code 0, or 1 with the reason told."""
+    channel = Channel(pipe)
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        watch = recorder(job, rank, shared)
+        beat(channel, watch)
+        run(job, rank, store, watch, channel, stop)
+        channel.tell("done")
+        code = 0
+    except HetplanError as error:
+        channel.tell("failed", text=str(error), lost=False)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        channel.tell("failed", text=f"out of memory: {one_line(str(error))[:200]}", lost=False)
+    except BaseException as error:  # noqa: BLE001 (the last boundary of the process: whatever it is, it is told)
+        channel.tell("failed", text=told(error), lost=is_lost(error))
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def run(job: Job, rank: int, store: str, watch: Recorder, channel: Channel, stop: Callable[[], bool]) -> None:
+    """Join, train, leave."""
+    world = job.plan.world_size
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(minutes=30)
+    )
+
+    def report(found: StepReport) -> None:
+        channel.tell("step", **found.document())
+
+    train(job, watch, report, stop)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def beat(channel: Channel, watch: Recorder) -> None:
+    """Signs of life from a thread of its own."""
+    over = threading.Event()
+
+    def beats() -> None:
+        while not over.wait(BEAT):
+            what, chunk, batch, seconds = watch.state()
+            channel.tell(
+                "beat",
+                what=what,
+                chunk=chunk,
+                batch=batch,
+                seconds=seconds,
+                longest=watch.longest,
+                done=watch.done,
+            )
+
+    threading.Thread(target=beats, daemon=True).start()
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a rank died because another one did."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in LOST)
+
+
+def told(error: BaseException) -> str:
+    """An error as one line; what the CPU's allocator raises has no type of its own."""
+    text = one_line(str(error))[:300]
+    if isinstance(error, RuntimeError) and "allocate memory" in text:
+        return f"out of memory: {text}"
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,133 @@
+"""What one rank does: its part of the model, the steps, the checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.runtime.execution.chain import describe
+from hetplan.runtime.execution.distributed import Distributed, example_of
+from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.job import Job, Report, StepReport
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.references.build import reference, stand_in
+from hetplan.runtime.virtual import Shared, Virtual
+from hetplan.runtime.watch import WAITS, Event, Recorder
+
+KIB = 1024  # Linux counts resident memory in KiB
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+def make_module(job: Job) -> nn.Module:
+    """The job's model, on the meta device where it is hetplan's own. Raises InputError for an unusable factory."""
+    plan = job.plan
+    if job.factory is not None:
+        return from_factory(job.factory, plan)
+    with torch.device("meta"):
+        if job.virtual:
+            widest = max(len(stage.tensor_shares) for replica in plan.replicas for stage in replica.stages)
+            return stand_in(plan.workload.layers, tensor=widest, seed=job.seed)
+        return named(plan, job.model or plan.workload.model, job.seed)
+
+
+def named(plan: Plan, model: str, seed: int) -> nn.Module:
+    """The reference model of a name or a config.json."""
+    from hetplan.profiling.models import load_model
+
+    told = plan.workload
+    return reference(load_model(model, sequence=told.sequence, precision=told.precision), seed=seed)
+
+
+def from_factory(text: str, plan: Plan) -> nn.Module:
+    """What `module:function` makes of the plan."""
+    module_name, colon, name = text.partition(":")
+    if not (module_name and colon and name):
+        raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
+    try:
+        function: Any = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError("--factory cannot be imported", got=text, expected=str(error)) from None
+    made = function(plan)
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
+        )
+    return made
+
+
+def check_job(job: Job) -> None:
+    """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
+    module = make_module(job)
+    describe(module, job.plan.workload.layers, *example_of(module))
+    if job.plan.workload.precision != "fp32" and job.factory is None and not job.virtual:
+        raise UnsupportedError(
+            "reference models run in fp32 on CPUs", where=job.plan.name, got=job.plan.workload.precision,
+            expected="--virtual, a plan for fp32, or --factory with a model of its own precision",
+        )  # fmt: skip
+
+
+def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
+    """What watches this rank: with virtual devices, what sleeps for them, too."""
+    if shared is None:
+        return Recorder()
+    layout = Layout(job.plan)
+    place = layout.places[rank]
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for other in layout.places:
+        ranks.setdefault((other.replica, other.stage), []).append(other.rank)
+    return Virtual(shared=shared, rank=rank, replica=place.replica, stage=place.stage, stage_ranks=ranks)
+
+
+def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool]) -> None:
+    """All steps on this rank, inside a process group; `stopping` asks whether to end behind a step."""
+    from hetplan.runtime.execution.checkpoint import load, save
+
+    model = Distributed(make_module(job), job.plan, seed=job.seed, watch=watch)
+    optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
+    if job.resume and job.checkpoint is not None:
+        load(model, optimizer, job.checkpoint)
+    first = model.step
+    for step in range(first, first + job.steps):
+        watch.take()
+        loss = model.train_step()
+        passed = watch.take()
+        watch.begins("optimizer", 0, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.ends("optimizer", 0, step)
+        done = passed if job.virtual else [*passed, *watch.take()]
+        report(step_report(step, loss, done, keep=step == first + job.steps - 1))
+        stop = agreed(stopping())
+        due = job.every is not None and (step + 1) % job.every == 0
+        if job.checkpoint is not None and (due or stop or step == first + job.steps - 1):
+            watch.begins("checkpoint", 0, step)
+            save(model, optimizer, job.checkpoint)
+            watch.ends("checkpoint", 0, step)
+        if stop:
+            return
+
+
+def agreed(wish: bool) -> bool:
+    """Whether any rank wishes to stop: the same answer everywhere."""
+    wishes = torch.tensor(float(wish))
+    dist.all_reduce(wishes)
+    return bool(wishes > 0)
+
+
+def step_report(step: int, loss: float, events: list[Event], *, keep: bool) -> StepReport:
+    """A step's times from its events; it begins behind the preparation, where all ranks have met."""
+    forward, backward = (
+        float(sum(e.end - e.start for e in events if e.what == what)) for what in ("forward", "backward")
+    )
+    waits = sum(e.end - e.start for e in events if e.what in WAITS and e.what != "prepare")
+    kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if keep else []
+    begin = next(e.end for e in events if e.what == "prepare")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    return StepReport(step, loss, begin, events[-1].end, forward, backward, waits, peak, kept)

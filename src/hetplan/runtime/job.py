@@ -1,0 +1,64 @@
+"""A training run as it is asked for, and what its ranks report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.virtual import Rehearsal
+
+Optimizer = Literal["sgd", "adamw"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every rank needs to know.
+
+    factory: `module:function` that makes the model from the plan (see `execution.chain`); None: the reference model
+    `model` (a name or a config.json, default the plan's), or a narrow stand-in in a rehearsal.
+    rehearsal: predicted times, slept on `virtual` devices. hang_seconds: without progress for so long, a rank counts
+    as hung (longer where its passes are). checkpoint: folder, written `every` so many steps and at the end; resume:
+    begin with what the folder holds.
+    """
+
+    plan: Plan
+    steps: int = 10
+    factory: str | None = None
+    model: str | None = None
+    rehearsal: Rehearsal | None = None
+    virtual: bool = False
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    hang_seconds: float = 10.0
+    checkpoint: str | None = None
+    every: int | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One rank's step. begin, end: seconds of the monotonic clock; forward, backward, waits: seconds in them.
+
+    peak_bytes: the most memory that the process has had, libraries included.
+    events: (what, chunk, micro-batch, start, end), where a trace is wanted (the last step's).
+    """
+
+    step: int
+    loss: float
+    begin: float
+    end: float
+    forward: float
+    backward: float
+    waits: float
+    peak_bytes: int
+    events: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        return asdict(self)
+
+
+Report = Callable[[StepReport], None]

@@ -1,0 +1,234 @@
+"""Local ranks: forked, watched over, and never left behind.
+
+A rank that dies, fails, or does nothing any more ends the run: all are killed, and one error names the rank, its place
+in the plan and what happened. When a rank dies its peers fail, too; the first cause is told, not its consequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from hetplan.errors import HetplanError, UnsupportedError
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.virtual import Shared
+from hetplan.runtime.watch import WAITS
+
+GRACE = 1.5  # seconds in which causes are told from consequences
+STARTING = 90.0  # seconds that the model, a first pass or a checkpoint may take
+SLOW = ("start", "checkpoint")
+
+
+class RankError(HetplanError):
+    """A rank died, failed or hung; names it and its place in the plan."""
+
+
+@dataclass
+class Rank:
+    """What the parent knows of a rank."""
+
+    pid: int
+    pipe: int
+    heard: float
+    buffer: bytes = b""
+    state: dict[str, Any] = field(default_factory=dict)
+    steps: list[StepReport] = field(default_factory=list)
+    failure: tuple[str, bool] | None = None  # text, whether it only lost its peers
+    done: bool = False
+    gone: bool = False
+
+
+def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[list[StepReport]]:
+    """Run the job with local ranks; the reports of each rank. tell: receives rank 0's as they come.
+
+    Raises InputError before anything starts where plan and model do not fit, RankError when a rank did not end well.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'") from None
+    from hetplan.runtime.execution.worker import check_job
+
+    torch.set_num_threads(1)
+    check_job(job)
+    with tempfile.TemporaryDirectory(prefix="hetplan-run-") as folder:
+        supervisor = Supervisor(job, tell)
+        with supervisor.signals():
+            try:
+                supervisor.start(str(Path(folder) / "store"))
+                supervisor.watch()
+            finally:
+                supervisor.end()
+    return [rank.steps for rank in supervisor.ranks]
+
+
+class Supervisor:
+    """The parent of all ranks."""
+
+    def __init__(self, job: Job, tell: Callable[[StepReport], None] | None) -> None:
+        self.job, self.tell = job, tell
+        self.ranks: list[Rank] = []
+        self.stop = mmap.mmap(-1, 1)  # one byte that all ranks see
+        self.selector = selectors.DefaultSelector()
+
+    def start(self, store: str) -> None:
+        """Fork one process per rank."""
+        virtual = self.job.rehearsal if self.job.virtual else None
+        shared = Shared(virtual, self.job.plan.world_size) if virtual is not None else None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in range(self.job.plan.world_size):
+            ours, theirs = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                self._child(number, store, ours, theirs, shared)
+            os.close(theirs)
+            os.set_blocking(ours, False)
+            self.ranks.append(Rank(pid, ours, time.monotonic()))
+            self.selector.register(ours, selectors.EVENT_READ, number)
+
+    def _child(self, number: int, store: str, ours: int, theirs: int, shared: Shared | None) -> NoReturn:
+        from hetplan.runtime.execution.rank import rank_main
+
+        for pipe in [ours, *(rank.pipe for rank in self.ranks)]:
+            os.close(pipe)
+        rank_main(self.job, number, store, theirs, shared, lambda: self.stop[0] != 0)
+        os._exit(1)
+
+    def watch(self) -> None:
+        """Until all are done; raises RankError."""
+        while not all(rank.gone for rank in self.ranks):
+            for key, _ in self.selector.select(timeout=0.2):
+                self._read(key.data)
+            self._reap()
+            if any(self._bad(rank) for rank in self.ranks):
+                self._explain()
+            self._look_for_hung()
+
+    def _bad(self, rank: Rank) -> bool:
+        return rank.failure is not None or (rank.gone and not rank.done)
+
+    def _read(self, number: int) -> None:
+        rank = self.ranks[number]
+        try:
+            data = os.read(rank.pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(rank.pipe)
+            return
+        rank.heard = time.monotonic()
+        *lines, rank.buffer = (rank.buffer + data).split(b"\n")
+        for line in lines:
+            self._hear(number, json.loads(line))
+
+    def _hear(self, number: int, what: dict[str, Any]) -> None:
+        rank, kind = self.ranks[number], what.pop("kind")
+        if kind == "beat":
+            rank.state = what
+        elif kind == "step":
+            report = StepReport(**what)
+            rank.steps.append(report)
+            if number == 0 and self.tell is not None:
+                self.tell(report)
+        elif kind == "failed":
+            rank.failure = rank.failure or (what["text"], what["lost"])
+        else:
+            rank.done = True
+
+    def _reap(self) -> None:
+        """Note which processes are gone, and why."""
+        for number, rank in enumerate(self.ranks):
+            if rank.gone:
+                continue
+            pid, status = os.waitpid(rank.pid, os.WNOHANG)
+            if pid == 0:
+                continue
+            rank.gone = True
+            while rank.pipe in self.selector.get_map():  # what it said last
+                self._read(number)
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                hint = ", as by the kernel where memory is short" if name == "SIGKILL" else ""
+                rank.failure = (f"was killed by {name}{hint}", False)
+            elif not rank.done and rank.failure is None:
+                rank.failure = (f"ended with exit code {os.waitstatus_to_exitcode(status)}", False)
+
+    def _explain(self) -> NoReturn:
+        """Wait a moment for the cause behind the first sign, then tell it."""
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until and not any(r.failure and not r.failure[1] for r in self.ranks):
+            for key, _ in self.selector.select(timeout=0.1):
+                self._read(key.data)
+            self._reap()
+        failed = [(n, r.failure) for n, r in enumerate(self.ranks) if r.failure is not None]
+        number, (text, _) = min(failed, key=lambda item: item[1][1])
+        raise RankError(f"{self._told(number)}: {text}")
+
+    def _look_for_hung(self) -> None:
+        """Raise RankError for a rank without a sign of life, or that is at one thing for too long."""
+        now, limit = time.monotonic(), self.job.hang_seconds
+        alive = [(n, r) for n, r in enumerate(self.ranks) if not r.gone]
+        for number, rank in alive:
+            silent = now - rank.heard
+            if silent > (limit if rank.state else STARTING):
+                raise RankError(f"{self._told(number)}: hangs; no sign of life for {silent:.0f} s")
+        waiting = 0
+        for number, rank in alive:
+            what, seconds = rank.state.get("what", "start"), rank.state.get("seconds", 0.0)
+            longest = rank.state.get("longest", 0.0)
+            patience = max(limit, 10 * longest)
+            if what in SLOW or not longest:  # nothing to compare with
+                patience = max(limit, STARTING)
+            if what in WAITS:
+                waiting += seconds > max(limit, *(10 * r.state.get("longest", 0.0) for _, r in alive))
+            elif seconds > patience:
+                raise RankError(f"{self._told(number)}: hangs; {self._doing(rank)} for {seconds:.0f} s")
+        if alive and waiting == len(alive):
+            number, rank = max(alive, key=lambda item: item[1].state["seconds"])
+            raise RankError(f"{self._told(number)}: waits, as all others do; {self._doing(rank)}")
+
+    def _doing(self, rank: Rank) -> str:
+        state = rank.state
+        return f"at {state['what']} of chunk {state['chunk']}, micro-batch {state['batch']}"
+
+    def _told(self, number: int) -> str:
+        from hetplan.runtime.execution.places import Layout
+
+        return Layout(self.job.plan).told(number)
+
+    def end(self) -> None:
+        """Kill and collect whoever is left."""
+        for rank in self.ranks:
+            if not rank.gone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+                os.waitpid(rank.pid, 0)
+            os.close(rank.pipe)
+        self.selector.close()
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked for."""
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            self.stop[0] = 1
+
+        before = signal.signal(signal.SIGTERM, asked)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,197 @@
+"""What a run measured, beside what was predicted: a table, a JSON document, a trace for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.plan import Plan
+from hetplan.text import Table, number_text, percent_text, seconds_text
+
+MICRO = 1e6
+LISTED = 64
+WARM_UP = 1  # steps that are not counted: connections are made, memory is touched
+
+
+@dataclass(frozen=True)
+class Measured:
+    """reports [ranks][steps]. Figures are medians over the steps behind the first."""
+
+    job: Job
+    reports: Sequence[Sequence[StepReport]]
+
+    @property
+    def counted(self) -> range:
+        """Indices of the steps that count."""
+        steps = len(self.reports[0])
+        return range(min(WARM_UP, steps - 1), steps)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of an iteration, from when all ranks begin until the last one is done."""
+        return median(
+            max(rank[s].end for rank in self.reports) - max(rank[s].begin for rank in self.reports)
+            for s in self.counted
+        )
+
+    @property
+    def losses(self) -> list[float]:
+        """Of each step."""
+        return [report.loss for report in self.reports[0]]
+
+    def busy(self, rank: int) -> float:
+        """Seconds of forward and backward passes."""
+        return median(self.reports[rank][s].forward + self.reports[rank][s].backward for s in self.counted)
+
+    def waits(self, rank: int) -> float:
+        """Seconds of waiting for messages and for the others at the end."""
+        return median(self.reports[rank][s].waits for s in self.counted)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the ranks' time without a pass."""
+        return 1.0 - sum(map(self.busy, range(len(self.reports)))) / (len(self.reports) * self.seconds)
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds of an iteration, of the plan's devices or, of virtual ones, here; None without a prediction."""
+        return None if self.job.rehearsal is None else self.job.rehearsal.seconds
+
+    def predicted_busy(self, rank: int) -> float | None:
+        """Seconds of passes of a rank's stage."""
+        rehearsal = self.job.rehearsal
+        if rehearsal is None:
+            return None
+        i, j, _, _ = positions(self.job.plan)[rank]
+        both = (rehearsal.times(i, what)[j].sum() for what in ("forward", "backward"))
+        return rehearsal.scale * float(sum(both))
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types; seconds."""
+        predicted = self.predicted
+        places = positions(self.job.plan)
+        return {
+            "plan": self.job.plan.name,
+            "origin": self.job.plan.origin,
+            "virtual": self.job.virtual,
+            "time_scale": None if self.job.rehearsal is None else self.job.rehearsal.scale,
+            "predicted_seconds": predicted,
+            "measured_seconds": self.seconds,
+            "error": None if predicted is None else self.seconds / predicted - 1.0,
+            "bubble": self.bubble,
+            "steps": [
+                {"step": r.step, "loss": r.loss if isfinite(r.loss) else None} for r in self.reports[0]
+            ],
+            "ranks": [
+                {
+                    "rank": rank,
+                    "replica": i,
+                    "stage": j,
+                    "row_group": g,
+                    "tensor_rank": t,
+                    "predicted_busy_seconds": self.predicted_busy(rank),
+                    "busy_seconds": self.busy(rank),
+                    "waiting_seconds": self.waits(rank),
+                    "peak_bytes": self.reports[rank][-1].peak_bytes,
+                }
+                for rank, (i, j, g, t) in enumerate(places)
+            ],
+        }
+
+    def table(self) -> Table:
+        """One line per rank."""
+        rows = []
+        plan = self.job.plan
+        devices = {rank: plan.devices[device] for device, rank in plan.ranks.items()}
+        for rank, (i, j, g, t) in enumerate(positions(plan)[:LISTED]):
+            rows.append(
+                (
+                    str(rank),
+                    str(i),
+                    str(j),
+                    f"{g}.{t}",
+                    f"{devices[rank].type} on node {devices[rank].node}",
+                    seconds_text(self.predicted_busy(rank)),
+                    seconds_text(self.busy(rank)),
+                    seconds_text(self.waits(rank)),
+                )
+            )
+        header = ("rank", "replica", "stage", "part", "device", "passes, predicted", "measured", "waits")
+        return Table(self._title(), header, tuple(rows), tuple(self._notes()), right=(0, 1, 2, 5, 6, 7))
+
+    def _title(self) -> str:
+        job, plan = self.job, self.job.plan
+        where = "virtual devices" if job.virtual else "this machine"
+        if job.virtual and job.rehearsal is not None:
+            where += f", 1 s here for {seconds_text(1 / job.rehearsal.scale)} there"
+        return f"{plan.name}, {plan.origin or 'plan'}: {plan.world_size} ranks on {where}"
+
+    def _notes(self) -> list[str]:
+        notes = [
+            f"measured: {seconds_text(self.seconds)} per iteration, {percent_text(self.bubble)} of it without passes"
+        ]
+        if self.predicted is not None:
+            where = "" if self.job.virtual else " on the plan's devices"
+            error = f", off by {percent_text(self.seconds / self.predicted - 1)}" if self.job.virtual else ""
+            notes.append(f"predicted: {seconds_text(self.predicted)} per iteration{where}{error}")
+        slow = self.slowest()
+        if slow is not None:
+            notes.append(slow)
+        first, last = self.reports[0][0], self.reports[0][-1]
+        texts = (f"{number_text(report.loss)} at step {report.step}" for report in (first, last))
+        notes.append(f"loss {', '.join(texts)}")
+        if len(self.reports) > LISTED:
+            notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
+        return notes
+
+    def slowest(self) -> str | None:
+        """A rank that takes far longer than predicted, compared with the others."""
+        ratios = []
+        for rank in range(len(self.reports)):
+            predicted = self.predicted_busy(rank)
+            if predicted:
+                ratios.append((self.busy(rank) / predicted, rank))
+        if len(ratios) < 2:
+            return None
+        usual = median(ratio for ratio, _ in ratios)
+        worst, rank = max(ratios)
+        if worst < SLOW * usual:
+            return None
+        i, j, _, _ = positions(self.job.plan)[rank]
+        place = f"rank {rank} (replica {i}, stage {j})"
+        return f"slow: {place} took {worst:.3g} times its prediction, the others {usual:.3g}"
+
+    def trace(self) -> dict[str, Any]:
+        """The last step in the Trace Event Format; pid: the replica, tid: the rank."""
+        begin = min(e[3] for rank in self.reports for e in rank[-1].events)
+        events: list[dict[str, Any]] = []
+        for rank, (i, j, g, t) in enumerate(positions(self.job.plan)):
+            head = {"ph": "M", "pid": i}
+            events.append({**head, "name": "process_name", "args": {"name": f"replica {i}"}})
+            label = f"rank {rank}: stage {j}, part {g}.{t}"
+            events.append({**head, "tid": rank, "name": "thread_name", "args": {"name": label}})
+            for what, _, batch, start, end in self.reports[rank][-1].events:
+                name = f"{what} {batch}" if what in ("forward", "backward", "receive") else what
+                times = {"ts": (start - begin) * MICRO, "dur": (end - start) * MICRO}
+                events.append({"name": name, "cat": what, "ph": "X", **times, "pid": i, "tid": rank})
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+SLOW = 1.5
+
+
+def positions(plan: Plan) -> list[tuple[int, int, int, int]]:
+    """[ranks] (replica, stage, row group, tensor rank)."""
+    ranks = plan.ranks
+    found = {
+        ranks[device]: (i, j, g, t)
+        for i, replica in enumerate(plan.replicas)
+        for j, stage in enumerate(replica.stages)
+        for g, group in enumerate(stage.devices)
+        for t, device in enumerate(group)
+    }
+    return [found[rank] for rank in range(len(found))]

@@ -1,0 +1,1 @@
+"""Reference models whose layers are those of a plan. These modules import torch."""

@@ -1,0 +1,231 @@
+"""Transformers of every described shape (GPT, Llama, BERT, mixtures of experts, ViT's blocks) as layers of a chain.
+
+Parameter by parameter those of `profiling.transformer`. Symbols: B samples, S tokens, H hidden size, V vocabulary.
+All can be split over a tensor group: attention by key-value heads, feed-forward by columns, experts whole, embedding
+and head by the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hetplan.profiling.architecture import Experts, Transformer
+from hetplan.runtime.execution.position import Dropout
+from hetplan.runtime.execution.tensor import ALONE, Cut, Part, cut
+from hetplan.runtime.references.attention import Attention
+
+DROPOUT = 0.1
+
+
+def norm(t: Transformer) -> nn.Module:
+    """LayerNorm, RMSNorm or pixel norm (no parameters)."""
+    if t.norm == "layer":
+        return nn.LayerNorm(t.hidden)
+    return nn.RMSNorm(t.hidden, eps=1e-6, elementwise_affine=t.norm == "rms")
+
+
+def dropout(t: Transformer, site: str) -> Dropout:
+    """Dropout where the model has it."""
+    return Dropout(DROPOUT if t.dropout else 0.0, site)
+
+
+class Embedding(nn.Module):
+    """tokens [B, S] -> [B, S, H]: token, position and type vectors; the table is split by the vocabulary."""
+
+    def __init__(self, t: Transformer, site: str) -> None:
+        super().__init__()
+        self.shape, self.tensor = t, ALONE
+        width = t.embedding_width or t.hidden
+        self.table = nn.Parameter(torch.empty(t.vocabulary, width))
+        places = t.positions + t.position_offset
+        self.places = nn.Parameter(torch.empty(places, t.hidden)) if places else None
+        self.types = nn.Parameter(torch.empty(t.types, t.hidden)) if t.types else None
+        self.widen = nn.Linear(width, t.hidden, bias=False) if width != t.hidden else nn.Identity()
+        self.norm = norm(t) if t.embedding_norm else nn.Identity()
+        self.drop = dropout(t, site)
+
+    def cuts(self, part: Part) -> dict[str, Cut]:
+        """The table's rows."""
+        return {"table": cut(0, self.shape.vocabulary, part)}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Sum, norm, dropout."""
+        x = self.widen(self.tensor.leave(self.rows(tokens)))
+        if self.places is not None:
+            offset = self.shape.position_offset
+            x = x + self.places[offset : offset + tokens.shape[1]]
+        if self.types is not None:
+            x = x + self.types[0]
+        return self.drop(self.norm(x))
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The table's rows that are here, zeros for other tokens."""
+        first, last = self.tensor.of(self.shape.vocabulary)
+        if last == first:
+            return torch.zeros(
+                *tokens.shape, self.table.shape[1], dtype=self.table.dtype, device=tokens.device
+            )
+        here = (tokens >= first) & (tokens < last)
+        found = F.embedding((tokens - first).clamp(0, last - first - 1), self.table)
+        return found * here.unsqueeze(-1).to(found.dtype)
+
+
+class Block(nn.Module):
+    """Norm, attention, residual, norm, feed-forward (or experts), residual: [B, S, H] -> the same."""
+
+    def __init__(self, t: Transformer, index: int, site: str) -> None:
+        super().__init__()
+        mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
+        self.norm_1, self.attention = norm(t), Attention(t, f"{site}.scores", DROPOUT)
+        self.norm_2 = norm(t)
+        self.feed_forward = Mixture(t, mixture) if mixture else FeedForward(t)
+        self.drop_1, self.drop_2 = dropout(t, f"{site}.attention"), dropout(t, f"{site}.feed-forward")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pre-norm."""
+        x = x + self.drop_1(self.attention(self.norm_1(x)))
+        return x + self.drop_2(self.feed_forward(self.norm_2(x)))
+
+
+class FeedForward(nn.Module):
+    """Two matrices with GELU, or three with SiLU where gated; split by columns, then rows."""
+
+    def __init__(self, t: Transformer) -> None:
+        super().__init__()
+        self.shape, self.tensor = t, ALONE
+        self.blocks = 2 if t.gated else 1
+        inner = self.blocks * t.feed_forward
+        self.up = nn.Parameter(torch.empty(inner, t.hidden))
+        self.up_bias = nn.Parameter(torch.empty(inner)) if t.feed_forward_bias else None
+        self.down = nn.Parameter(torch.empty(t.hidden, t.feed_forward))
+        self.down_bias = nn.Parameter(torch.empty(t.hidden)) if t.feed_forward_bias else None
+
+    def cuts(self, part: Part) -> dict[str, Cut]:
+        """Columns of `up` (of gate and value alike), rows of `down`."""
+        inner = self.shape.feed_forward
+        found = {"up": cut(0, inner, part, self.blocks), "down": cut(1, inner, part)}
+        return found if self.up_bias is None else found | {"up_bias": cut(0, inner, part, self.blocks)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """down(act(up(x)))."""
+        inner = activated(F.linear(self.tensor.enter(x), self.up, self.up_bias), gated=self.blocks == 2)
+        y = self.tensor.leave(F.linear(inner, self.down))
+        return y if self.down_bias is None else y + self.down_bias
+
+
+def activated(x: Tensor, *, gated: bool) -> Tensor:
+    """GELU, or SiLU of the first half times the second."""
+    if not gated:
+        return F.gelu(x)
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+class Mixture(nn.Module):
+    """`active` of `count` feed-forward networks per token, weighted by a softmax over the chosen (Mixtral).
+
+    Experts are spread over the tensor group, whole ones, in parts of any size.
+    """
+
+    def __init__(self, t: Transformer, mixture: Experts) -> None:
+        super().__init__()
+        self.shape, self.mixture, self.tensor = t, mixture, ALONE
+        count, inner = mixture.count, (2 if t.gated else 1) * t.feed_forward
+        self.router = nn.Linear(t.hidden, count, bias=False)
+        self.up = nn.Parameter(torch.empty(count, inner, t.hidden))
+        self.down = nn.Parameter(torch.empty(count, t.hidden, t.feed_forward))
+        bias = t.feed_forward_bias
+        self.up_bias = nn.Parameter(torch.empty(count, inner)) if bias else None
+        self.down_bias = nn.Parameter(torch.empty(count, t.hidden)) if bias else None
+
+    def cuts(self, part: Part) -> dict[str, Cut]:
+        """Whole experts."""
+        names = ["up", "down"] + (["up_bias", "down_bias"] if self.up_bias is not None else [])
+        return {name: cut(0, self.mixture.count, part) for name in names}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The experts that are here, on the tokens that chose them; x [B, S, H]."""
+        if x.is_meta:  # how many tokens an expert gets depends on their values
+            return x
+        tokens = x.flatten(0, -2)
+        best, chosen = self.router(tokens).topk(self.mixture.active, dim=-1)
+        weights = torch.zeros(len(tokens), self.mixture.count, dtype=x.dtype, device=x.device)
+        weights = weights.scatter(-1, chosen, best.softmax(dim=-1))
+        entered = self.tensor.enter(torch.cat((tokens, weights), dim=-1))
+        tokens, weights = entered.split((x.shape[-1], self.mixture.count), dim=-1)
+        y = entered[:, :0].sum(dim=-1, keepdim=True).expand_as(tokens)  # zeros that keep `enter` in the graph
+        first, last = self.tensor.of(self.mixture.count)
+        for i, e in enumerate(range(first, last)):
+            rows = (chosen == e).any(dim=-1).nonzero().squeeze(-1)
+            y = y.index_add(0, rows, self.expert(i, tokens[rows]) * weights[rows, e].unsqueeze(-1))
+        return self.tensor.leave(y).view_as(x)
+
+    def expert(self, i: int, x: Tensor) -> Tensor:
+        """The i-th network here."""
+        up_bias = None if self.up_bias is None else self.up_bias[i]
+        inner = activated(F.linear(x, self.up[i], up_bias), gated=self.shape.gated)
+        return F.linear(inner, self.down[i], None if self.down_bias is None else self.down_bias[i])
+
+
+class Head(nn.Module):
+    """Norm, language-model head and cross-entropy; BERT: transform, MLM and next-sentence heads.
+
+    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses; targets of -100 do not count. Split by the
+    vocabulary. BERT's next-sentence loss of a sample weighs as much as its S tokens.
+    """
+
+    def __init__(self, t: Transformer, table: nn.Parameter | None) -> None:
+        super().__init__()
+        self.shape, self.tensor = t, ALONE
+        width = t.embedding_width or t.hidden
+        self.norm = norm(t) if t.final_norm else nn.Identity()
+        self.narrow = nn.Linear(t.hidden, width, bias=False) if width != t.hidden else nn.Identity()
+        self.table = nn.Parameter(torch.empty(t.vocabulary, width)) if table is None else table
+        self.bias = nn.Parameter(torch.empty(t.vocabulary)) if t.head == "bert" else None
+        if t.head == "bert":
+            self.pool, self.follows = nn.Linear(t.hidden, t.hidden), nn.Linear(t.hidden, 2)
+            self.transform, self.after = nn.Linear(t.hidden, t.hidden), norm(t)
+
+    def cuts(self, part: Part) -> dict[str, Cut]:
+        """The table's rows, as the embedding's."""
+        rows = cut(0, self.shape.vocabulary, part)
+        return {"table": rows} if self.bias is None else {"table": rows, "bias": rows}
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The sum of losses."""
+        x = self.narrow(self.norm(x))
+        if self.shape.head != "bert":
+            return self.tokens(x, targets)
+        pairs = F.cross_entropy(
+            at_least_fp32(self.follows(self.pool(x[:, 0]).tanh())), targets[:, 0] % 2, reduction="sum"
+        )
+        return self.tokens(self.after(F.gelu(self.transform(x))), targets) + x.shape[1] * pairs
+
+    def tokens(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy over a vocabulary in parts: log of the sum of exponentials less the target's logit."""
+        first, last = self.tensor.of(self.shape.vocabulary)
+        logits = at_least_fp32(F.linear(self.tensor.enter(x), self.table, self.bias)).flatten(0, -2)
+        targets = targets.flatten()
+        ceiling = (
+            logits.detach().amax(-1) if last > first else torch.full_like(logits[:, :0].sum(-1), -torch.inf)
+        )
+        ceiling = self.tensor.largest(ceiling)
+        total = self.tensor.leave((logits - ceiling.unsqueeze(-1)).exp().sum(-1))
+        here = (targets >= first) & (targets < last)
+        if last > first:
+            hit = logits.gather(-1, (targets - first).clamp(0, last - first - 1).unsqueeze(-1)).squeeze(-1)
+            hit = torch.where(here, hit, torch.zeros_like(hit))
+        else:
+            hit = logits.sum(-1)  # of nothing: zeros
+        losses = total.log() + ceiling - self.tensor.leave(hit)
+        return (losses * (targets != IGNORED)).sum()
+
+
+IGNORED = -100
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Half precision widened."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

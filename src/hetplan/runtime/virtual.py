@@ -1,0 +1,261 @@
+"""A mixed cluster rehearsed on one machine: ranks compute little, and sleep until their device would be done.
+
+Every pass ends at its begin plus the seconds that the plan's device is predicted to take, times a scale. A pass begins
+when the rank is done with what it did before and its input is there; the input is there when the transfer that carries
+it is predicted to end, network cards being shared as they are on the cluster. What is measured is the wall clock: ranks
+that are late because real work, messages or this machine's cores hold them up stay late.
+
+Ranks meet in shared memory: `Shared` is made before they are forked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hetplan.profiling.simulator.pipeline import Collective, simulate_replicas
+from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.costs import Costs
+from hetplan.runtime.plan import Plan, Replica, Stage
+from hetplan.runtime.replay import Settings, ZeroCosts, check_same, gradient_collectives, pipeline
+from hetplan.runtime.watch import Recorder
+
+POLL = 2e-4  # seconds between looks at shared memory
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Predicted seconds of everything, on the plan's devices; scale: seconds here per second there."""
+
+    plan: Plan
+    pipelines: tuple[Pipeline, ...]
+    collectives: tuple[Collective, ...]
+    scale: float
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload, scale: float | None = None, cores: int = 1) -> Rehearsal:
+        """A plan's; scale: default such that an iteration takes a second, or as long as its messages need here."""
+        check_same(plan, workload)
+        costs, zero, settings = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload), Settings()
+        pipelines = tuple(pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas)
+        together = (*gradient_collectives(plan, costs, settings), *zero.collectives(plan))
+        made = cls(plan, pipelines, together, 1.0)
+        return replace(made, scale=scale or made.comfortable_scale(cores))
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of an iteration here: the simulator's, scaled."""
+        return self.scale * simulate_replicas(self.pipelines, self.collectives).seconds
+
+    def comfortable_scale(self, cores: int) -> float:
+        """Such that an iteration takes a second, or as long as the real work needs: all of it on the cores, and
+        that of the busiest stage's ranks in the time of its passes."""
+        predicted = self.seconds
+        if predicted <= 0:
+            return 1.0
+        stages = [(i, j, s) for i, r in enumerate(self.plan.replicas) for j, s in enumerate(r.stages)]
+        real = {(i, j): real_seconds(self.plan.replicas[i], stage) for i, j, stage in stages}
+        total = sum(real[i, j] * len(stage.all_devices) for i, j, stage in stages)
+        busy = {
+            (i, j): sum(float(self.times(i, what)[j].sum()) for what in ("forward", "backward"))
+            for i, j, _ in stages
+        }
+        unit = max(busy, key=lambda unit: busy[unit])
+        own = real[unit] / busy[unit] if busy[unit] > 0 else 0.0
+        return max(1.0 / predicted, total / cores / predicted, own)
+
+    def times(self, replica: int, what: str) -> Any:
+        """[stages, chunks, micro-batches] of forward or backward passes."""
+        p = self.pipelines[replica]
+        grid = (p.stages, p.chunks, p.micro_batches)
+        return np.broadcast_to(np.asarray(p.forward if what == "forward" else p.backward, float), grid)
+
+
+# Seconds of a core that a narrow layer's pass takes, and a pass with its messages beside.
+LAYER_SECONDS, PASS_SECONDS = 0.0015, 0.004
+
+
+def real_seconds(replica: Replica, stage: Stage) -> float:
+    """Of a core, for an iteration of one rank of a stage on narrow layers."""
+    layers = sum(last - first for first, last in stage.layers)
+    return 2 * replica.steps * (len(stage.layers) * PASS_SECONDS + layers * LAYER_SECONDS)
+
+
+@dataclass
+class Shared:
+    """Memory of all ranks: when each was where, when messages arrive, and until when network cards are taken."""
+
+    rehearsal: Rehearsal
+    ranks: int
+
+    def __post_init__(self) -> None:
+        plan = self.rehearsal.plan
+        steps = max(replica.steps for replica in plan.replicas)
+        chunks = max(p.stages * p.chunks for p in self.rehearsal.pipelines)
+        self.posts = _array((self.ranks, steps + 2, 2))  # [rank, meeting]: (iteration, time)
+        self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))  # likewise, of each message set
+        hops = [p.hops for p in self.rehearsal.pipelines]
+        ports = [table for h in hops for table in (h.forward_ports, h.backward_ports)]
+        ports += [c.ports for c in self.rehearsal.collectives]
+        most = max(int(np.asarray(table, np.int64).max(initial=-1)) for table in ports)
+        self.free = _array((most + 1,))
+        self.lock = multiprocessing.get_context("fork").Lock()
+
+
+def _array(shape: tuple[int, ...]) -> Any:
+    """Zeros that forked processes share."""
+    count = int(np.prod(shape))
+    return np.frombuffer(mmap.mmap(-1, max(8 * count, 8)), np.float64, count).reshape(shape)
+
+
+@dataclass
+class Virtual(Recorder):
+    """A rank's watch in a rehearsal. stage_ranks: ranks of each (replica, stage)."""
+
+    shared: Shared | None = None
+    rank: int = 0
+    replica: int = 0
+    stage: int = 0
+    stage_ranks: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    clock: float = 0.0
+    iteration: int = 0
+
+    @property
+    def _all(self) -> Shared:
+        assert self.shared is not None
+        return self.shared
+
+    def ends(self, what: str, chunk: int, batch: int) -> None:
+        """A pass ends when the device would be done; an iteration when what follows the passes would be."""
+        if what in ("forward", "backward"):
+            rehearsal = self._all.rehearsal
+            self.clock += rehearsal.scale * float(
+                rehearsal.times(self.replica, what)[self.stage, chunk, batch]
+            )
+            sleep_until(self.clock)
+        elif what == "prepare":
+            self.iteration += 1
+            self._post(0, time.monotonic())
+            self.clock = max(self._meet(0, range(self._all.ranks)))
+        elif what == "synchronise":
+            self._finish()
+        super().ends(what, chunk, batch)
+
+    def departs(self, hop: int, batch: int, *, forward: bool) -> None:
+        """The first of a stage's ranks to send takes the cards; all of its messages arrive together."""
+        shared, pipe = self._all, self._all.rehearsal.pipelines[self.replica]
+        seconds, latency = hop_seconds(pipe, hop, batch, forward)
+        ports = hop_ports(pipe, hop, forward)
+        with shared.lock:
+            entry = shared.hops[self.replica, int(forward), hop, batch]
+            if entry[0] != self.iteration:
+                end = take(shared.free, ports, self.clock, seconds * shared.rehearsal.scale)
+                entry[1] = end + latency * shared.rehearsal.scale
+                entry[0] = self.iteration
+
+    def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
+        """The input is there when its transfer ends."""
+        self.clock = max(self.clock, float(self._all.hops[self.replica, int(forward), hop, batch, 1]))
+
+    def stepped(self, batch: int) -> None:
+        """Collectives of every step."""
+        for collective in self._all.rehearsal.collectives:
+            if collective.when == "step":
+                self._post(batch + 1, self.clock)
+                ready = max(self._meet(batch + 1, self._members(collective)))
+                self.clock = ready + collective.seconds * self._all.rehearsal.scale
+                sleep_until(self.clock)
+
+    def _members(self, collective: Collective) -> list[int]:
+        return [rank for member in collective.members for rank in self.stage_ranks[member]]
+
+    def _post(self, slot: int, moment: float) -> None:
+        entry = self._all.posts[self.rank, slot]
+        entry[1] = moment
+        entry[0] = self.iteration  # last: who sees it may read the time
+
+    def _meet(self, slot: int, ranks: Iterable[int]) -> list[float]:
+        """Wait for ranks' posts of this iteration."""
+        found = []
+        for rank in ranks:
+            entry = self._all.posts[rank, slot]
+            while entry[0] < self.iteration:
+                time.sleep(POLL)
+            found.append(float(entry[1]))
+        return found
+
+    def _finish(self) -> None:
+        """Gradients, updates and parameters, as all ranks' ends of passes and the cards allow."""
+        slot = self._all.posts.shape[1] - 1
+        self._post(slot, self.clock)
+        ends = self._meet(slot, range(self._all.ranks))
+        units = {unit: max(ends[rank] for rank in ranks) for unit, ranks in self.stage_ranks.items()}
+        done = finish(self._all.rehearsal, units, list(self._all.free))
+        self.clock = done[self.replica, self.stage]
+        sleep_until(self.clock)
+
+
+def finish(
+    rehearsal: Rehearsal, units: dict[tuple[int, int], float], free: list[float]
+) -> dict[tuple[int, int], float]:
+    """When each stage is done with its iteration, given when its passes are."""
+    scale, done = rehearsal.scale, dict(units)
+    _joint([c for c in rehearsal.collectives if c.when == "gradients"], units, done, free, scale)
+    for i, pipe in enumerate(rehearsal.pipelines):
+        for j, seconds in enumerate(np.broadcast_to(np.asarray(pipe.optimizer, float), (pipe.stages,))):
+            done[i, j] += scale * float(seconds)
+    _joint([c for c in rehearsal.collectives if c.when == "parameters"], dict(done), done, free, scale)
+    return done
+
+
+def _joint(
+    collectives: Sequence[Collective],
+    ready: dict[tuple[int, int], float],
+    done: dict[tuple[int, int], float],
+    free: list[float],
+    scale: float,
+) -> None:
+    """Collectives in the order in which their members are ready; `done` and `free` are moved on."""
+    for collective in sorted(collectives, key=lambda c: max(ready[i, j] for i, j in c.members)):
+        members = [(i, j) for i, j in collective.members]
+        end = take(free, collective.ports, max(ready[m] for m in members), collective.seconds * scale)
+        for member in members:
+            done[member] = max(done[member], end)
+
+
+def take(free: Any, ports: Iterable[int], ready: float, seconds: float) -> float:
+    """Hold all ports for `seconds` as soon as all are free; returns the end."""
+    used = [port for port in ports if port >= 0]
+    end = max([ready, *(float(free[port]) for port in used)]) + seconds
+    for port in used:
+        free[port] = end
+    return end
+
+
+def hop_seconds(pipe: Pipeline, hop: int, batch: int, forward: bool) -> tuple[float, float]:
+    """(seconds, latency) of one transfer."""
+    grid = (pipe.stages * pipe.chunks - 1, pipe.micro_batches)
+    table = np.broadcast_to(np.asarray(pipe.hops.forward if forward else pipe.hops.backward, float), grid)
+    latency = np.broadcast_to(np.asarray(pipe.hops.latency, float), grid[:1])
+    return float(table[hop, batch]), float(latency[hop])
+
+
+def hop_ports(pipe: Pipeline, hop: int, forward: bool) -> list[int]:
+    """Cards that a transfer holds."""
+    ports = np.asarray(pipe.hops.forward_ports if forward else pipe.hops.backward_ports, np.int64)
+    rows = np.broadcast_to(ports, (pipe.stages * pipe.chunks - 1, ports.shape[-1]))
+    return [int(port) for port in rows[hop]]
+
+
+def sleep_until(moment: float) -> None:
+    """Until a moment of the monotonic clock."""
+    left = moment - time.monotonic()
+    if left > 0:
+        time.sleep(left)

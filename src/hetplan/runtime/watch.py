@@ -1,0 +1,80 @@
+"""What a rank does, as it does it: for traces, for measured times beside predicted ones, and for supervision."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+WAITS = ("receive", "prepare", "synchronise")
+
+
+class Watch:
+    """Is told what a rank does; does nothing with it."""
+
+    def begins(self, what: str, chunk: int, batch: int) -> None:
+        """A pass (forward, backward), a wait for a message (receive), or what all do together, begins."""
+
+    def ends(self, what: str, chunk: int, batch: int) -> None:
+        """It is done."""
+
+    def departs(self, hop: int, batch: int, *, forward: bool) -> None:
+        """A message is about to be sent over a hop."""
+
+    def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
+        """A message has come over a hop."""
+
+    def stepped(self, batch: int) -> None:
+        """The backward pass of a micro-batch is done, with what ranks do together behind it."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing done. start, end: seconds of the machine's monotonic clock."""
+
+    what: str
+    chunk: int
+    batch: int
+    start: float
+    end: float
+
+
+@dataclass
+class Recorder(Watch):
+    """Keeps the events of the iteration, and what is going on now for another thread to ask.
+
+    longest: seconds of the longest pass so far. done: things done so far.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    longest: float = 0.0
+    done: int = 0
+    _now: tuple[str, int, int, float] = ("start", 0, 0, 0.0)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begins(self, what: str, chunk: int, batch: int) -> None:
+        """Remember what and since when."""
+        with self._lock:
+            self._now = (what, chunk, batch, time.monotonic())
+
+    def ends(self, what: str, chunk: int, batch: int) -> None:
+        """Make it an event."""
+        now = time.monotonic()
+        with self._lock:
+            begun = self._now[3]
+            self._now = ("between", chunk, batch, now)
+            self.done += 1
+            if what not in WAITS:
+                self.longest = max(self.longest, now - begun)
+        self.events.append(Event(what, chunk, batch, begun, now))
+
+    def state(self) -> tuple[str, int, int, float]:
+        """(what, chunk, micro-batch, seconds for which it has been going on)."""
+        with self._lock:
+            what, chunk, batch, since = self._now
+        return what, chunk, batch, time.monotonic() - since if since else 0.0
+
+    def take(self) -> list[Event]:
+        """The events since the last call."""
+        taken, self.events = self.events, []
+        return taken

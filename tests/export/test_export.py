@@ -1,0 +1,437 @@
+"""Exporters: what they write is parsed back and compared with the plan; what they cannot say is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.runtime.export import EXPORTERS, export
+from hetplan.runtime.export.grid import grid_of
+from hetplan.runtime.export.megatron import layout, stage_flags
+from hetplan.runtime.plan import Plan
+
+BLOCKS = 12
+
+
+def plan_of(
+    stages: list[list[tuple[int, int]]],
+    *,
+    data: int = 1,
+    tensor: int | list[int] = 1,
+    count: int = 8,
+    samples: int = 2,
+    by_stage: bool = True,
+    blocks: int = BLOCKS,
+    types: list[str] | None = None,
+    per_node: int = 4,
+    **changes: Any,
+) -> Plan:
+    """Even replicas; devices numbered stage by stage, or replica by replica; `per_node` devices on each node."""
+    widths = tensor if isinstance(tensor, list) else [tensor] * len(stages)
+    grid: dict[tuple[int, int], list[int]] = {}
+    places = [(j, i) for j in range(len(stages)) for i in range(data)]
+    total = 0
+    for j, i in places if by_stage else sorted(places, key=lambda p: (p[1], p[0])):
+        grid[j, i] = list(range(total, total + widths[j]))
+        total += widths[j]
+    document = {
+        "name": "by hand",
+        "workload": {
+            "model": "some", "cluster": "some", "global_batch": data * count * samples, "sequence": 128,
+            "precision": "bf16", "layers": ["embedding", *(f"block-{b}" for b in range(blocks)), "head"],
+        },
+        "devices": [{"type": (types or ["A100"] * total)[d], "node": d // per_node} for d in range(total)],
+        "replicas": [
+            {
+                "stages": [
+                    {"layers": ranges, "devices": [grid[j, i]], "tensor_shares": [1.0] * widths[j]}
+                    for j, ranges in enumerate(stages)
+                ],
+                "micro_batches": [{"count": count, "samples": samples}],
+            }
+            for i in range(data)
+        ],
+    }  # fmt: skip
+    return Plan.model_validate(document | changes)
+
+
+def cut(*counts: int, blocks: int = BLOCKS) -> list[list[tuple[int, int]]]:
+    """Stages of that many blocks, embedding and head at the ends."""
+    ends = [sum(counts[: i + 1]) + 1 for i in range(len(counts))]
+    ends[-1] += 1
+    assert sum(counts) == blocks
+    return [[(begin, end)] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+UNEVEN = cut(2, 3, 3, 4)
+
+
+# Megatron-LM
+
+
+def megatron_parser() -> argparse.ArgumentParser:
+    """The options that are written, with the types and choices of Megatron-LM's own parser."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in (
+        "tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size",
+        "num-layers", "seq-length", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+        "num-layers-per-virtual-pipeline-stage", "recompute-num-layers",
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--pipeline-model-parallel-layout", type=str)
+    parser.add_argument("--recompute-granularity", choices=["full", "selective"])
+    parser.add_argument("--recompute-method", choices=["uniform", "block"])
+    for name in ("fp16", "bf16", "use-distributed-optimizer"):
+        parser.add_argument(f"--{name}", action="store_true")
+    return parser
+
+
+def run_script(text: str, folder: Path, node: int, program: str = "python") -> list[dict[str, Any]]:
+    """What every process of a node is started with: its environment and words, by a program that only notes them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script, fake, log = folder / "run.sh", folder / program, folder / f"log-{node}"
+    script.write_text(text)
+    fake.write_text(
+        '#!/usr/bin/env bash\nprintf "%s\\t%s\\t%s\\t%s\\t%s\\n" "${RANK-}" "${LOCAL_RANK-}" "${WORLD_SIZE-}" '
+        f'"${{LOCAL_WORLD_SIZE-}}" "$(printf "%q " "$@")" >> {shlex.quote(str(log))}\n'
+    )
+    fake.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE": str(node), "MASTER_ADDR": "host"}
+    ran = subprocess.run(
+        ["bash", str(script), "entry.py", "--lr", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    keys = ("rank", "local", "world", "local_world")
+    found = [{**dict(zip(keys, row, strict=False)), "words": shlex.split(row[4])} for row in rows]
+    return sorted(found, key=lambda one: one["rank"])
+
+
+def expanded(layout_text: str) -> str:
+    """`t*3L` as `tttL`."""
+    return re.sub(r"(\w)\*(\d+)", lambda found: found[1] * int(found[2]), layout_text)
+
+
+def stages_of_flags(given: argparse.Namespace) -> list[list[str]]:
+    """What each virtual stage holds, by Megatron-LM's rules: E, t and L."""
+    pipeline = given.pipeline_model_parallel_size
+    if given.pipeline_model_parallel_layout:
+        return [list(expanded(part)) for part in given.pipeline_model_parallel_layout.split("|")]
+    chunks = 1
+    if given.num_layers_per_virtual_pipeline_stage:
+        chunks = given.num_layers // pipeline // given.num_layers_per_virtual_pipeline_stage
+    total = pipeline * chunks
+    first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
+    ends = sum(end is not None for end in (first, last))
+    rest = given.num_layers - (first or 0) - (last or 0)
+    each, remainder = divmod(rest, total - ends)
+    assert remainder == 0
+    counts = [each] * (total - ends)
+    counts = [*([first] if first is not None else []), *counts, *([last] if last is not None else [])]
+    parts = [["t"] * count for count in counts]
+    parts[0].insert(0, "E")
+    parts[-1].append("L")
+    return parts
+
+
+def kinds_of(plan: Plan) -> list[list[str]]:
+    """The same of the plan."""
+    kinds = ["E", *["t"] * (len(plan.workload.layers) - 2), "L"]
+    stages = plan.replicas[0].stages
+    chunks = len(stages[0].layers)
+    return [kinds[s.layers[c][0] : s.layers[c][1]] for c in range(chunks) for s in stages]
+
+
+MEGATRON = [
+    plan_of(cut(3, 3, 3, 3), data=2, tensor=2),
+    plan_of(UNEVEN, data=2, zero=1, recomputation="full"),
+    plan_of(cut(2, 4, 4, 2), recomputation="selective"),
+    plan_of(cut(2, 5, 5)),
+    plan_of(cut(5, 5, 2)),
+    plan_of([[(0, 1)], [(1, 7)], [(7, 13)], [(13, 14)]]),
+    plan_of([[(0, 4), (7, 10)], [(4, 7), (10, 14)]], schedule="interleaved-1f1b"),
+    plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b"),
+    plan_of([[(0, 14)]], data=4),
+    plan_of(UNEVEN, data=2, tensor=2, by_stage=False),
+]
+
+
+@pytest.mark.parametrize("plan", MEGATRON)
+def test_megatron_parsed_back(plan: Plan, tmp_path: Path) -> None:
+    text = export(plan, "megatron")
+    placed: dict[int, int] = {}
+    for node in sorted({d.node for d in plan.devices}):
+        for one in run_script(text, tmp_path / str(node), node):
+            local = [d for d, device in enumerate(plan.devices) if device.node == node]
+            placed[int(one["rank"])] = local[int(one["local"])]
+            assert int(one["world"]) == plan.world_size
+            assert int(one["local_world"]) == len(local)
+            assert one["words"][:3] == ["entry.py", "--lr", "1"]
+            given = megatron_parser().parse_args(one["words"][3:])
+    tp, pp = given.tensor_model_parallel_size, given.pipeline_model_parallel_size
+    dp = plan.world_size // (tp * pp)
+    for i, replica in enumerate(plan.replicas):
+        for j, stage in enumerate(replica.stages):
+            for r, device in enumerate(stage.devices[0]):
+                assert placed[r + tp * (i + dp * j)] == device
+    assert dp == len(plan.replicas)
+    assert stages_of_flags(given) == kinds_of(plan)
+    (batches,) = plan.replicas[0].micro_batches
+    assert (given.micro_batch_size, given.global_batch_size) == (batches.samples, plan.workload.global_batch)
+    assert given.global_batch_size == dp * batches.count * batches.samples
+    assert (given.num_layers, given.seq_length) == (BLOCKS, 128)
+    assert (given.bf16, given.fp16) == (True, False)
+    assert (given.recompute_granularity or "none") == plan.recomputation
+    assert (given.recompute_method is not None) == (plan.recomputation == "full")
+    assert given.use_distributed_optimizer == (plan.zero == 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "flags"),
+    [
+        (cut(3, 3, 3, 3), []),
+        (cut(2, 5, 5), ["--decoder-first-pipeline-num-layers", "2"]),
+        (cut(5, 5, 2), ["--decoder-last-pipeline-num-layers", "2"]),
+        (UNEVEN, ["--decoder-first-pipeline-num-layers", "2", "--decoder-last-pipeline-num-layers", "4"]),
+        (cut(2, 4, 3, 3), ["--pipeline-model-parallel-layout", "Et*2|t*4|t*3|t*3L"]),
+    ],
+)
+def test_plainest_flags_of_megatron(stages: list[list[tuple[int, int]]], flags: list[str]) -> None:
+    plan = plan_of(stages)
+    assert stage_flags(plan, grid_of(plan, "Megatron-LM")) == flags
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.data())
+def test_any_layout_reads_back(sizes: list[int], data: st.DataObject) -> None:
+    total = sum(sizes)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+    blocks = total - 2
+    if blocks < 1:
+        return
+    parts = expanded(layout(ranges, blocks)).split("|")
+    assert [len(part) for part in parts] == sizes
+    assert "".join(parts) == "E" + "t" * blocks + "L"
+
+
+def test_a_node_without_a_part_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(export(plan_of(UNEVEN), "megatron"))
+    ran = subprocess.run(
+        ["bash", str(tmp_path / "run.sh")], env={"PATH": os.environ["PATH"], "NODE": "9", "MASTER_ADDR": "h"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "node 9 has no part in this plan" in ran.stderr
+
+
+# DeepSpeed
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_deepspeed_parsed_back(zero: int) -> None:
+    plan = plan_of([[(0, 14)]], data=4, count=3, samples=5, zero=zero)
+    found = json.loads(export(plan, "deepspeed"))
+    assert found["train_micro_batch_size_per_gpu"] == 5
+    assert found["gradient_accumulation_steps"] == 3
+    sizes = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
+    assert found["train_batch_size"] == sizes * plan.world_size == plan.workload.global_batch
+    assert found["zero_optimization"]["stage"] == zero
+    assert (found["bf16"]["enabled"], found["fp16"]["enabled"]) == (True, False)
+
+
+# torchtitan
+
+
+TITAN = [
+    plan_of(UNEVEN, data=2, tensor=2, recomputation="full"),
+    plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b"),
+    plan_of(UNEVEN, schedule="gpipe"),
+    plan_of([[(0, 14)]], data=4, zero=3),
+]
+
+
+@pytest.mark.parametrize("plan", TITAN)
+def test_torchtitan_parsed_back(plan: Plan) -> None:
+    found = tomllib.loads(export(plan, "torchtitan"))
+    way, training = found["parallelism"], found["training"]
+    stages = plan.replicas[0].stages
+    (batches,) = plan.replicas[0].micro_batches
+    assert way["pipeline_parallel_degree"] == len(stages)
+    assert way["tensor_parallel_degree"] == len(stages[0].devices[0])
+    copies = way["data_parallel_replicate_degree"], way["data_parallel_shard_degree"]
+    assert copies == ((1, 4) if plan.zero == 3 else (len(plan.replicas), 1))
+    assert training["global_batch_size"] == plan.workload.global_batch
+    assert training["mixed_precision_param"] == "bfloat16" and training["seq_len"] == 128
+    if len(stages) > 1:
+        assert training["local_batch_size"] == batches.count * batches.samples
+        assert way["pipeline_parallel_microbatch_size"] == batches.samples
+        names = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+        assert way["pipeline_parallel_schedule"] == names[plan.schedule]
+        modules = {"E": 1, "t": 1, "L": 2}
+        sizes = [sum(modules[kind] for kind in part) for part in kinds_of(plan)]
+        assert [len(part) for part in way["module_fqns_per_model_part"]] == sizes
+        flat = [name for part in way["module_fqns_per_model_part"] for name in part]
+        assert flat == ["tok_embeddings", *(f"layers.{i}" for i in range(BLOCKS)), "norm", "output"]
+    else:
+        assert training["local_batch_size"] == batches.samples
+    assert found["activation_checkpoint"]["mode"] == plan.recomputation
+
+
+# FlagScale
+
+
+def test_flagscale_parsed_back() -> None:
+    types = ["A100"] * 4 + ["V100"] * 4
+    plan = plan_of(cut(5, 4, 3), tensor=[4, 2, 2], types=types, recomputation="full")
+    found = yaml.safe_load(export(plan, "flagscale"))
+    hetero = found["system"]["hetero"]
+    assert hetero["hetero_pipeline_layer_split"] == [5, 4, 3]
+    assert hetero["hetero_process_meshes"] == [4, 1, 1, 1, 1, 2, 1, 1, 1, 2]
+    assert hetero["hetero_device_types"] == ["A100", "V100"]
+    meshes = [hetero["hetero_process_meshes"][i : i + 5] for i in range(0, 10, 5)]
+    assert sum(tp * cp * dp * pp for tp, cp, _, dp, pp in meshes) == plan.world_size
+    assert sum(mesh[4] for mesh in meshes) == found["system"]["pipeline_model_parallel_size"] == 3
+    assert found["system"]["recompute_granularity"] == "full"
+    assert found["system"]["precision"] == {"bf16": True}
+    assert found["model"] == {
+        "num_layers": 12,
+        "seq_length": 128,
+        "micro_batch_size": 2,
+        "global_batch_size": 16,
+    }
+
+
+# torchrun
+
+
+def test_torchrun_starts_every_rank_in_order(tmp_path: Path) -> None:
+    plan = plan_of(cut(5, 4, 3), tensor=[1, 2, 4], per_node=3)
+    text, ranks = export(plan, "torchrun"), 0
+    for node in range(3):
+        (one,) = run_script(text, tmp_path / str(node), node, "torchrun")
+        parser = argparse.ArgumentParser()
+        for name in ("nnodes", "node-rank", "nproc-per-node", "master-port"):
+            parser.add_argument(f"--{name}", type=int)
+        parser.add_argument("--master-addr")
+        parser.add_argument("-m")
+        parser.add_argument("rest", nargs=argparse.REMAINDER)
+        given = parser.parse_args(one["words"])
+        assert (given.nnodes, given.node_rank) == (3, node)
+        assert given.nproc_per_node == sum(device.node == node for device in plan.devices)
+        assert given.rest == ["entry.py", "--lr", "1"]
+        ranks += given.nproc_per_node
+    assert ranks == plan.world_size
+
+
+# refusals
+
+
+def changed(plan: Plan, change: Any) -> Plan:
+    """The plan with its document edited."""
+    document = plan.model_dump(mode="json")
+    change(document)
+    return Plan.model_validate(document)
+
+
+def unequal_batches(document: dict[str, Any]) -> None:
+    """One replica takes more samples than the other."""
+    first, second = (replica["micro_batches"][0] for replica in document["replicas"])
+    first["samples"], second["samples"] = 3, 1
+
+
+def unequal_steps(document: dict[str, Any]) -> None:
+    """One replica takes more micro-batches."""
+    first, second = (replica["micro_batches"][0] for replica in document["replicas"])
+    first["count"], second["count"] = 10, 6
+
+
+def other_cut(document: dict[str, Any]) -> None:
+    """One replica is cut elsewhere."""
+    stages = document["replicas"][1]["stages"]
+    stages[0]["layers"], stages[1]["layers"] = [[0, 4]], [[4, 6]]
+
+
+def row_groups(document: dict[str, Any]) -> None:
+    """One stage divides rows 3 to 1."""
+    stage = document["replicas"][0]["stages"][0]
+    stage["devices"], stage["tensor_shares"] = [[d] for d in stage["devices"][0]], [1.0]
+    stage["row_shares"] = [3.0, 1.0]
+
+
+def tensor_shares(document: dict[str, Any]) -> None:
+    """One stage shards unequally."""
+    document["replicas"][0]["stages"][0]["tensor_shares"] = [3.0, 1.0]
+
+
+PIPES = plan_of(UNEVEN, data=2, tensor=2)
+FLAT = plan_of([[(0, 14)]], data=2)
+
+
+@pytest.mark.parametrize(
+    ("to", "plan", "message"),
+    [
+        ("megatron", changed(FLAT, unequal_batches), "micro-batches of different sizes (1, 3)"),
+        ("megatron", changed(FLAT, unequal_steps), "different numbers of micro-batches (6, 10)"),
+        ("megatron", changed(PIPES, other_cut), "replicas with different stages"),
+        ("megatron", changed(PIPES, row_groups), "the division of every micro-batch as 3, 1"),
+        ("megatron", changed(PIPES, tensor_shares), "unequal tensor shards"),
+        ("megatron", plan_of(cut(5, 7), tensor=[1, 2]), "stages of different tensor degrees (1, 2)"),
+        ("megatron", plan_of(UNEVEN, schedule="gpipe"), "schedule gpipe"),
+        ("megatron", plan_of([[(0, 14)]], data=2, zero=3), "zero 3 (only 0, 1)"),
+        ("megatron", plan_of([[(0, 14)]], data=2, zero=1, zero_shares=[1.0, 3.0]), "unequal ZeRO shards"),
+        ("deepspeed", PIPES, "pipelines (replicas[0] has 4 stages)"),
+        ("deepspeed", plan_of([[(0, 14)]], data=2, tensor=2), "tensor parallelism of degree 2"),
+        ("deepspeed", plan_of([[(0, 14)]], recomputation="full"), "recomputation full"),
+        ("deepspeed", changed(FLAT, unequal_batches), "the samples that each device takes by its speed"),
+        ("torchtitan", plan_of(UNEVEN, recomputation="selective"), "recomputation selective"),
+        ("torchtitan", plan_of([[(0, 14)]], data=2, zero=1), "zero 1 (only 0, 3)"),
+        ("torchtitan", plan_of(UNEVEN, data=2, by_stage=False, per_node=2), "node 0 has ranks 0,2"),
+        ("flagscale", plan_of([[(0, 1)], [(1, 14)]]), "a stage without blocks (stage 0)"),
+        (
+            "flagscale",
+            plan_of(cut(6, 6), data=2, types=["A", "B", "B", "B"]),
+            "several device types (stage 0: A, B)",
+        ),
+        ("flagscale", plan_of([[(0, 14)]], data=2, zero=2), "zero 2"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_by_name(to: str, plan: Plan, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"what would be lost: .+ --to torchrun") as caught:
+        export(plan, to)
+    assert message in str(caught.value)
+
+
+def test_other_chains_are_refused() -> None:
+    plan = changed(FLAT, lambda d: d["workload"].update(layers=[f"conv-{i}" for i in range(14)]))
+    with pytest.raises(UnsupportedError, match="layers other than one embedding, blocks and one head"):
+        export(plan, "megatron")
+
+
+def test_unknown_frameworks_are_named() -> None:
+    with pytest.raises(InputError, match="unknown framework 'megatorn'; did you mean megatron"):
+        export(FLAT, "megatorn")
+
+
+@pytest.mark.parametrize("to", EXPORTERS)
+def test_free_text_stays_a_comment(to: str) -> None:
+    plan = plan_of([[(0, 14)]], data=2, name="evil\nrm -rf /\n$(touch x)")
+    text = export(plan, to)
+    assert "rm -rf" not in "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert EXPORTERS[to].version

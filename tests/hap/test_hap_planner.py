@@ -1,0 +1,298 @@
+"""The strategy `hap`: programs of the planner's models, priced as their profiles say, and plans that hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.workloads import small
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations import family
+from hetplan.formulations.hap.data import Communication, Compute, HapDecision
+from hetplan.formulations.hap.pose import Posed, pose, priced, steps_that_fit, tables
+from hetplan.formulations.hap.spmd.execute import execute, random_values, reference
+from hetplan.formulations.hap.spmd.forms import WHOLE
+from hetplan.formulations.hap.spmd.instructions import Run as Operation
+from hetplan.formulations.hap.spmd.models.catalogue import program_of
+from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
+from hetplan.formulations.hap.spmd.work import products_of
+from hetplan.planner.hap import METHODS, propose
+from hetplan.planner.hap_settings import HapSettings
+from hetplan.planner.strategies import STRATEGIES
+from hetplan.profiling.architecture import Experts, Transformer
+from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.zoo import text_model
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.replay import replay
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.run import Run
+
+V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 2}
+
+
+def on(*nodes: dict[str, Any]) -> Cluster:
+    """A cluster of nodes given as its file has them."""
+    links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0}
+    header = {"format": "hetplan-cluster", "version": 1, "name": "test"}
+    return build_cluster(ClusterFile.model_validate({**header, "nodes": [{**links, **n} for n in nodes]}))
+
+
+def shape(**changes: Any) -> Transformer:
+    """A small decoder with everything that a block can have."""
+    plain: dict[str, Any] = {
+        "vocabulary": 96, "hidden": 24, "layers": 2, "heads": 8, "feed_forward": 40, "kv_heads": 4, "head_dim": 6,
+        "norm": "rms", "gated": True, "rotary": True, "tied": False, "dropout": False, "attention_bias": False,
+        "output_bias": False, "feed_forward_bias": False,
+    }  # fmt: skip
+    return Transformer(**(plain | changes))
+
+
+def small_model(**changes: Any) -> Model:
+    """The same as a model of 12 tokens."""
+    return load_model(text_model("small", "made up", 12, shape(**changes)))
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped queries": {},
+    "gpt": {"kv_heads": 8, "norm": "layer", "gated": False, "rotary": False, "tied": True, "positions": 20,
+            "attention_bias": True, "output_bias": True, "feed_forward_bias": True},
+    "bert": {"kv_heads": 8, "norm": "layer", "gated": False, "head": "bert", "embedding_norm": True,
+             "final_norm": False, "positions": 12, "types": 2, "tied": True},
+    "narrow embedding": {"embedding_width": 16, "kv_heads": 8},
+    "experts": {"experts": Experts(4, 2, 2), "kv_heads": 8},
+    "gated experts everywhere": {"experts": Experts(8, 2, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_programs_of_all_shapes_run_on_uneven_devices(name: str) -> None:
+    """Numbers of one device and of four, under ratios of their own."""
+    workload = make_workload(small_model(**SHAPES[name]), on(V100, T4), 8)
+    posed = pose(workload)
+    values = random_values(posed.theory.program, 3)
+    expected = reference(posed.theory.program, values)
+    for method in ("auto", "dp-proportional"):
+        result = solve(family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2)))
+        assert isinstance(result.decision, HapDecision)
+        found = execute(posed.theory, result.decision, values)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-10)
+        largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
+        for parameter, gradient in expected.gradients.items():
+            assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * largest, parameter
+
+
+PRODUCTS = ["gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "llama-1.1b", "vgg19", "vit-base", "glm-67b"]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_programs_and_profiles_count_the_same_products(name: str) -> None:
+    """Layer by layer, forward; attention's mask is counted in full by both."""
+    model = load_model(name)
+    program = program_of(model, 2)
+    gradients = program.needs_gradient()
+    found = {layer.name: 0.0 for layer in model.layers}
+    for node in program.computations:
+        found[node.layer] += products_of(program, node, gradients).forward
+    for layer in model.layers:
+        # a class token and its positions are one patch more in the program's embedding
+        tolerance = 0.01 if name.startswith("vit") else 1e-12
+        assert found[layer.name] == pytest.approx(2 * layer.forward_flops(), rel=tolerance), layer.name
+
+
+def test_priced_as_the_profile_says() -> None:
+    """All work at a device's speed takes the profile's seconds, and each layer its part where one type is alone."""
+    for nodes in ((V100,), (V100, T4)):
+        workload = make_workload(small_model(), on(*nodes), 8)
+        program = program_of(workload.model, 8)
+        devices, weights = priced(workload, program)
+        theory = pose(workload).theory
+        whole = {
+            run.node: triple
+            for run, triple in zip(theory.instructions, theory.data.triples, strict=True)
+            if isinstance(run, Operation) and isinstance(triple, Compute) and triple.fixed_flops
+            and run.way.output == WHOLE and not run.factors
+        }  # fmt: skip
+        layers: dict[str, float] = {}
+        for node in program.computations:
+            if node.name in whole:
+                layers[node.layer] = layers.get(node.layer, 0.0) + whole[node.name].fixed_flops
+        for device in devices:
+            table = tables(workload)[device.name]
+            scale = 8 / table.micro_batch
+            total = sum(layers.values()) / device.flops_per_second
+            assert total == pytest.approx(scale * sum(table.seconds()), rel=1e-9)
+            if len(nodes) == 1:
+                for name, seconds in zip(layers, table.seconds(), strict=True):
+                    assert layers[name] / device.flops_per_second == pytest.approx(scale * seconds, rel=1e-9)
+        assert min(weights.values()) > 0
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    """A small model on two V100 and two T4."""
+    return make_workload(small_model(layers=3), on(V100, T4), 8)
+
+
+def test_candidates_hold(workload: Workload) -> None:
+    found = {c.method: c for c in propose(workload, Run(Options(threads=1)))}
+    assert tuple(found) == METHODS
+    for candidate in found.values():
+        if candidate.plan is None:
+            assert candidate.message
+            continue
+        plan = Plan.model_validate_json(candidate.plan.model_dump_json())
+        assert plan == candidate.plan and plan.schedule == "spmd" and plan.program is not None
+        assert candidate.fits_memory and candidate.peak_bytes is not None and len(candidate.peak_bytes) == 4
+        assert candidate.predicted_seconds is not None and candidate.predicted_seconds > 0
+        assert candidate.objective is not None
+        assert candidate.bound is None or candidate.bound <= candidate.objective * (1 + 1e-9)
+    auto, even = found["auto"], found["dp-even"]
+    assert auto.objective is not None and even.objective is not None and auto.objective <= even.objective
+    # even ratios of 8 samples over 4 devices are whole: nothing is lost in whole units
+    assert even.predicted_seconds == pytest.approx(even.objective, rel=1e-12)
+
+
+def test_data_parallelism_by_hand(workload: Workload) -> None:
+    """Even shares: the slower type's compute, and one all-reduce for each operator with parameters."""
+    posed = pose(workload)
+    result = solve(family("hap"), posed.theory.data, "dp-even", Run())
+    assert isinstance(result.decision, HapDecision) and result.objective is not None
+    slow = min(d.flops_per_second for d in posed.theory.data.devices)
+    work = sum(
+        t.fixed_flops + t.shared_flops / 4
+        for t in (posed.theory.data.triples[i] for i in result.decision.program)
+        if isinstance(t, Compute)
+    )
+    syncs = [
+        t
+        for t in (posed.theory.data.triples[i] for i in result.decision.program)
+        if isinstance(t, Communication)
+    ]
+    assert all("gradient" in t.instruction for t in syncs)
+    size = sum(p.elements for p in posed.theory.program.parameters) * 2
+    ring = 2 * 3 / 4 * size / (10e9 / 8)
+    latency = sum(t.fixed_seconds for t in syncs) - ring
+    assert latency == pytest.approx(
+        len(syncs) * 3 * workload.cluster.latency().max(), abs=len(syncs) * 1.1e-6
+    )
+    assert result.objective == pytest.approx(work / slow + ring + latency, rel=1e-9)
+
+
+def test_memory_is_that_of_what_is_held(workload: Workload) -> None:
+    posed = pose(workload)
+    result = solve(family("hap"), posed.theory.data, "dp-even", Run())
+    assert isinstance(result.decision, HapDecision)
+    found = held(posed.theory, result.decision)
+    assert all((part == 1).all() for part in found.parameters.values())
+    parameters = sum(p.elements for p in posed.theory.program.parameters)
+    saved = sum(layer.saved_bytes for layer in workload.profile.layers) * 2  # samples per device
+    expected = 16 * parameters + saved
+    # single values (a mean loss, say) are whole everywhere
+    assert posed.device_bytes(result.decision) == pytest.approx([expected] * 4, rel=0.01)
+
+
+def test_sliced_parameters_are_held_in_parts(workload: Workload) -> None:
+    posed = pose(workload)
+    best: tuple[float, HapDecision] | None = None
+    for method in ("auto", "dp-even"):
+        result = solve(family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2)))
+        assert isinstance(result.decision, HapDecision)
+        sliced = [
+            source.name
+            for run in runs(posed.theory, result.decision)
+            for source, form in zip(
+                posed.theory.program.inputs(posed.theory.program.node(run.node)), run.way.inputs, strict=True
+            )
+            if source.kind == "parameter" and form >= 0
+        ]
+        found = held(posed.theory, result.decision)
+        for name, part in found.parameters.items():
+            assert float(part.sum()) == pytest.approx(1.0 if name in sliced else 4.0)
+        seconds = whole_seconds(posed.theory, result.decision)
+        best = min(best or (seconds, result.decision), (seconds, result.decision), key=lambda pair: pair[0])
+    assert best is not None
+
+
+def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations of 64 samples in a device that holds the states and a little more."""
+    workload = make_workload(small_model(layers=3), on(V100, T4), 64)
+    assert steps_that_fit(workload) == 1
+    saved = sum(layer.saved_bytes for layer in workload.profile.layers)
+    # a V100 takes about 30 % of each run's samples
+    for samples, steps in ((24.0, 1), (12.0, 2), (5.0, 4), (0.0, 16)):
+        limit = workload.state_bytes + samples * saved
+        monkeypatch.setattr(
+            Workload, "device_bytes", lambda self, limit=limit: dict.fromkeys(self.cluster.types, limit)
+        )
+        assert steps_that_fit(workload) == steps
+    posed = pose(workload, 16)
+    plain = pose(workload, 1)
+    assert posed.samples == 4
+    sync = {t.instruction: t for t in posed.theory.data.triples if "All-Reduce gradient" in t.instruction}
+    for triple in plain.theory.data.triples:
+        if triple.instruction in sync:
+            other = sync[triple.instruction]
+            assert isinstance(triple, Communication) and isinstance(other, Communication)
+            assert other.fixed_seconds * 16 == pytest.approx(triple.fixed_seconds)
+    with pytest.raises(InputError, match=r"hap.steps: runs per iteration \(got 3"):
+        pose(workload, 3)
+
+
+def test_settings() -> None:
+    strategy = STRATEGIES["hap"]
+    assert strategy.settings_model() is HapSettings
+    found = strategy.propose(small(8), Run(Options(threads=1)), {"seconds": 0.1, "steps": 2})
+    plans = [c.plan for c in found if c.plan is not None]
+    assert plans and all(p.replicas[0].micro_batches[0].count == 2 for p in plans)
+    with pytest.raises(InputError, match="setting hap: steps"):
+        strategy.propose(small(8), Run(), {"steps": 0})
+
+
+def test_models_that_no_slicing_fits_are_infeasible() -> None:
+    found = propose(make_workload("llama2-70b", on(V100), 8), Run())
+    assert [(c.status, c.plan) for c in found] == [("infeasible", None)] * 4
+    assert "one copy of the model states" in found[0].message
+
+
+def test_models_without_a_program_say_so() -> None:
+    found = propose(make_workload("transgan-amp", on(V100), 8), Run())
+    assert [c.status for c in found] == ["unknown"] * 4
+    assert "no single-device program" in found[0].message
+
+
+def test_plans_with_a_program_are_checked(workload: Workload) -> None:
+    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    assert plan.program is not None
+    good = plan.model_dump(mode="json")
+    with pytest.raises(UnsupportedError, match="not replayed"):
+        replay(plan, workload)
+
+    def refused(text: str, **changes: Any) -> None:
+        with pytest.raises(ValueError, match=text):
+            Plan.model_validate({**good, **changes}, strict=False)
+
+    refused("program is given under 1f1b", schedule="1f1b")
+    refused("program is missing under spmd", program=None)
+    refused("zero is 1, expected 0", zero=1)
+    ratios = good["program"]["ratios"]
+    refused("sums to", program={**good["program"], "ratios": [[0.5, 0.1, 0.1, 0.1]]})
+    refused("expected one per device", program={**good["program"], "ratios": [[0.5, 0.5]]})
+    first = {**good["program"]["instructions"][0], "segment": 1}
+    refused("expected less than the rows of ratios", program={"ratios": ratios, "instructions": [first]})
+    refused(
+        "pattern", program={"ratios": ratios, "instructions": [{**first, "segment": 0, "after": "Gather"}]}
+    )
+
+
+def test_whole_units_are_what_the_evaluator_says_where_ratios_divide(workload: Workload) -> None:
+    posed: Posed = pose(workload)
+    result = solve(family("hap"), posed.theory.data, "auto", Run(Options(threads=1, time_limit=2)))
+    assert isinstance(result.decision, HapDecision)
+    even = result.decision.model_copy(update={"ratios": [[0.25] * 4]})
+    objective = evaluate(family("hap"), posed.theory.data, even).objective
+    assert whole_seconds(posed.theory, even) == pytest.approx(objective, rel=1e-12)

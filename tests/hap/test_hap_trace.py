@@ -1,0 +1,233 @@
+"""PyTorch modules as single-device programs: numbers against autograd, work against torch's own counter and the
+built-in graphs, and what is said of operators without a rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="tracing needs torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from hap.torch_networks import network  # noqa: E402
+from hetplan.errors import InputError, UnsupportedError  # noqa: E402
+from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
+from hetplan.formulations.hap.first import greedy_program  # noqa: E402
+from hetplan.formulations.hap.problem import compile_problem  # noqa: E402
+from hetplan.formulations.hap.spmd.execute import Outcome, execute, reference  # noqa: E402
+from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
+from hetplan.formulations.hap.spmd.models import makers, model  # noqa: E402
+from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram  # noqa: E402
+from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
+from hetplan.formulations.hap.spmd.trace.module import RULES, Traced, survey, trace  # noqa: E402
+from hetplan.formulations.hap.spmd.work import products_of, summed  # noqa: E402
+from hetplan.formulations.hap.theory import reduce_theory  # noqa: E402
+
+# the same operators as vit
+NETWORKS = [name for name in makers() if name != "vit-24"]
+
+
+@cache
+def traced(name: str) -> tuple[Traced, Any, tuple[Any, ...]]:
+    """A small network traced in double precision, with its module and arguments."""
+    torch.manual_seed(0)
+    module, arguments = network(name, 6, 3, tiny=True)
+    module = module.double()
+    arguments = tuple(a.double() if a.is_floating_point() else a for a in arguments)
+    return trace(module, arguments, name=name), module, arguments
+
+
+def by_autograd(module: Any, arguments: Sequence[Any]) -> Outcome:
+    """Loss and gradients from torch."""
+    module.zero_grad()
+    loss = module(*arguments)
+    loss.backward()
+    return Outcome(loss.item(), {n: p.grad.numpy().copy() for n, p in module.named_parameters()})
+
+
+def agree(found: Outcome, expected: Outcome, tolerance: float = 1e-10) -> None:
+    assert found.loss == pytest.approx(expected.loss, rel=tolerance)
+    assert set(found.gradients) == set(expected.gradients)
+    largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
+    for name, gradient in expected.gradients.items():
+        assert float(np.abs(found.gradients[name] - gradient).max()) <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_traced_programs_compute_what_autograd_does(name: str) -> None:
+    found, module, arguments = traced(name)
+    computed = reference(found.program, found.values(module, arguments))
+    agree(unpacked(found, computed), by_autograd(module, arguments))
+
+
+def unpacked(found: Traced, computed: Outcome) -> Outcome:
+    """With the module's own parameters."""
+    return Outcome(computed.loss, found.by_parameter(computed.gradients))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-moe"])
+def test_distributed_programs_of_traced_modules_compute_what_autograd_does(name: str) -> None:
+    """The whole way: module, theory, a program of rules at random, simulated devices under uneven ratios."""
+    found, module, arguments = traced(name)
+    devices = [Device(name="a", flops_per_second=3.86e12), *[Device(name="b", flops_per_second=2.15e12)] * 2]
+    theory = theory_of(found.program, devices, measured_by_hap(3), all_dimensions=True)
+    reduced, draw = reduce_theory(compile_problem(theory.data)), random.Random(2)
+    prices = [draw.random() ** 3 for _ in theory.data.triples]
+    program = greedy_program(reduced, lambda step: prices[step.index])
+    decision = HapDecision(program=program, ratios=[[0.5, 0.2, 0.3]])
+    values = found.values(module, arguments)
+    agree(unpacked(found, execute(theory, decision, values)), by_autograd(module, arguments))
+
+
+def entries(program: SingleProgram) -> int:
+    """Parameters, each once."""
+    return sum(n.elements for n in program.nodes if n.kind == PARAMETER and n.name not in program.copies)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_traced_and_built_in_graphs_agree(name: str) -> None:
+    """Parameters and products at the published size, entry for entry and FLOP for FLOP."""
+    module, arguments = network(name, 4, 4, meta=True)
+    found, built = trace(module, arguments, name=name).program, model(name, 4, 4)
+    assert entries(found) == entries(built) == sum(p.numel() for p in module.parameters())
+    here, there = summed(found, products_of), summed(built, products_of)
+    assert (here.forward, here.backward) == pytest.approx((there.forward, there.backward), rel=1e-12)
+    # elementwise work as well, but for rotary positions, which the module writes out, and its separate gate
+    tolerance = 0.05 if name == "llama-blocks" else 1e-12
+    assert summed(found).total == pytest.approx(summed(built).total, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_products_are_what_torch_counts(name: str) -> None:
+    """Forward and backward passes under torch's own counter of FLOP."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found, module, arguments = traced(name)
+    with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):
+        loss = module(*arguments)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    counted = summed(found.program, products_of)
+    assert (counted.forward, counted.backward) == (forward.get_total_flops(), backward.get_total_flops())
+
+
+class Everything(nn.Module):
+    """Operators that the networks do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8))
+        self.scale = nn.Parameter(torch.rand(8) + 0.5)
+        self.grouped = nn.Linear(8, 8)
+        self.convolve = nn.Conv2d(2, 4, 3, padding=1, stride=2, bias=False)
+        self.classes = nn.Linear(8, 5)
+        self.dropout = nn.Dropout(0.0)
+        self.mask: Any
+        self.register_buffer("mask", torch.ones(4, 4, dtype=torch.bool).triu(1))
+
+    def forward(self, x: Any, images: Any, labels: Any) -> Any:
+        """x [3, 4, 6], images [3, 2, 4, 4], labels [3]."""
+        y = x @ self.weight
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale
+        one, two = y.split([4, 4], dim=-1)
+        y = torch.cat([two.neg(), one / 2 - 0.25], dim=-1) + torch.stack([y, 1 - y], dim=0).sum(dim=0)
+        q = self.grouped(y).unflatten(-1, (4, 2)).transpose(1, 2)
+        k, v = q[:, ::1][:, :2], q[:, 2:]
+        y = F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True).transpose(1, 2).flatten(2)
+        scores = torch.softmax((y @ y.transpose(1, 2)).masked_fill(self.mask, float("-inf")), dim=-1)
+        y = self.dropout(torch.bmm(scores, y)) + torch.arange(4.0, dtype=y.dtype)[:, None]
+        pooled = F.adaptive_avg_pool2d(F.relu_(self.convolve(images)), 1).squeeze(-1).squeeze(-1)
+        y = torch.tanh(y.mean(1))
+        y = y + torch.sigmoid(pooled)[:, None, :].expand(3, 2, 4).reshape(3, 8)
+        first, second = F.silu(y).chunk(2, dim=1)
+        y = torch.cat([second.square(), F.gelu(first)], dim=1).unsqueeze(0).select(0, 0)
+        return F.cross_entropy(torch.addmm(self.classes.bias, y, self.classes.weight.t()), labels)
+
+
+def test_every_other_operator() -> None:
+    torch.manual_seed(1)
+    module = Everything().double()
+    arguments = torch.randn(3, 4, 6).double(), torch.randn(3, 2, 4, 4).double(), torch.tensor([0, 3, 4])
+    found = trace(module, arguments)
+    computed = reference(found.program, found.values(module, arguments))
+    agree(unpacked(found, computed), by_autograd(module, arguments))
+
+
+@pytest.mark.parametrize("name", ["vit", "bert-moe"])
+def test_attention_is_brought_to_the_built_in_form(name: str) -> None:
+    """One product before it and one behind: the theory has as many triples as the built-in graph's."""
+    _, module, arguments = traced(name)
+    found = trace(module, arguments, name=name, unsliced={0: [1]}).program
+    assert "permute" not in {node.kind for node in found.nodes}
+    assert all(len(node.inputs) == 1 for node in found.nodes if node.kind == "attention")
+    if name == "vit":
+        devices = [Device(name="d", flops_per_second=1e12)] * 3
+        programs = (found, model("vit", 6, 3, tiny=True))
+        here, there = (len(theory_of(p, devices, measured_by_hap(3)).data.triples) for p in programs)
+        assert here == there
+
+
+class Strange(nn.Module):
+    """A module that needs rules which do not exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Softplus())
+        self.norm = nn.LayerNorm((3, 4))
+        self.table = nn.Embedding(5, 4, padding_idx=0)
+
+    def forward(self, x: Any, ids: Any) -> Any:
+        """x [2, 3, 4], ids [2, 3]."""
+        y = self.norm(self.inner(x)) + self.table(ids)
+        return torch.sort(y, dim=-1).values.mean()
+
+
+def test_operators_without_a_rule_are_listed() -> None:
+    arguments = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.long)
+    found = survey(Strange(), arguments)
+    assert [(entry.operator, entry.where) for entry in found] == [
+        ("aten.softplus", "inner.1"),
+        ("aten.layer_norm", "norm"),
+        ("aten.embedding", "table"),
+        ("aten.sort", "the module itself"),
+    ]
+    assert "padding index" in found[2].missing
+    with pytest.raises(
+        UnsupportedError, match=r"4 operators without a rule: aten.softplus in inner.1: no rule"
+    ):
+        trace(Strange(), arguments)
+    assert (
+        survey(Everything(), (torch.randn(3, 4, 6), torch.randn(3, 2, 4, 4), torch.tensor([0, 3, 4]))) == []
+    )
+
+
+def test_a_module_without_a_scalar_is_refused() -> None:
+    with pytest.raises(InputError, match="one scalar, the loss"):
+        trace(nn.Linear(3, 2), (torch.randn(4, 3),))
+
+
+def test_dropout_is_left_out_and_said() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)
+
+        def forward(self, x: Any) -> Any:
+            """Twice."""
+            return self.drop(self.drop(self.inner(x))).mean()
+
+    assert dict(trace(Dropping(), (torch.randn(4, 3),)).notes) == {"dropout": 2}
+
+
+def test_rules_are_of_operators_that_torch_has() -> None:
+    for name in RULES:
+        library, operator = name.split(".")
+        assert library == "hetplan" or hasattr(getattr(torch.ops, library), operator), name

@@ -1,0 +1,396 @@
+"""Plan shapes for the parity tests, the awkward ones first, and the small models that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetplan.profiling.architecture import Experts
+from hetplan.profiling.vision import encoder
+from hetplan.profiling.zoo import bert, gpt2, llama
+from hetplan.runtime.plan import Plan, parse_plan
+from hetplan.runtime.references.build import build, build_vgg, build_vit, stand_in
+
+SMALL: dict[str, Any] = {"vocabulary": 23}
+MIXED = Experts(5, 2)
+
+
+class Perceptron(nn.Sequential):
+    """A user's own model: an nn.Sequential with data, without tensor parallelism; its loss is given apart."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(6, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 5)), nn.Tanh(), nn.Linear(5, 3)
+        )
+
+    def initial(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(len(name) + parameter.numel())
+        return (
+            torch.empty(parameter.shape, dtype=torch.float64).normal_(generator=generator).to(parameter.dtype)
+        )
+
+    def batch(self, step: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.arange(first, last, dtype=torch.get_default_dtype())
+        x = torch.sin(rows[:, None] * torch.arange(1, 7) + step)
+        return x, torch.cos(rows[:, None] + torch.arange(3))
+
+
+def squared(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The sum of squared errors."""
+    return ((y - targets) ** 2).sum()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": lambda: build(gpt2(3, 16, 4, **SMALL, positions=12), 6),
+    "gpt-no-dropout": lambda: build(replace(gpt2(3, 16, 4, **SMALL, positions=12), dropout=False), 6),
+    "untied": lambda: build(gpt2(2, 16, 4, **SMALL, positions=12, tied=False), 5),
+    "narrow": lambda: build(gpt2(1, 16, 4, **SMALL, positions=12, position_offset=2, embedding_width=8), 5),
+    "llama": lambda: build(llama(3, 16, 4, 20, **SMALL, kv_heads=2), 6),
+    "window": lambda: build(llama(2, 16, 4, 20, **SMALL, window=3), 6),
+    "bert": lambda: build(bert(2, 16, 4, 24, **SMALL), 6),
+    "moe": lambda: build(replace(gpt2(2, 16, 4, **SMALL, positions=12, experts=MIXED), dropout=False), 6),
+    "mixtral": lambda: build(llama(2, 16, 4, 12, **SMALL, experts=Experts(3, 2)), 6),
+    "vit": lambda: build_vit(encoder(16, 2, 4, 24), image=8, patch=4, classes=5),
+    "vgg": lambda: build_vgg((4, 0, 6, 0), image=8, classes=5, inner=12),
+    "one": lambda: stand_in(["everything"]),
+    "two": lambda: stand_in(["first", "last"]),
+    "perceptron": Perceptron,
+}
+
+
+def two(plan: Plan) -> nn.Module:
+    """A model of two layers, as `--factory` wants it."""
+    return MODELS["two"]()
+
+
+LOSSES = {"perceptron": squared}
+
+
+def names_of(model: str) -> list[str]:
+    """The model's layers."""
+    with torch.device("meta"):
+        made = MODELS[model]()
+    return list(made.layers) if isinstance(getattr(made, "layers", None), nn.ModuleDict) else list("0123")
+
+
+@dataclass(frozen=True)
+class S:
+    """A stage: its layers (one range, or one per chunk), rows of its groups, tensor shares."""
+
+    layers: Any
+    rows: Sequence[float] = (1.0,)
+    tensor: Sequence[float] = (1.0,)
+
+
+@dataclass(frozen=True)
+class R:
+    """A replica: stages, and (count, samples) of its micro-batches."""
+
+    stages: Sequence[S]
+    batches: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan shape on a model. order: of the devices, where not the natural one."""
+
+    name: str
+    model: str
+    replicas: Sequence[R]
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float64"
+    reverse: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """Devices are numbered in order, or backwards; one more than is used."""
+        names, used = names_of(self.model), 0
+        world = sum(len(s.rows) * len(s.tensor) for r in self.replicas for s in r.stages)
+        replicas: list[dict[str, Any]] = []
+        for replica in self.replicas:
+            stages = []
+            for stage in replica.stages:
+                ranges = [stage.layers] if isinstance(stage.layers[0], int) else stage.layers
+                width = len(stage.tensor)
+                grid = [[used + g * width + t for t in range(width)] for g in range(len(stage.rows))]
+                used += len(stage.rows) * width
+                if self.reverse:
+                    grid = [[world - d for d in group] for group in grid]
+                stages.append(
+                    {
+                        "layers": [list(r) for r in ranges],
+                        "devices": grid,
+                        "row_shares": [float(x) for x in stage.rows],
+                        "tensor_shares": [float(x) for x in stage.tensor],
+                    }
+                )
+            batches = [{"count": count, "samples": samples} for count, samples in replica.batches]
+            replicas.append({"stages": stages, "micro_batches": batches})
+        total = sum(count * samples for r in self.replicas for count, samples in r.batches)
+        document = {
+            "format": "hetplan-plan",
+            "version": 1,
+            "name": self.name,
+            "workload": {
+                "model": self.model,
+                "cluster": "made up",
+                "global_batch": total,
+                "sequence": None,
+                "precision": "fp32",
+                "layers": names,
+            },
+            "devices": [{"type": "A", "node": d // 4} for d in range(world + 1)],
+            "replicas": replicas,
+            **self.options,
+        }
+        return parse_plan(document, where=self.name)
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.plan.world_size
+
+
+def even(cuts: Sequence[int], **options: Any) -> list[S]:
+    """Stages between the cuts."""
+    return [S((a, b), **options) for a, b in pairwise(cuts)]
+
+
+def zero(level: int, *shares: float) -> dict[str, Any]:
+    """ZeRO, with shares of all devices where given."""
+    return {"zero": level} | ({"zero_shares": [*shares, 0.0]} if shares else {})
+
+
+AWKWARD = [
+    Case("more stages than micro-batches", "gpt", [R(even([0, 1, 2, 4, 5]), [(1, 3)])]),
+    Case("a stage without blocks, tied ends apart", "gpt", [R(even([0, 1, 4, 5]), [(2, 2)])]),
+    Case("one layer, two replicas", "one", [R([S((0, 1))], [(1, 2)]), R([S((0, 1))], [(2, 1)])]),
+    Case("one layer in three unequal tensor parts", "one", [R([S((0, 1), tensor=(1, 2, 1))], [(2, 2)])]),
+    Case(
+        "ranks with zero rows",
+        "gpt",
+        [R([S((0, 2), rows=(8, 1)), S((2, 5), rows=(1, 1, 1))], [(3, 1), (1, 4)])],
+    ),
+    Case("a row group that never gets a row", "llama", [R([S((0, 5), rows=(9, 1))], [(4, 1)])]),
+    Case("widths 3 to 1", "llama", [R([S((0, 2), rows=(3, 2, 1)), S((2, 5))], [(2, 4), (1, 3)])]),
+    Case("widths 1 to 2 to 1", "gpt", [R([S((0, 1)), S((1, 3), rows=(2, 1)), S((3, 5))], [(1, 3), (2, 2)])]),
+    Case(
+        "tensor widths 1 to 3 to 2",
+        "gpt",
+        [R([S((0, 2)), S((2, 3), tensor=(2, 1, 1)), S((3, 5), tensor=(1, 3))], [(2, 2)])],
+    ),
+    Case(
+        "rows and tensor parts in one stage",
+        "gpt",
+        [R([S((0, 3), rows=(2, 1), tensor=(1, 2)), S((3, 5), rows=(1, 1), tensor=(1,))], [(2, 3)])],
+    ),
+    Case("fewer heads than tensor ranks", "llama", [R([S((0, 5), tensor=(1, 1, 1))], [(2, 2)])]),
+    Case("uneven experts", "moe", [R([S((0, 4), tensor=(3, 1, 1))], [(2, 2)])]),
+    Case("more ranks than experts", "mixtral", [R([S((0, 2)), S((2, 4), tensor=(1, 1, 1, 1))], [(2, 2)])]),
+    Case(
+        "replicas cut differently",
+        "gpt",
+        [R(even([0, 1, 5]), [(2, 2)]), R(even([0, 2, 4, 5]), [(1, 3), (1, 1)])],
+    ),
+    Case(
+        "replicas of different width",
+        "gpt",
+        [R([S((0, 5), tensor=(1, 2))], [(1, 3)]), R([S((0, 3)), S((3, 5), tensor=(2, 1, 1))], [(2, 2)])],
+    ),
+    Case(
+        "unequal counts of micro-batches",
+        "llama",
+        [R(even([0, 2, 5]), [(5, 1)]), R(even([0, 3, 5]), [(1, 4)])],
+    ),
+    Case(
+        "devices in another order",
+        "gpt",
+        [R(even([0, 2, 5]), [(2, 2)]), R([S((0, 5), tensor=(1, 1))], [(1, 2)])],
+        reverse=True,
+    ),
+    Case(
+        "interleaved on one stage",
+        "gpt",
+        [R([S([(0, 2), (2, 3), (3, 5)])], [(2, 2)]), R([S([(0, 1), (1, 4), (4, 5)])], [(1, 3)])],
+        {"schedule": "interleaved-1f1b"},
+    ),
+    Case(
+        "interleaved with different widths",
+        "gpt",
+        [R([S([(0, 1), (2, 3)], rows=(2, 1)), S([(1, 2), (3, 5)], tensor=(1, 2))], [(2, 3), (2, 1)])],
+        {"schedule": "interleaved-1f1b"},
+    ),
+    Case(
+        "ZeRO 2 with empty micro-batches",
+        "gpt",
+        [R([S((0, 5))], [(2, 2), (1, 0)]), R([S((0, 5))], [(1, 3), (2, 1)])],
+        zero(2, 3, 1),
+    ),
+    Case(
+        "ZeRO 3 with a replica that never gets a row",
+        "llama",
+        [R([S((0, 5))], [(2, 2)]), R([S((0, 5))], [(2, 0)]), R([S((0, 5))], [(1, 1), (1, 2)])],
+        zero(3, 5, 1, 2),
+    ),
+    Case(
+        "ZeRO 1 with a pipeline of empty micro-batches",
+        "gpt",
+        [R(even([0, 2, 5]), [(3, 0)]), R(even([0, 3, 5]), [(2, 2)])],
+        zero(1),
+    ),
+    Case(
+        "ZeRO 3 over different tensor widths",
+        "gpt",
+        [R([S((0, 5), tensor=(1, 2))], [(2, 2)]), R([S((0, 5), rows=(1, 2))], [(1, 3), (1, 1)])],
+        zero(3, 1, 2, 3, 4),
+    ),
+]
+
+
+def families() -> list[Case]:
+    """What the planner makes of each family, on each model."""
+    found = []
+    for schedule in ("gpipe", "1f1b"):
+        for model in ("gpt", "llama", "bert", "vit"):
+            last = len(names_of(model))
+            found.append(
+                Case(
+                    f"AMP: {schedule}, {model}",
+                    model,
+                    [R([S((0, 1), tensor=(1, 1)), S((1, last), tensor=(1, 1))], [(3, 1)]) for _ in range(2)],
+                    {"schedule": schedule},
+                )
+            )
+    for model in ("vgg", "perceptron", "moe", "mixtral", "narrow", "untied", "window", "two"):
+        last = len(names_of(model))
+        found.append(
+            Case(f"pipeline of two, {model}", model, [R(even([0, last // 2, last]), [(2, 2), (1, 1)])])
+        )
+        found.append(
+            Case(f"data parallel, {model}", model, [R([S((0, last))], [(2, 2)]), R([S((0, last))], [(1, 3)])])
+        )
+    for model in ("vgg", "perceptron", "bert", "vit"):
+        last = len(names_of(model))
+        found.append(Case(f"two tensor ranks, {model}", model, [R([S((0, last), tensor=(2, 1))], [(1, 3)])]))
+    for level in (0, 1, 2, 3):
+        for model in ("gpt", "moe"):
+            last = len(names_of(model))
+            found.append(
+                Case(
+                    f"Poplar: ZeRO {level}, {model}",
+                    model,
+                    [
+                        R([S((0, last))], [(1, 3), (1, 1)]),
+                        R([S((0, last))], [(2, 2)]),
+                        R([S((0, last))], [(1, 2), (1, 1)]),
+                    ],
+                    zero(level),
+                )
+            )
+    for level in (1, 2, 3):
+        found.append(
+            Case(
+                f"ZeRO {level} on pipelines",
+                "gpt",
+                [R(even([0, 2, 5]), [(2, 2)]), R(even([0, 3, 5]), [(1, 3), (1, 1)])],
+                zero(level, 1, 2, 3, 4),
+            )
+        )
+        found.append(
+            Case(
+                f"ZeRO {level} with tensor ranks in pipelines",
+                "llama",
+                [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(2, 2)]), R(even([0, 3, 5]), [(2, 1)])],
+                zero(level),
+            )
+        )
+    found.append(
+        Case(
+            "Ditto: widths 4, 2, 1",
+            "gpt",
+            [R([S((0, 2), tensor=(1,) * 4), S((2, 4), tensor=(1, 1)), S((4, 5))], [(4, 1)])],
+        )
+    )
+    found.append(
+        Case(
+            "Ditto: widths 1, 2, 4",
+            "llama",
+            [R([S((0, 1)), S((1, 3), tensor=(1, 1)), S((3, 5), tensor=(1,) * 4)], [(4, 1)])],
+        )
+    )
+    found.append(
+        Case(
+            "interleaved 1F1B, two chunks",
+            "gpt",
+            [R([S([(0, 1), (2, 3)]), S([(1, 2), (3, 5)])], [(4, 1)]) for _ in range(2)],
+            {"schedule": "interleaved-1f1b"},
+        )
+    )
+    found.append(
+        Case(
+            "interleaved, replicas with other cuts",
+            "llama",
+            [
+                R([S([(0, 2), (3, 4)]), S([(2, 3), (4, 5)])], [(4, 1)]),
+                R([S([(0, 1), (3, 4)]), S([(1, 3), (4, 5)])], [(2, 2)]),
+            ],
+            {"schedule": "interleaved-1f1b", "zero": 1},
+        )
+    )
+    found.append(Case("stages of one layer each", "gpt", [R(even([0, 1, 2, 3, 4, 5]), [(6, 1)])]))
+    found.append(
+        Case(
+            "eight ranks, everything at once",
+            "gpt",
+            [
+                R([S((0, 2), rows=(1, 2), tensor=(1, 1)), S((2, 5), tensor=(2, 1))], [(2, 3)]),
+                R(even([0, 4, 5]), [(1, 2)]),
+            ],
+            zero(1),
+        )
+    )
+    for mode in ("full", "selective"):
+        found.append(
+            Case(
+                f"recomputation: {mode}",
+                "gpt",
+                [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(3, 2)])],
+                {"recomputation": mode},
+            )
+        )
+        found.append(
+            Case(
+                f"recomputation under ZeRO 3: {mode}",
+                "gpt",
+                [R([S((0, 5))], [(2, 2)]), R([S((0, 5))], [(2, 1)])],
+                {"recomputation": mode, "zero": 3},
+            )
+        )
+    return found
+
+
+def single() -> list[Case]:
+    """Some in fp32."""
+    chosen = (
+        "replicas of different width",
+        "rows and tensor parts in one stage",
+        "uneven experts",
+        "Poplar: ZeRO 3, gpt",
+        "Ditto: widths 4, 2, 1",
+        "recomputation: full",
+        "eight ranks, everything at once",
+        "pipeline of two, vgg",
+    )
+    return [
+        replace(c, name=f"{c.name}, fp32", dtype="float32")
+        for c in [*AWKWARD, *families()]
+        if c.name in chosen
+    ]
+
+
+CASES = [*AWKWARD, *families(), *single()]

@@ -1,0 +1,78 @@
+"""Ten steps of one small model under different plans, and what a user's loop looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetplan.runtime import distribute
+from hetplan.runtime.execution import checkpoint
+from hetplan.runtime.plan import Plan
+from parity.cases import MODELS, Case, R, S, even, zero
+
+STEPS = 10
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.5, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+}
+PLANS: dict[str, Plan] = {
+    case.name: case.plan
+    for case in (
+        Case("data parallel", "gpt", [R([S((0, 5))], [(1, 3), (1, 1)]) for _ in range(2)]),
+        Case("one pipeline", "gpt", [R(even([0, 1, 2, 5]), [(8, 1)])], {"schedule": "gpipe"}),
+        Case("unequal replicas", "gpt", [R([S((0, 5), tensor=(1, 2))], [(1, 3)]), R([S((0, 5))], [(5, 1)])]),
+        Case("ZeRO 1", "gpt", [R(even([0, 2, 5]), [(2, 2)]), R([S((0, 5))], [(1, 4)])], zero(1, 1, 2, 3)),
+        Case(
+            "ZeRO 2",
+            "gpt",
+            [R([S((0, 5))], [(2, 2)]), R([S((0, 5))], [(2, 1)]), R([S((0, 5))], [(1, 2), (1, 0)])],
+            zero(2),
+        ),
+        Case(
+            "ZeRO 3",
+            "gpt",
+            [R([S((0, 5))], [(2, 2)]), R([S((0, 5), tensor=(1, 1))], [(2, 2)])],
+            zero(3, 4, 1, 1),
+        ),
+        Case("ZeRO 3 on a pipeline", "gpt", [R(even([0, 4, 5]), [(4, 2)])], zero(3)),
+    )
+}
+WORLDS = sorted({plan.world_size for plan in PLANS.values()})
+
+
+def train(
+    plan: Plan, optimizer: str, steps: int = STEPS, *, resume: Path | None = None, save: Path | None = None
+) -> list[float]:
+    """The losses of some steps on one batch."""
+    torch.set_default_dtype(torch.float64)
+    with torch.device("meta"):
+        module = MODELS["gpt"]()
+    model = distribute(module, plan, seed=1)
+    kind, options = OPTIMIZERS[optimizer]
+    updates = model.optimizer(kind, **options)
+    if resume is not None:
+        checkpoint.load(model, updates, str(resume))
+    losses = []
+    for _ in range(steps):
+        losses.append(model.train_step(lambda first, last: module.batch(0, first, last)))
+        updates.step()
+        updates.zero_grad()
+    if save is not None:
+        checkpoint.save(model, updates, str(save))
+    return losses
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """Curves of all plans of this size; checkpoints halfway."""
+    found = {}
+    for name, plan in PLANS.items():
+        if plan.world_size != world:
+            continue
+        for optimizer in OPTIMIZERS:
+            found[name, optimizer] = train(plan, optimizer)
+            train(plan, optimizer, STEPS // 2, save=folder / f"{name}-{optimizer}")
+    if dist.get_rank() == 0:
+        torch.save(found, folder / f"curves-{world}.pt")

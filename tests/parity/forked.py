@@ -1,0 +1,54 @@
+"""Ranks by fork: torch is imported once, and one process group serves many cases.
+
+`python forked.py TARGET FOLDER` runs `target(rank, world, folder)` in every rank of each world size that the module
+`TARGET` lists as `WORLDS`. A rank that fails writes its traceback to FOLDER/failed-WORLD-RANK.txt.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
+    """One rank: joins the group, works, leaves."""
+    store = dist.FileStore(str(folder / f"store-{target.__name__}-{world}"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    target.work(rank, world, folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(name: str, folder: Path) -> int:
+    """All world sizes, one after the other."""
+    torch.set_num_threads(1)
+    target = importlib.import_module(name)
+    failed = 0
+    for world in target.WORLDS:
+        children = []
+        for rank in range(world):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    rank_main(target, rank, world, folder)
+                    code = 0
+                except BaseException:  # noqa: BLE001 (what a rank dies of is told by the test)
+                    (folder / f"failed-{world}-{rank}.txt").write_text(traceback.format_exc())
+                finally:
+                    os._exit(code)
+            children.append(child)
+        failed += sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,207 @@
+"""Pictures of plans: everything that the replay has is in them, pages are whole and fetch nothing, files open."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fakes.workloads import small
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.planner.pictures.html import KINDS, page
+from hetplan.planner.pictures.scene import BINS, Scene, Span, offers_of, read, sampled, scene
+from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
+from hetplan.planner.ranking import Planning, make_plans
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
+
+VOID = {"meta", "link", "br", "line", "rect", "img"}
+
+
+@cache
+def planning() -> Planning:
+    """gpt2 on two fast and two slow devices."""
+    return make_plans(small(), ["amp", "dp"], Run(Options(time_limit=30, threads=1)))
+
+
+@cache
+def picture() -> Scene:
+    """Of its winner, with all candidates."""
+    best = planning().best
+    assert best is not None and best.plan is not None and best.replayed is not None
+    offers = offers_of(planning().candidates, planning().workload, planning().winner)
+    return scene(best.plan, best.replayed, planning().workload, offers)
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects what there is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID or (tag == "rect" and f"<{tag}" and not self.get_starttag_text().endswith("/>")):  # type: ignore[union-attr]
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes <{self.open[-1] if self.open else ''}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_timeline_is_the_replay() -> None:
+    best = planning().best
+    assert best is not None and best.replayed is not None
+    found, timeline = picture(), best.replayed.timeline
+    assert found.seconds == best.predicted_seconds and len(found.rows) == found.units == len(
+        best.replayed.owners
+    )
+    for unit, row in enumerate(found.rows):
+        computing = sum(span.end - span.start for span in row.computes)
+        assert computing == pytest.approx(timeline.busy[unit])
+        assert row.busy == pytest.approx(timeline.busy[unit] / found.seconds)
+        for before, after in zip(row.computes[:-1], row.computes[1:], strict=True):
+            assert before.end <= after.start + 1e-12
+    drawn_events = sum(len(row.computes) + len(row.communicates) for row in found.rows)
+    assert drawn_events == len(timeline.events())
+
+
+def test_memory_and_places_are_of_every_device() -> None:
+    best, found = planning().best, picture()
+    assert best is not None and best.plan is not None and best.replayed is not None
+    assert tuple(d.held for d in found.devices) == best.replayed.peak_bytes
+    assert {d.device for d in found.devices if d.unit is not None} == set(best.plan.ranks)
+
+
+def test_sampling_keeps_shares() -> None:
+    lane = [Span("forward", i / 1e4, (i + 0.9) / 1e4) for i in range(6000)] + [Span("backward", 0.7, 0.9)]
+    found = sampled(lane, 1.0)
+    assert len(found) < 20 and all(span.end > span.start for span in found)
+    spent = {k: sum(s.end - s.start for s in found if s.kind == k) for k in ("forward", "backward")}
+    assert spent["forward"] == pytest.approx(0.6, abs=2 / BINS)
+    assert spent["backward"] == pytest.approx(0.2, abs=2 / BINS)
+    assert sampled([], 1.0) == ()
+
+
+def test_the_page_is_whole_and_fetches_nothing() -> None:
+    text = page(picture())
+    found = Page(text)
+    assert found.open == []
+    assert not any(tag == "script" for tag, _ in found.tags)
+    for _, attributes in found.tags:
+        for name in ("src", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("data:")
+    assert "http" not in text and "@import" not in text and "url(" not in text
+    words = " ".join(found.text)
+    for expected in ("One iteration", "Memory of each device", "Where everything is", "What else there was"):
+        assert expected in words
+    for candidate in planning().candidates:
+        assert candidate.name in words
+    for kind in KINDS:
+        assert f"--{kind}:" in text
+    bars = [a for tag, a in found.tags if tag == "rect" and (a.get("fill") or "").startswith("var(--forward")]
+    assert len(bars) >= sum(s.kind == "forward" for row in picture().rows for s in row.computes)
+
+
+def test_names_cannot_break_out() -> None:
+    from dataclasses import replace
+
+    evil = replace(picture(), title="<script>alert(1)</script>", subtitle="a & b < c")
+    found = Page(page(evil))
+    assert not any(tag == "script" for tag, _ in found.tags)
+    assert "<script>alert(1)</script>" in "".join(found.text)
+
+
+def test_the_terminal_shows_the_same() -> None:
+    timeline, memory, candidates = tables(picture())
+    assert len(timeline.rows) == picture().units and len(memory.rows) == 4
+    for row, cells in zip(picture().rows, timeline.rows, strict=True):
+        letters = cells[3]
+        assert letters == drawn(row, picture().seconds) and len(letters) == COLUMNS
+        computes = sum(letter in "FBU" for letter in letters) / COLUMNS
+        assert computes == pytest.approx(row.busy, abs=0.15)
+    assert len(candidates.rows) == len(planning().candidates)
+    assert candidates.rows[0][0].endswith(" *")
+
+
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_files_by_matplotlib(kind: str, magic: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    from hetplan.planner.pictures.figure import figure
+
+    found = figure(picture(), kind)
+    assert found.startswith(magic) and len(found) > 10_000
+
+
+def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hetplan.planner.pictures.figure import figure
+
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'hetplan\[plots\]', or --html"):
+        figure(picture(), "png")
+
+
+def test_documents_of_a_planning_are_read() -> None:
+    document = json.loads(json.dumps(planning().document()))
+    plan, offers = read(document, "x.json")
+    assert planning().best is not None
+    assert plan == planning().candidates[0].plan
+    assert offers == list(offers_of(planning().candidates, planning().workload, 0))
+    assert read(document["candidates"][0]["plan"], "x.json") == (plan, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"winner": None}, "x.json: winner: no winner to show"),
+        ({"winner": 99}, "x.json: winner: no winner to show (got 99"),
+        ({"candidates": {}}, "no winner to show"),
+        ({"candidates": [3]}, "x.json: candidates[0]: not an object"),
+        ({"candidates": [{"bound": "a"}]}, "x.json: candidates[0].bound: not usable (got 'a'"),
+        ({"candidates": [{"bound": -1}]}, "candidates[0].bound: not usable"),
+        ({"candidates": [{"plan": None}]}, "x.json: candidates[0].plan"),
+    ],
+)
+def test_damaged_documents_are_one_line(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read({"winner": 0, "candidates": []} | change, "x.json")
+    assert message in str(caught.value)
+
+
+def browser() -> str | None:
+    """A Chromium on this machine."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@pytest.mark.skipif(browser() is None, reason="no Chromium on this machine")
+def test_a_browser_shows_it_without_complaint(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page(picture()), encoding="utf-8")
+    shot = tmp_path / "shot.png"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    size = ["--window-size=1200,1600", f"--screenshot={shot}", f"--user-data-dir={tmp_path / 'profile'}"]
+    ran = subprocess.run(
+        [str(browser()), *flags, *size, (tmp_path / "page.html").as_uri()],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert not re.search(r":CONSOLE[(:]", ran.stderr), ran.stderr
+    assert shot.read_bytes().startswith(b"\x89PNG") and shot.stat().st_size > 30_000

@@ -1,0 +1,194 @@
+"""What moves from one plan to the next: by hand, and as properties of random plans."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.workloads import small
+from hetplan.errors import InputError
+from hetplan.planner.moves import Moves, holdings, moves, state_sizes
+from hetplan.planner.replan import Choice, least_moved, parse_lost, replan
+from hetplan.planner.strategies import STRATEGIES
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.replay import replay
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
+
+LAYERS = 14
+
+
+@cache
+def workload() -> Workload:
+    """gpt2 on node 0 with two V100 and node 1 with two T4, global batch 8."""
+    return small()
+
+
+def made(replicas: list[list[tuple[tuple[int, int], list[int]]]], **changes: Any) -> Plan:
+    """Replicas of (layers, tensor group) stages, equal shares of the batch."""
+    w = workload()
+    document = {
+        "name": "by hand",
+        "workload": {
+            "model": w.model.name, "cluster": w.cluster.name, "global_batch": 8, "sequence": w.sequence,
+            "precision": w.precision, "layers": [layer.name for layer in w.profile.layers],
+        },
+        "devices": [{"type": d.type, "node": d.node} for d in w.cluster.devices],
+        "replicas": [
+            {
+                "stages": [
+                    {"layers": [cut], "devices": [group], "tensor_shares": [1.0] * len(group)}
+                    for cut, group in stages
+                ],
+                "micro_batches": [{"count": 8 // len(replicas), "samples": 1}],
+            }
+            for stages in replicas
+        ],
+    }  # fmt: skip
+    return Plan.model_validate(document | changes)
+
+
+ALL = (0, LAYERS)
+
+
+def bytes_of(first: int, last: int, *kinds: str) -> float:
+    """Bytes of some layers."""
+    sizes = state_sizes(workload())
+    return sum(sizes[l, kind] for l in range(first, last) for kind in kinds or ("weights", "states"))
+
+
+def test_nothing_moves_where_nothing_changes() -> None:
+    plan = made([[((0, 7), [0]), ((7, 14), [1])]])
+    found = moves(plan, plan, workload())
+    assert (found.total, found.from_checkpoint, found.seconds(workload())) == (0.0, 0.0, 0.0)
+
+
+def test_a_stage_that_moves_takes_its_layers_along() -> None:
+    before, after = made([[((0, 7), [0]), ((7, 14), [1])]]), made([[((0, 7), [0]), ((7, 14), [2])]])
+    found = moves(before, after, workload())
+    assert found.links == {(1, 2): pytest.approx(bytes_of(7, 14))}
+    assert found.between_nodes(workload()) == {(0, 1): pytest.approx(bytes_of(7, 14))}
+    assert found.seconds(workload()) == pytest.approx(bytes_of(7, 14) / (10e9 / 8))
+
+
+def test_what_nobody_holds_comes_from_a_checkpoint() -> None:
+    before, after = made([[((0, 7), [0]), ((7, 14), [2])]]), made([[((0, 7), [0]), ((7, 14), [1])]])
+    found = moves(before, after, workload(), gone=[2, 3])
+    assert found.links == {}
+    assert found.lost == {1: pytest.approx(bytes_of(7, 14))}
+
+
+def test_a_neighbour_in_the_node_is_asked_first() -> None:
+    before = made([[(ALL, [0])], [(ALL, [2])]])
+    found = moves(before, made([[(ALL, [0])], [(ALL, [1])], [(ALL, [3])], [(ALL, [2])]]), workload())
+    assert found.links == {(0, 1): pytest.approx(bytes_of(*ALL)), (2, 3): pytest.approx(bytes_of(*ALL))}
+
+
+def test_tensor_ranks_move_halves() -> None:
+    before, after = made([[(ALL, [0])]]), made([[(ALL, [0, 1])]])
+    assert moves(before, after, workload()).links == {(0, 1): pytest.approx(bytes_of(*ALL) / 2)}
+    assert moves(after, before, workload()).links == {(1, 0): pytest.approx(bytes_of(*ALL) / 2)}
+
+
+@pytest.mark.parametrize(("zero", "kinds"), [(1, ("states",)), (2, ("states",)), (3, ("weights", "states"))])
+def test_shards_move_as_parts(zero: int, kinds: tuple[str, ...]) -> None:
+    """From two devices to four: the first half stays on device 0, of which device 1 needs the second quarter."""
+    before = made([[(ALL, [0])], [(ALL, [1])]], zero=zero)
+    after = made([[(ALL, [d])] for d in range(4)], zero=zero)
+    found = moves(before, after, workload())
+    quarter, whole = bytes_of(*ALL, *kinds) / 4, bytes_of(*ALL, "weights")
+    assert found.links[0, 1] == pytest.approx(quarter)
+    assert found.links[1, 2] >= quarter * (1 - 1e-9) and found.links[1, 3] >= quarter * (1 - 1e-9)
+    expected = 3 * quarter + (2 * whole if "weights" not in kinds else 0.0)
+    assert found.total == pytest.approx(expected)
+
+
+def test_unequal_shards_follow_memory() -> None:
+    plan = made([[(ALL, [0])], [(ALL, [1])]], zero=1, zero_shares=[3.0, 1.0, 0.0, 0.0])
+    held = holdings(plan, set())[0, "states"]
+    assert held == {0: [(0.0, 0.75)], 1: [(0.75, 1.0)]}
+
+
+plans = st.sampled_from(
+    [
+        made([[((0, 7), [0]), ((7, 14), [1])]]),
+        made([[((0, 3), [2]), ((3, 14), [0])]]),
+        made([[(ALL, [0, 1])]]),
+        made([[(ALL, [0, 1])], [(ALL, [2, 3])]]),
+        made([[(ALL, [d])] for d in range(4)]),
+        made([[(ALL, [d])] for d in range(4)], zero=1),
+        made([[(ALL, [d])] for d in range(4)], zero=3),
+        made([[((0, 5), [3, 2]), ((5, 14), [0])]]),
+    ]
+)
+
+
+@settings(max_examples=60)
+@given(plans, plans, st.sets(st.integers(0, 3), max_size=3))
+def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]) -> None:
+    found = moves(before, after, workload(), gone)
+    had, needs, sizes = holdings(before, gone), holdings(after, set()), state_sizes(workload())
+    missing = 0.0
+    for key, wanted in needs.items():
+        for device, intervals in wanted.items():
+            own = had.get(key, {}).get(device, [])
+            for begin, end in intervals:
+                kept = sum(max(0.0, min(end, q) - max(begin, p)) for p, q in own)
+                missing += (end - begin - kept) * sizes[key]
+    assert found.total + found.from_checkpoint == pytest.approx(missing, abs=1.0)
+    assert not any(source in gone for source, _ in found.links)
+    if not gone:
+        assert found.from_checkpoint == 0.0
+
+
+def test_replanning_leaves_the_lost_idle() -> None:
+    w, run = workload(), Run(Options(time_limit=20, threads=1))
+    before = STRATEGIES["amp"].propose(w, run)[0].plan
+    assert before is not None
+    found = replan(before, w, [1], run, strategies=["amp", "dp"])
+    assert found.best is not None and found.before == replay(before, w).seconds
+    for choice in found.choices:
+        plan = choice.candidate.plan
+        assert plan is not None and all(plan.devices[d].node == 0 for d in plan.ranks)
+        assert plan.workload == before.workload
+        assert replay(plan, w).seconds == choice.candidate.predicted_seconds
+        assert "@" not in choice.candidate.method
+    document = found.document()
+    assert document["lost_nodes"] == [1] and document["winner"] == found.chosen
+    assert {"bytes_to_move", "links", "move_seconds"} <= set(document["candidates"][0])
+
+
+def test_the_least_moved_of_the_nearly_fastest() -> None:
+    w, run = workload(), Run(Options(time_limit=20, threads=1))
+    base = STRATEGIES["dp"].propose(w, run)[0]
+
+    def choice(seconds: float, moved: float) -> Choice:
+        from dataclasses import replace
+
+        return Choice(replace(base, predicted_seconds=seconds), Moves({(0, 1): moved}, {}))
+
+    choices = [choice(1.0, 50.0), choice(1.04, 10.0), choice(1.2, 0.0)]
+    assert least_moved(choices, 0.0) == 0
+    assert least_moved(choices, 5.0) == 1
+    assert least_moved(choices, 20.0) == 2
+    assert least_moved([], 5.0) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["node2"], "no such node (got 'node2', expected node0 to node1)"),
+        (["1"], "no such node"),
+        ([], "no lost node named"),
+        (["node0", "node1"], "nothing is left"),
+    ],
+)
+def test_nonsense_losses(texts: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_lost(texts, workload())
+    assert message in str(caught.value)

@@ -1,0 +1,124 @@
+"""Learned efficiency: trees find a rule again, and predictions use them where they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.workloads import cluster
+from hetplan.cli.main import main
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.profiling import efficiency
+from hetplan.profiling.efficiency import Learned, MeasuredOperator, OperatorData, load_efficiency, train
+from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
+from hetplan.profiling.profile import Provenance
+
+PEAK, BANDWIDTH = 1e12, 1e11
+
+
+def rule(elements: float) -> float:
+    """Efficiency of the made-up device: small operators reach a tenth, large ones nine tenths."""
+    return float(0.1 + 0.8 / (1 + 1e6 / elements))
+
+
+def data(count: int = 400, device: str = "T4") -> OperatorData:
+    random = Random(0)
+    found = []
+    for _ in range(count):
+        m, k, n = (2.0 ** random.randint(4, 12) for _ in range(3))
+        elements = m * k + k * n + m * n
+        ideal = max(2 * m * k * n / PEAK, 2 * elements / BANDWIDTH)
+        found.append(
+            MeasuredOperator(
+                kind="product", count=1.0, m=m, k=k, n=n, elements=elements, seconds=ideal / rule(elements)
+            )
+        )
+        size = 2.0 ** random.uniform(12, 28)
+        found.append(
+            MeasuredOperator(kind="elementwise", elements=size, seconds=2 * size / BANDWIDTH / rule(size))
+        )
+    return OperatorData(
+        device=device, precision="fp16", element_bytes=2, flops_per_second=PEAK, bytes_per_second=BANDWIDTH,
+        provenance=Provenance(kind="measured", source="made up", date="2026-01-01"), operators=found,
+    )  # fmt: skip
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "xgboost", None)
+    with pytest.raises(UnsupportedError, match=r"hetplan\[learn\]"):
+        train(data(40))
+
+
+def test_features_are_finite_and_tell_sizes_apart() -> None:
+    one, other = (efficiency.features(1, m, 64, 64, 3 * m) for m in (64, 128))
+    assert np.isfinite(one).all() and one != other
+    assert efficiency.features(0, 0, 0, 0, 100)[0] == 0
+
+
+class TestTrees:
+    @pytest.fixture(autouse=True)
+    def library(self) -> None:
+        pytest.importorskip("xgboost", reason="xgboost is an extra of hetplan")
+
+    def test_a_rule_is_found_again(self) -> None:
+        found = train(data())
+        for kind in found.kinds:
+            assert kind.error < 0.1 < kind.roofline_error
+            assert kind.trained_on == 320 and kind.kept_apart == 80
+
+    def test_too_few_operators_teach_nothing(self) -> None:
+        with pytest.raises(InputError, match="too few"):
+            train(data(10))
+
+    def test_predictions_follow_the_trees_where_there_are_some(self, tmp_path: Path) -> None:
+        path = tmp_path / "t4.json"
+        train(data()).save(path)
+        learned = {"T4": Learned(load_efficiency(path))}
+        model = load_model("gpt2", sequence=128)
+        plain = predict(model, cluster(), micro_batches=[1], tensor_degrees=[1])
+        found = predict(model, cluster(), micro_batches=[1], tensor_degrees=[1], learned=learned)
+        for before, after in zip(plain.tables, found.tables, strict=True):
+            assert (before.forward_seconds == after.forward_seconds) == (before.device != "T4")
+        assert "learned efficiency of T4" in found.provenance.source
+
+    def test_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        measured, trained, profile = (tmp_path / f"{name}.json" for name in ("operators", "trees", "profile"))
+        data().save(measured)
+        assert main(["profile", "train", str(measured), "-o", str(trained)]) == 0
+        assert "kept apart" in capsys.readouterr().out
+        arguments = ["profile", "--predict", "--model", "gpt2", "--cluster", "g4dn-4", "-o", str(profile)]
+        assert main([*arguments, "--micro-batches", "1", "--efficiency", str(trained)]) == 0
+        assert main([*arguments, "--precision", "fp32", "--efficiency", str(trained)]) == 2
+        capsys.readouterr()
+        other = [a if a != "g4dn-4" else "amp-mixed" for a in arguments]
+        assert main([*other, "--micro-batches", "1", "--efficiency", str(trained)]) == 0
+        assert "plain roofline: V100-SXM2-16GB" in capsys.readouterr().err
+        document: dict[str, Any] = json.loads(trained.read_text())
+        document["kinds"][0]["trees"] = "{}"
+        trained.write_text(json.dumps(document))
+        assert main([*arguments, "--efficiency", str(trained)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_operators_of_this_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch")
+    from hetplan.runtime.operators import measure_operators
+
+    found = measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
+    assert [op.kind for op in found.operators] == ["product", "elementwise"] * 3
+    assert found.device == "X" and found.flops_per_second > 0
+    for op in found.operators:
+        assert op.elements * 4 / op.seconds <= found.bytes_per_second * (1 + 1e-9)
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "trian", "x"]) == 2
+    assert main(["profile", "train"]) == 2
+    assert main(["profile", "--device", "cpu", "--efficiency", "x", "--model", "gpt2"]) == 2
+    assert capsys.readouterr().err.count("\n") == 3

@@ -1,0 +1,420 @@
+"""Importers: small files of every kind written here, the published samples where they lie beside, and broken ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, sailor_folder
+from hetplan.cli.main import main
+from hetplan.errors import InputError
+from hetplan.profiling.cluster import load_cluster
+from hetplan.profiling.importers.common import Settings
+from hetplan.profiling.importers.registry import KINDS, import_file
+from hetplan.profiling.models import load_model
+from hetplan.profiling.profile import Profile, load_profile
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+beside = pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the published samples in {SHARED}")
+
+# A diamond: 1 feeds 2 and 3, both feed 4.
+
+
+def operator(name: str, description: str, forward: str, backward: str, activation: str, params: str) -> str:
+    times = f"forward_compute_time={forward}, backward_compute_time={backward}"
+    return f"{name} -- {description} -- {times}, activation_size={activation}, parameter_size={params}\n"
+
+
+PIPEDREAM = (
+    operator("node4", "Add", "1.0", "2.0", "40.0", "0.000")
+    + operator("node1", "Conv2d(3, 64, kernel_size=(3, 3))", "4.000", "8.000", "100.0", "12.000")
+    + operator("node2", "ReLU(inplace)", "1.0", "1.0", "[10.0; 20.0]", "0.000")
+    + operator("node3", "Linear(1 -- 2)", "2.0", "3.0", "50.0", "4.000")
+    + "".join(f"\tnode{a} -- node{b}\n" for a, b in ((1, 2), (1, 3), (2, 4), (3, 4)))
+)
+
+DEEPSPEED = """-------------------------- DeepSpeed Flops Profiler --------------------------
+model parallel size:                                          1
+batch size per GPU:                                           4
+fwd latency:                                                  10 ms
+bwd latency:                                                  25 ms
+
+------------------------------ Detailed Profile per GPU ------------------------------
+Each module profile is listed after its name in the following order:
+params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency
+
+Net(
+  3.5 M = 100% Params, 7 GMACs = 100% MACs, 10 ms = 100% latency, 1.4 TFLOPS
+  (embed): Embedding(1 M, 28.5% Params, 0 MACs, 0.00% MACs, 500 us, 5.00% latency, 0.0 FLOPS, 10, 20)
+  (body): Encoder(
+    2 M, 57.1% Params, 6 GMACs, 85.7% MACs, 8 ms, 80.00% latency, 1.5 TFLOPS,
+    (layers): ModuleList(
+      2 M, 57.1% Params, 6 GMACs, 85.7% MACs, 8 ms, 80.00% latency, 1.5 TFLOPS,
+      (0): Block(
+        1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS,
+        (mlp): Sequential(
+          1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS,
+          (0): Linear(1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS, bias=True)
+          (1): GELU(0, 0% Params, 0 MACs, 0% MACs, 1 us, 0.00% latency, 0.0 FLOPS)
+        )
+      )
+      (1): Block(1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 5 ms, 50.00% latency, 1.2 TFLOPS, bias=True)
+    )
+  )
+  (head): Linear(500 k, 14.2% Params, 1 GMACs, 14.2% MACs, 1 ms, 10.00% latency, 2 TFLOPS, bias=True)
+)
+------------------------------------------------------------------------------
+"""
+
+
+def piper(seconds: float = 0.03) -> dict[str, Any]:
+    def variant(degree: int, name: str, factor: float) -> dict[str, Any]:
+        return {
+            "id": name, "timePerSample": factor * seconds / degree, "parameterSize": 60.0 / degree,
+            "memoryUsageA": 30.0 / degree, "memoryUsageB": 1.0, "syncTimeFw": {}, "syncTimeBw": {},
+        }  # fmt: skip
+
+    nodes = [
+        {
+            "id": i,
+            "name": f"n{i}",
+            "TMPCs": {
+                str(t): [variant(t, "activation recomp", 1.3), variant(t, "vanilla", 1.0)] for t in (1, 2)
+            },
+        }
+        for i in range(3)
+    ]
+    edges = [{"sourceId": i, "destId": j, "communicationCost": 7.0} for i, j in ((0, 1), (1, 2), (0, 2))]
+    return {"maxDevices": 2, "nodes": nodes, "edges": edges}
+
+
+def placement() -> dict[str, Any]:
+    def node(number: int, colour: int, milliseconds: float, size: float, back: int) -> dict[str, Any]:
+        return {
+            "id": number, "name": f"node{number}", "supportedOnFpga": 1, "cpuLatency": 9.0,
+            "fpgaLatency": milliseconds, "isBackwardNode": back, "colorClass": colour, "size": size,
+        }  # fmt: skip
+
+    nodes = [
+        node(1, 1, 2.0, 110.0, 0),
+        node(2, 2, 3.0, 5.0, 0),
+        node(3, 1, 4.0, 110.0, 1),
+        node(4, 2, 6.0, 5.0, 1),
+    ]
+    edges = [{"sourceId": s, "destId": t, "cost": 0.1, "size": 10.0} for s, t in ((1, 2), (2, 4), (4, 3))]
+    return {"maxFPGAs": 2, "nodes": nodes, "edges": edges}
+
+
+def metis() -> dict[str, Any]:
+    return {
+        "model": {
+            "model_name": "GPT3",
+            "num_layers": 2,
+            "parameters": {
+                "parameters_per_layer_bytes": [2000, 4000],
+                "activation_parameters_bytes": [80, 0],
+            },
+        },
+        "execution_time": {"layer_compute_total_ms": [3.0, 6.0]},
+        "execution_memory": {"layer_memory_total_mb": [1.0, 2.0]},
+    }
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def imported(kind: str, path: Path, tmp_path: Path, *options: str) -> Profile:
+    """Through the command line into a file, and read back from it."""
+    target = tmp_path / "imported.json"
+    assert main(["import", kind, str(path), "-o", str(target), *options]) == 0
+    return load_profile(target)
+
+
+def test_pipedream_cuts_carry_what_later_operators_need(tmp_path: Path) -> None:
+    path = write(tmp_path / "graph.txt", PIPEDREAM)
+    found = imported("pipedream", path, tmp_path, "--micro-batch", "2", "--device-type", "V100")
+    assert [layer.name.split("-")[0] for layer in found.layers] == ["0", "1", "2", "3"]
+    assert found.layers[2].name == "2-Linear(1 2)"
+    (table,) = found.tables
+    assert (table.device, table.tensor, table.micro_batch) == ("V100", 1, 2)
+    assert table.forward_seconds == pytest.approx([0.004, 0.001, 0.002, 0.001])
+    assert table.backward_seconds == pytest.approx([0.008, 0.001, 0.003, 0.002])
+    # behind 1: its output once; behind 2: 1's, for 3, and 2's; behind 3: 2's and 3's
+    assert [layer.activation_bytes * 2 for layer in found.layers] == [100, 130, 80, 0]
+    assert [layer.param_bytes for layer in found.layers] == [12, 0, 4, 0]
+
+
+def test_piper(tmp_path: Path) -> None:
+    found = imported("piper", write(tmp_path / "p.json", piper()), tmp_path)
+    assert [t.tensor for t in found.tables] == [1, 2]
+    assert [sum(t.seconds()) for t in found.tables] == pytest.approx([0.09, 0.045])
+    assert [layer.activation_bytes for layer in found.layers] == [7, 14, 0]
+    assert found.layers[0].param_bytes == 60 and found.layers[0].saved_bytes == 30
+
+
+def test_dnn_partitioning_joins_colours(tmp_path: Path) -> None:
+    found = imported("dnn-partitioning", write(tmp_path / "d.json", placement()), tmp_path)
+    (table,) = found.tables
+    assert table.forward_seconds == pytest.approx([0.002, 0.003])
+    assert table.backward_seconds == pytest.approx([0.004, 0.006])
+    assert [layer.param_bytes for layer in found.layers] == [100, 5]
+    assert [layer.activation_bytes for layer in found.layers] == [10, 0]
+
+
+def test_dnn_partitioning_counts_a_colours_backward_node_once(tmp_path: Path) -> None:
+    document = placement()
+    document["nodes"][1]["colorClass"] = document["nodes"][3]["colorClass"] = 1
+    found = imported("dnn-partitioning", write(tmp_path / "d.json", document), tmp_path)
+    assert found.tables[0].backward_seconds == pytest.approx([0.010, 0.0])
+
+
+def test_metis(tmp_path: Path) -> None:
+    folder = tmp_path / "metis"
+    folder.mkdir()
+    for tensor, batch in ((1, 2), (2, 2)):
+        write(folder / f"DeviceType.A100_tp{tensor}_bs{batch}.json", metis())
+    found = imported("metis", folder, tmp_path)
+    assert (found.model, found.devices()) == ("GPT3", ("A100",))
+    assert [(t.tensor, t.micro_batch) for t in found.tables] == [(1, 2), (2, 2)]
+    assert sum(found.tables[0].forward_seconds) == pytest.approx(0.003)
+    assert sum(found.tables[0].seconds()) == pytest.approx(0.009)
+    assert [layer.param_bytes for layer in found.layers] == [2000, 4000]
+    assert found.layers[0].activation_bytes == 40
+    assert found.layers[0].saved_bytes == pytest.approx((1e6 - 8 * 2000) / 2)
+
+
+def test_metis_memory_of_another_length_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = metis()
+    document["execution_memory"]["layer_memory_total_mb"] = [1.0]
+    found = imported("metis", write(tmp_path / "DeviceType.X_tp1_bs1.json", document), tmp_path)
+    assert found.layers[0].saved_bytes == 0
+    assert "has 1 entries for 2 layers" in capsys.readouterr().err
+
+
+def test_sailor(tmp_path: Path) -> None:
+    root = sailor_folder(tmp_path / "s")
+    for path, devices in (
+        (root / "profiles/TOY", ("fast", "slow")),
+        (root / "profiles/TOY/slow/profile.json", ("slow",)),
+    ):
+        found = imported("sailor", path, tmp_path)
+        assert found.devices() == devices and len(found.layers) == LAYERS
+        assert found.layers[0].param_bytes == PARAMS and found.layers[0].activation_bytes == OUTPUT
+        assert found.layers[0].saved_bytes == pytest.approx(KEPT)
+        table = found.table("slow", 2, 4)
+        assert table is not None and sum(table.seconds()) == pytest.approx(4 * 4 * 0.009 / 2)
+
+
+def test_sailor_tells_what_every_rank_keeps(tmp_path: Path) -> None:
+    root = sailor_folder(tmp_path / "s")
+    document = json.loads((root / "llm_info.json").read_text())
+    for layer in document["TOY"]["2"].values():
+        layer["act_mem_bytes"] = 0.75 * KEPT  # half of it divided by two
+    write(root / "llm_info.json", document)
+    found = imported("sailor", root / "profiles/TOY", tmp_path)
+    assert found.layers[0].saved_bytes == pytest.approx(KEPT)
+    assert found.layers[0].replicated_saved_bytes == pytest.approx(KEPT / 2)
+
+
+def test_deepspeed_opens_lists_of_blocks(tmp_path: Path) -> None:
+    found = imported("deepspeed", write(tmp_path / "out.txt", DEEPSPEED), tmp_path)
+    (table,) = found.tables
+    assert [layer.name for layer in found.layers] == [
+        "0-embed-Embedding",
+        "1-0-Block",
+        "2-1-Block",
+        "3-head-Linear",
+    ]
+    assert table.micro_batch == 4 and found.model == "Net"
+    assert table.forward_seconds == pytest.approx([0.0005, 0.003, 0.005, 0.001])
+    assert table.backward_seconds == pytest.approx([2.5 * t for t in table.forward_seconds])
+    assert [layer.param_bytes for layer in found.layers] == [2e6, 2e6, 2e6, 1e6]
+
+
+def test_calculon_model_and_system(tmp_path: Path) -> None:
+    sizes = {
+        "hidden": 64,
+        "feedforward": 256,
+        "seq_size": 32,
+        "attn_heads": 4,
+        "attn_size": 32,
+        "num_blocks": 3,
+    }
+    path, target = write(tmp_path / "m.json", sizes), tmp_path / "model.json"
+    assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
+    model = load_model(target)
+    assert model.sequence == 32 and len(model.layers) == 5
+    # qkv 64 x 384, projection 128 x 64, feed-forward 2 x 64 x 256, biases and norms
+    assert model.layers[1].params == 64 * 384 + 384 + 128 * 64 + 64 + 2 * 64 * 256 + 256 + 64 + 4 * 64
+    system = {
+        "matrix": {"float16": {"tflops": 312}, "float8": {"tflops": 9}},
+        "mem1": {"GiB": 80, "GBps": 2048},
+        "networks": [
+            {"bandwidth": 300, "efficiency": 0.5, "size": 8, "latency": 1e-5},
+            {"bandwidth": 25, "efficiency": 1.0, "size": 65536, "latency": 2e-5},
+        ],
+    }
+    path, target = write(tmp_path / "sys.json", system), tmp_path / "cluster.yaml"
+    assert main(["import", "calculon", str(path), "-o", str(target), "--nodes", "2"]) == 0
+    cluster = load_cluster(target)
+    assert len(cluster.devices) == 16
+    assert cluster.bandwidth()[0, 1] == 150e9 and cluster.bandwidth()[0, 8] == 25e9
+    assert cluster.latency()[0, 8] == pytest.approx(2e-5)
+    assert cluster.specs["sys"].peak_flops("bf16") == 312e12
+
+
+def without(document: Any, *path: Any) -> Any:
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return copy
+
+
+def changed(document: Any, value: Any, *path: Any) -> Any:
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return copy
+
+
+TIME = ("nodes", 0, "TMPCs", "2", 1, "timePerSample")
+SIZES = ("model", "parameters", "parameters_per_layer_bytes")
+METIS = "DeviceType.A_tp1_bs1.json"
+SHORT = DEEPSPEED.replace("500 us, 5.00% latency", "...")
+BROKEN: list[tuple[str, str, Any, str]] = [
+    (
+        "pipedream",
+        "g.txt",
+        PIPEDREAM + "node5 -- x -- forward_compute_time=1\n",
+        r"line 9: backward_.* is missing",
+    ),
+    (
+        "pipedream",
+        "g.txt",
+        PIPEDREAM.replace("=8.000", "=nan"),
+        r"line 2: backward_compute_time is not usable",
+    ),
+    ("pipedream", "g.txt", PIPEDREAM + "\tnode4 -- node9\n", r"names a node that is not there .*node9"),
+    ("pipedream", "g.txt", PIPEDREAM + "\tnode4 -- node1\n", r"circle"),
+    ("pipedream", "g.txt", PIPEDREAM + "nonsense\n", r"line 9: not usable"),
+    ("pipedream", "g.txt", "", r"no node"),
+    ("piper", "p.json", without(piper(), "nodes", 1, "TMPCs"), r"nodes\[1\]\.TMPCs: required key is missing"),
+    ("piper", "p.json", changed(piper(), -1, *TIME), r"nodes\[0\]\.TMPCs\.2\[1\]\.timePerSample"),
+    ("piper", "p.json", changed(piper(), 8, "edges", 0, "destId"), r"edges\[0\]\.destId: .*not there"),
+    ("dnn-partitioning", "d.json", without(placement(), "edges"), r"edges: required key is missing"),
+    (
+        "dnn-partitioning",
+        "d.json",
+        changed(placement(), 7, "nodes", 2, "colorClass"),
+        r"colorClass 7 has a backw",
+    ),
+    (
+        "dnn-partitioning",
+        "d.json",
+        changed(placement(), "x", "nodes", 0, "fpgaLatency"),
+        r"nodes\[0\]\.fpgaLat",
+    ),
+    ("metis", "m.json", metis(), r"name is not usable"),
+    ("metis", METIS, without(metis(), "execution_time"), r"execution_time: required key is missing"),
+    ("metis", METIS, changed(metis(), [1], *SIZES), r"2 entries"),
+    ("calculon", "c.json", {"hidden": 64}, r"feedforward: required key is missing"),
+    ("calculon", "c.json", {}, r"neither a model nor a system"),
+    ("calculon", "c.json", {"networks": []}, r"matrix: required key is missing"),
+    ("deepspeed", "o.txt", "nothing", r"no detailed profile"),
+    ("deepspeed", "o.txt", DEEPSPEED.split("  (head)", maxsplit=1)[0], r"does not end"),
+    ("deepspeed", "o.txt", SHORT, r"line 13: module embed has no figures"),
+    ("sailor", "profile.json", {}, r"llm_info\.json"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "content", "message"), BROKEN)
+def test_broken_files_are_one_line_with_their_place(
+    kind: str, name: str, content: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / name, content)
+    assert main(["import", kind, str(path), "-o", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and name in error
+    with pytest.raises(InputError, match=message):
+        import_file(kind, path, Settings())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_files(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no such|not usable"):
+        import_file(kind, tmp_path / "absent.json", Settings())
+
+
+def test_unknown_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["import", "pipdream", str(tmp_path)]) == 2
+    assert "did you mean pipedream" in capsys.readouterr().err
+
+
+@beside
+@pytest.mark.parametrize("name", ["gnmt", "resnet50", "vgg16"])
+def test_published_pipedream(name: str, tmp_path: Path) -> None:
+    path = SHARED / "pipedream" / f"{name}.txt"
+    found = imported("pipedream", path, tmp_path)
+    text = path.read_text()
+
+    def total(key: str) -> float:
+        return math.fsum(map(float, re.findall(rf"{key}=([\d.]+)", text)))
+
+    (table,) = found.tables
+    assert sum(table.forward_seconds) == pytest.approx(total("forward_compute_time") / 1e3)
+    assert sum(table.backward_seconds) == pytest.approx(total("backward_compute_time") / 1e3)
+    assert sum(layer.param_bytes for layer in found.layers) == pytest.approx(total("parameter_size"))
+    assert found.layers[-1].activation_bytes == 0
+
+
+@beside
+def test_published_graphs(tmp_path: Path) -> None:
+    for name in ("bert24_training", "bert24_inference", "resnet50_training"):
+        path = SHARED / "dnn-partitioning" / f"{name}.json"
+        found = imported("dnn-partitioning", path, tmp_path)
+        nodes = json.loads(path.read_text())["nodes"]
+        assert sum(found.tables[0].seconds()) == pytest.approx(sum(n["fpgaLatency"] for n in nodes) / 1e3)
+    found = imported("piper", SHARED / "piper/bert32a100.json", tmp_path)
+    nodes = json.loads((SHARED / "piper/bert32a100.json").read_text())["nodes"]
+    for table in found.tables:
+        given = sum(n["TMPCs"][str(table.tensor)][0]["timePerSample"] for n in nodes)
+        assert sum(table.seconds()) == pytest.approx(given)
+
+
+@beside
+def test_published_calculon(tmp_path: Path) -> None:
+    target = tmp_path / "out.yaml"
+    for path in sorted((SHARED / "calculon/systems").glob("*.json")):
+        assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
+        assert len(load_cluster(target).devices) == json.loads(path.read_text())["networks"][0]["size"]
+    target = tmp_path / "out.json"
+    for path in sorted((SHARED / "calculon/models").glob("*.json")):
+        assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
+        model, given = load_model(target), json.loads(path.read_text())
+        assert len(model.layers) == given["num_blocks"] + 2 and model.spec.shape is not None
+        assert model.spec.shape.query_width == given["attn_heads"] * given["attn_size"]
+
+
+@beside
+def test_published_sailor(tmp_path: Path) -> None:
+    for folder in sorted((SHARED / "sailor/profiles").iterdir()):
+        found = imported("sailor", folder, tmp_path)
+        for gpu in sorted(folder.iterdir()):
+            given = json.loads((gpu / "profile.json").read_text())
+            for batch, degrees in given.items():
+                for degree, rows in degrees.items():
+                    table = found.table(gpu.name, int(degree), int(batch))
+                    assert table is not None
+                    assert sum(table.seconds()) == pytest.approx(sum(r[0] + r[1] for r in rows.values()))

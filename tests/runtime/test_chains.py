@@ -1,0 +1,153 @@
+"""What a model must offer: chains that keep the contract, and what is told of those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hetplan.errors import InputError
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from torch import nn  # noqa: E402
+
+from hetplan.runtime.execution.chain import count_of, describe  # noqa: E402
+from hetplan.runtime.execution.holdings import bucket_plans  # noqa: E402
+from hetplan.runtime.execution.places import Layout  # noqa: E402
+from hetplan.runtime.execution.position import Dropout, Position, at, uniform  # noqa: E402
+from hetplan.runtime.execution.tensor import Cut, Part, cut  # noqa: E402
+from hetplan.runtime.references.build import reference, stand_in  # noqa: E402
+from parity.cases import MODELS, Case, R, S, even, names_of  # noqa: E402
+from parity.faulty import Pair, Picky  # noqa: E402
+
+ROW = torch.zeros(1, 6)
+
+
+def chain_of(*layers: nn.Module) -> nn.Module:
+    """A ModuleDict of layers a, b, …"""
+    module = nn.Module()
+    module.layers = nn.ModuleDict(dict(zip("abcdef", layers, strict=False)))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 6)), ["a", "b"], "match the plan (got '1 layers', expected 2)"),
+        (lambda: chain_of(nn.Tanh(), nn.Tanh()), ["a", "c"], "layer 1 (got 'b', expected c)"),
+        (lambda: chain_of(nn.Tanh()), ["a", "b"], "model does not match the plan (got '1 layers', expected 2)"),
+        (lambda: nn.Linear(6, 6), ["a"], "model is no chain (got 'Linear'"),
+        (lambda: chain_of(Pair(), nn.Tanh()), ["a", "b"], "layer a: layer returned something else (got 'tuple'"),
+        (lambda: chain_of(nn.Linear(5, 5), nn.Tanh()), ["a", "b"], "layer a: does not run on the meta device"),
+        (lambda: chain_of(Picky(), nn.Tanh()), ["a", "b"], "layer a: does not run on the meta device"),
+    ],
+)  # fmt: skip
+def test_what_is_no_chain_for_the_plan_is_told(
+    module: Callable[[], Any], names: list[str], message: str
+) -> None:
+    with pytest.raises(InputError) as told:
+        describe(module(), names, ROW, ROW)
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_reference_models_are_chains(model: str) -> None:
+    """Real and on the meta device alike; parameters shared by layers have one name."""
+    made = MODELS[model]()
+    batch: Any = made.batch
+    chain = describe(made, names_of(model), *batch(0, 0, 1))
+    with torch.device("meta"):
+        ghost = MODELS[model]()
+    again = describe(ghost, names_of(model), *batch(0, 0, 1))
+    assert chain.parameters == again.parameters and chain.outputs == again.outputs
+    assert len(chain.parameters) == len(list(made.parameters()))
+    tied = [p.layers for p in chain.parameters.values() if len(p.layers) > 1]
+    assert tied == (
+        [(0, len(chain.names) - 1)]
+        if model in ("gpt", "gpt-no-dropout", "narrow", "bert", "moe", "two")
+        else []
+    )
+
+
+def test_parameters_count_as_described() -> None:
+    """The modules have the parameters that the profile counts, layer by layer."""
+    from hetplan.profiling.models import load_model
+
+    for name in ("gpt2", "llama-1.1b", "bert-base", "bert-moe", "vit-base", "vgg19"):
+        model = load_model(name, precision="fp32")
+        with torch.device("meta"):
+            module = reference(model)
+        counted: list[int] = []
+        seen: set[int] = set()
+        for layer in module.layers.values():
+            own = {id(p): p.numel() for p in layer.parameters() if id(p) not in seen}
+            seen |= own.keys()
+            counted.append(sum(own.values()))
+        assert list(module.layers) == [layer.name for layer in model.layers]
+        assert counted == [layer.params for layer in model.layers], name
+
+
+def test_parts_and_cuts() -> None:
+    whole = torch.arange(24).view(6, 4)
+    parts = [cut(0, 3, Part(i, (2.0, 1.0)), blocks=2) for i in range(2)]
+    assert parts == [Cut(0, ((0, 2), (3, 5))), Cut(0, ((2, 3), (5, 6)))]
+    assert parts[1].take(whole).tolist() == [[8, 9, 10, 11], [20, 21, 22, 23]]
+    assert Cut(1, ((1, 1),)).take(whole).shape == (6, 0)
+    assert [Part(i, (1.0, 1.0, 1.0)).of(2) for i in range(3)] == [(0, 0), (0, 1), (1, 2)]
+
+
+def test_buckets_hold_every_element_once() -> None:
+    """Whatever the cuts: owners' pieces of a parameter lie behind each other, and each unit contributes once."""
+    case = Case("buckets", "gpt", [R([S((0, 2), rows=(1, 1), tensor=(1, 2)), S((2, 5))], [(2, 2)]),
+                                   R([S((0, 5), tensor=(2, 1, 1))], [(1, 2)])])  # fmt: skip
+    made: Any = MODELS["gpt"]()
+    chain = describe(made, names_of("gpt"), *made.batch(0, 0, 1))
+    plans = bucket_plans(Layout(case.plan), chain, by_layer=False)
+    for name, parameter in chain.parameters.items():
+        pieces = sorted((p.first, p.last) for b in plans for p in b.pieces if p.name == name)
+        assert [0, *(last for _, last in pieces)] == [
+            *(first for first, _ in pieces),
+            parameter.shape[parameter.dim],
+        ]
+    for bucket in plans:
+        assert all(piece.contributors <= set(bucket.owners) for piece in bucket.pieces)
+    tied = [b for b in plans for p in b.pieces if p.name == "embedding.table"]
+    assert {b.units for b in tied} == {
+        4
+    }  # both row groups of the first stage, the last stage, the other replica
+    assert sum(b.size for b in plans) == sum(p.numel() for p in made.parameters())
+
+
+def test_dropout_depends_on_the_position_only() -> None:
+    drop = Dropout(0.3, "here")
+    x = torch.ones(6, 4, 5)
+    with at(Position(seed=1, step=2, first_row=10)):
+        whole = drop(x)
+    with at(Position(seed=1, step=2, first_row=13)):
+        assert torch.equal(drop(x[3:]), whole[3:])
+        assert torch.equal(drop(x[3:, 1:3], 1, 4), whole[3:, 1:3])
+    others = (Position(2, 2, 10), Position(1, 3, 10), Position(1, 2, 11))
+    for other in others:
+        with at(other):
+            assert not torch.equal(drop(x), whole)
+    assert torch.equal(drop.eval()(x), x)
+
+
+def test_the_hash_is_uniform() -> None:
+    """Mean, variance and neighbours of many draws."""
+    drawn = uniform(12345, (400, 500), (7, 0), (0, 500), "cpu")
+    assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
+    assert abs(float(drawn.mean()) - 0.5) < 0.003
+    assert abs(float(drawn.var()) - 1 / 12) < 0.001
+    a, b = drawn[:, 1:].flatten(), drawn[:, :-1].flatten()
+    assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 0.01
+
+
+def test_targets_that_count() -> None:
+    count = count_of(nn.Tanh())
+    assert count(torch.tensor([[1, -100], [2, 3]])) == 3
+    assert count(torch.zeros(5, 2)) == 5
+    assert count_of(stand_in(["a", "b"]))(torch.tensor([1])) == 1
+    assert even([0, 2, 5]) == [S((0, 2)), S((2, 5))]

@@ -1,0 +1,118 @@
+"""Loss and every gradient of a plan equal those of one process, for all plan shapes of `parity.cases`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from hetplan.files import read_json  # noqa: E402
+from parity.cases import CASES, Case  # noqa: E402 (needs torch)
+from parity.curves import OPTIMIZERS, PLANS, STEPS  # noqa: E402
+from parity.gradients import assembled, single  # noqa: E402
+
+TESTS = Path(__file__).parent.parent
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+
+
+def run_forked(target: str, folder: Path) -> None:
+    """All ranks of a target; fails with what the first failing rank died of."""
+    path = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "parity" / "forked.py"), target, str(folder)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    told = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
+    assert done.returncode == 0, "\n".join([*told, done.stderr[-3000:]])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """World size -> [rank] -> case -> (loss, fragments)."""
+    folder = tmp_path_factory.mktemp("parity")
+    run_forked("parity.gradients", folder)
+    return {
+        world: [torch.load(folder / f"found-{world}-{rank}.pt") for rank in range(world)]
+        for world in sorted({case.world for case in CASES})
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_loss_and_gradients_equal_one_process(case: Case, found: dict[int, list[dict[str, Any]]]) -> None:
+    losses = [rank[case.name][0] for rank in found[case.world]]
+    fragments = [f for rank in found[case.world] for f in rank[case.name][1]]
+    loss, gradients = single(case)
+    tolerance = TOLERANCE[case.dtype]
+    assert len(set(losses)) == 1
+    assert losses[0] == pytest.approx(loss, rel=tolerance)
+    for name, gradient in assembled(gradients, fragments).items():
+        expected = gradients[name]
+        error = float((gradient - expected).norm())
+        assert error <= tolerance * max(float(expected.norm()), 1e-3), f"{name}: {error}"
+    assert any(float(g.norm()) > 1e-6 for g in gradients.values())
+
+
+def test_there_are_enough_shapes() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 60
+    assert {case.world for case in CASES} == set(range(2, 9))
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, str], list[float]]]:
+    """The folder with checkpoints, and (plan, optimizer) -> losses."""
+    folder = tmp_path_factory.mktemp("curves")
+    run_forked("parity.curves", folder)
+    return folder, loaded(folder, "curves")
+
+
+def loaded(folder: Path, name: str) -> dict[tuple[str, str], list[float]]:
+    """What the ranks of all world sizes found."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for file in folder.glob(f"{name}-*.pt"):
+        found |= torch.load(file)
+    assert {plan for plan, _ in found} == set(PLANS)
+    return found
+
+
+Curves = tuple[Path, dict[tuple[str, str], list[float]]]
+
+
+def test_any_two_plans_give_the_same_loss_curve(curves: Curves) -> None:
+    """Ten steps, with momentum and with AdamW; the model learns, so the curves are not flat."""
+    for optimizer in OPTIMIZERS:
+        first, *others = [curve for (_, used), curve in sorted(curves[1].items()) if used == optimizer]
+        assert first[-1] < 0.97 * first[0]
+        for curve in others:
+            assert curve == pytest.approx(first, rel=1e-8)
+
+
+def test_a_checkpoint_goes_on_under_another_plan(curves: Curves) -> None:
+    """Other cuts, widths, shares, ZeRO levels and numbers of ranks: the second half of the same curve."""
+    folder, whole = curves
+    run_forked("parity.resumed", folder)
+    for key, losses in loaded(folder, "resumed").items():
+        assert losses == pytest.approx(whole[key][STEPS // 2 :], rel=1e-8), key
+
+
+def test_a_checkpoint_has_the_unsplit_names(curves: Curves) -> None:
+    """What is stored can be read without hetplan's plans: every tensor once, whole."""
+    dcp: Any = pytest.importorskip("torch.distributed.checkpoint")
+    folder = curves[0] / "ZeRO 3-adamw" / f"step-{STEPS // 2}"
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    shapes = read_json(folder / "hetplan.json")["shapes"]
+    assert {f"model.{name}" for name in shapes} == {key for key in stored if key.startswith("model.")}
+    for name, shape in shapes.items():
+        for key in (f"model.{name}", f"optimizer.{name}.exp_avg", f"optimizer.{name}.exp_avg_sq"):
+            ends = sorted((c.offsets[0], c.offsets[0] + c.sizes[0]) for c in stored[key].chunks)
+            assert [0, *(end for _, end in ends)] == [*(begin for begin, _ in ends), prod(shape)]

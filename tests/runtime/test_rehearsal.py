@@ -1,0 +1,157 @@
+"""Plans on virtual devices: real processes and messages, predicted times slept; and `hetplan run` around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.workloads import small
+from hetplan.files import read_json
+from hetplan.profiling.simulator.pipeline import Collective
+from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.runtime.plan import save_plan
+from hetplan.runtime.replay import replay
+from hetplan.runtime.virtual import Rehearsal, finish, take
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from parity.cases import Case, R, S, even  # noqa: E402
+from parity.rehearsals import PLANS, plan  # noqa: E402
+
+TESTS = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """This Python in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def rehearsed(folder: Path, *names: str) -> dict[str, Any]:
+    """Measured by `parity.rehearsals`."""
+    done = python(str(TESTS / "parity" / "rehearsals.py"), str(folder / "found.json"), *names)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = read_json(folder / "found.json")
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_slept_is_what_the_simulator_predicts(name: str) -> None:
+    made = plan(name, small())
+    assert Rehearsal.of(made, small(), 3.0).seconds == pytest.approx(3 * replay(made, small()).seconds)
+
+
+def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
+    """A machine under load may be late, but never early."""
+    names = ("unequal micro-batches", "data parallel, ZeRO 2")
+    for name, found in rehearsed(tmp_path, *names).items():
+        assert found["measured_seconds"] > 0.98 * found["predicted_seconds"], name
+        assert [step["step"] for step in found["steps"]] == [0, 1, 2, 3]
+        for rank in found["ranks"]:
+            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]  # less what began late
+
+
+@pytest.mark.slow
+def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path) -> None:
+    """Needs a machine without other load."""
+    found = rehearsed(tmp_path)
+    assert len(found) >= 10
+    for name, one in found.items():
+        assert abs(one["error"]) < 0.1, name
+    by_prediction = sorted(found, key=lambda name: found[name]["predicted_seconds"])
+    assert by_prediction == sorted(found, key=lambda name: found[name]["measured_seconds"])
+
+
+def test_collectives_wait_for_all_members_and_for_cards() -> None:
+    """Two stages of one replica, one of another: by hand."""
+    two, one = (Pipeline(stages=n, micro_batches=1, forward=1.0, backward=1.0, optimizer=0.5) for n in (2, 1))
+    joined = (
+        Collective(members=[(0, 0), (1, 0)], seconds=3.0, ports=(0,)),
+        Collective(members=[(0, 1), (1, 0)], seconds=2.0, ports=(0,)),
+        Collective(members=[(0, 0), (0, 1)], seconds=1.0, when="parameters"),
+    )
+    rehearsal = Rehearsal(plan("tensor groups", small()), (two, one), joined, 10.0)
+    done = finish(rehearsal, {(0, 0): 100.0, (0, 1): 90.0, (1, 0): 95.0}, [0.0])
+    # the second is ready first, at 95, and holds the card until 115; the first follows until 145
+    assert done == {(0, 0): 160.0, (0, 1): 160.0, (1, 0): 150.0}
+    free = [5.0, 1.0]
+    assert take(free, (0, -1), 2.0, 3.0) == 8.0 and free == [8.0, 1.0]
+
+
+def test_the_command_prints_a_table_a_document_and_a_trace(tmp_path: Path) -> None:
+    case = Case("two by two", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])])
+    save_plan(case.plan, tmp_path / "plan.json")
+    trace = str(tmp_path / "trace.json")
+    command = (
+        "-m",
+        "hetplan",
+        "run",
+        str(tmp_path / "plan.json"),
+        "--factory",
+        "parity.cases:two",
+        "--steps",
+        "3",
+    )
+    done = python(*command, "--json", "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[1] for line in done.stderr.splitlines()] == [" step 0", " step 1", " step 2"]
+    document = json.loads(done.stdout)
+    assert document["predicted_seconds"] is None and document["measured_seconds"] > 0
+    assert [rank["tensor_rank"] for rank in document["ranks"]] == [0, 0, 0, 1]
+    events = read_json(trace)["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"forward 0", "backward 1", "receive 0", "synchronise", "optimizer"} <= names
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3}
+
+
+def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
+    case = Case("torchrun", "two", [R(even([0, 1, 2]), [(2, 2)])])
+    path = str(tmp_path / "plan.json")
+    save_plan(case.plan, path)
+    command = ("-m", "hetplan.runtime", path, "--factory", "parity.cases:two", "--steps", "2")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    done = python(*torchrun, *command)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks on this machine" in done.stdout and "loss" in done.stdout
+    alone = python(*command)
+    assert alone.returncode == 2 and "not started by torchrun" in alone.stderr
+    wanted = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    other = python(*command, **wanted)
+    assert other.returncode == 2
+    assert other.stderr == (
+        "hetplan: rank 0: torchrun: number of processes (got 3, expected 2, one per device)\n"
+    )
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    import socket
+
+    case = Case("port", "two", [R(even([0, 1, 2]), [(2, 2)])])
+    save_plan(case.plan, tmp_path / "plan.json")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        wanted = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = python(
+            "-m", "hetplan.runtime", str(tmp_path / "plan.json"), "--factory", "parity.cases:two", **wanted
+        )
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"hetplan: rank 0: cannot meet at 127.0.0.1:{port}: "), done.stderr

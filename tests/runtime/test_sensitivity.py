@@ -1,0 +1,142 @@
+"""Plans under profiles that are wrong on purpose."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fakes.plans import pipeline
+from fakes.workloads import cluster_document, small
+from hetplan.cli.main import main
+from hetplan.errors import InputError
+from hetplan.planner.data_parallel import propose
+from hetplan.profiling.perturb import perturbed, relative_spread, scenarios
+from hetplan.profiling.profile import Profile, Readings
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import save_plan
+from hetplan.runtime.replay import replay
+from hetplan.runtime.sensitivity import sensitivity
+from hetplan.solvers.run import Run
+
+FAST, SLOW = "V100-SXM2-16GB", "T4"
+
+
+@cache
+def workload() -> Workload:
+    return small()
+
+
+def with_spread(profile: Profile, share: float) -> Profile:
+    """Readings whose spread is `share` of each layer's forward and backward seconds, both ways together."""
+    tables = []
+    for table in profile.tables:
+        readings = Readings(
+            forward_spread_seconds=[2 * share * s for s in table.forward_seconds],
+            backward_spread_seconds=[2 * share * s for s in table.backward_seconds],
+            optimizer_seconds=[0.0] * len(profile.layers),
+            saved_bytes=[0.0] * len(profile.layers),
+        )
+        tables.append(table.model_copy(update={"readings": readings}))
+    return profile.model_copy(update={"tables": tables})
+
+
+def test_times_are_scaled_by_device_and_layer() -> None:
+    profile = workload().profile
+    factors = np.linspace(0.5, 1.5, len(profile.layers))
+    found = perturbed(profile, {SLOW: factors})
+    for before, after in zip(profile.tables, found.tables, strict=True):
+        ratio = np.array(after.seconds()) / np.array(before.seconds())
+        assert ratio == pytest.approx(factors if after.device == SLOW else np.ones(len(factors)))
+
+
+def test_the_measured_spread_replaces_the_assumed_one() -> None:
+    profile = workload().profile
+    assert relative_spread(profile)[FAST] == pytest.approx([0.1] * len(profile.layers))
+    assert relative_spread(with_spread(profile, 0.03))[FAST] == pytest.approx([0.03] * len(profile.layers))
+
+
+def test_draws_stay_within_the_spread_and_can_be_had_again() -> None:
+    profile = workload().profile
+    first, again, other = (scenarios(profile, 5, seed) for seed in (1, 1, 2))
+    assert len(first) == 2 * 2 + 5
+    for one, same in zip(first, again, strict=True):
+        for device, factors in one.factors.items():
+            assert np.abs(factors - 1).max() <= 0.1 + 1e-12
+            assert (factors == same.factors[device]).all()
+    assert any((a.factors[FAST] != b.factors[FAST]).any() for a, b in zip(first[4:], other[4:], strict=True))
+
+
+def test_a_pipeline_of_one_type_follows_that_type() -> None:
+    plan = pipeline(workload(), 7)  # both stages on the first node
+    found = sensitivity([plan], workload(), draws=0)
+    seconds = {outcome.scenario: outcome.seconds[0] for outcome in found.outcomes}
+    nominal = found.nominal.seconds[0]
+    assert nominal == replay(plan, workload()).seconds
+    assert seconds[f"{SLOW} slower"] == seconds[f"{SLOW} faster"] == nominal
+    assert nominal < seconds[f"{FAST} slower"] <= 1.1 * nominal
+    assert found.lowest(0) == seconds[f"{FAST} faster"] and found.highest(0) == seconds[f"{FAST} slower"]
+    assert not found.measured and found.regret(0) == 0
+
+
+def test_ranks_change_where_the_profile_decides() -> None:
+    w = workload()
+    # the second plan leaves more to the slow devices, which pays where they are faster than thought
+    plans = [pipeline(w, 4, 8, 12), pipeline(w, 3, 6, 10)]
+    found = sensitivity(plans, w, draws=30, unmeasured=0.8)
+    assert {o.winner for o in found.outcomes} == {0, 1}
+    assert found.wins(0) + found.wins(1) == len(found.outcomes)
+    assert max(found.regret(0), found.regret(1)) > 0
+
+
+@pytest.mark.parametrize("arguments", [{"unmeasured": 0.0}, {"unmeasured": 0.95}, {"draws": -1}])
+def test_what_is_not_usable(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        sensitivity([pipeline(workload(), 7)], workload(), **arguments)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = []
+    for i, cuts in enumerate(((7,), (4, 8, 12))):
+        names.append(str(tmp_path / f"plan{i}.json"))
+        save_plan(pipeline(workload(), *cuts), names[-1])
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump(cluster_document()))
+    arguments = ["sensitivity", *names, "--cluster", str(cluster), "--draws", "3"]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["spread"] == "assumed" and len(document["scenarios"]) == 7
+    assert [p["name"] for p in document["plans"]] == ["plan0.json", "plan1.json"]
+    for entry in document["plans"]:
+        assert entry["lowest_seconds"] <= entry["seconds"] <= entry["highest_seconds"]
+    assert main(arguments) == 0
+    assert "nothing is measured" in capsys.readouterr().out
+    assert main([*arguments, "--spread", "95"]) == 2
+    candidates = tmp_path / "candidates.json"
+    planned = {"strategy": "s", "method": "m", "plan": json.loads(Path(names[0]).read_text())}
+    candidates.write_text(json.dumps({"candidates": [{"strategy": "x", "plan": None}, planned]}))
+    capsys.readouterr()
+    assert main(["sensitivity", str(candidates), "--cluster", str(cluster), "--draws", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plans"][0]["name"] == "s/m"
+
+
+def test_planning_anew_finds_the_plan_again_that_it_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, cluster = tmp_path / "plan.json", tmp_path / "cluster.yaml"
+    own = propose(workload(), Run())[0].plan
+    assert own is not None
+    save_plan(own, path)
+    cluster.write_text(yaml.safe_dump(cluster_document()))
+    arguments = ["sensitivity", str(path), "--cluster", str(cluster), "--draws", "0", "--strategies", "dp"]
+    assert main([*arguments, "--json"]) == 0
+    anew = json.loads(capsys.readouterr().out)["planned_anew"]
+    assert [row["strategy"] for row in anew] == ["dp"] * 4
+    for row in anew:
+        assert row["gain"] == pytest.approx(row["given_seconds"] / row["new_seconds"] - 1)
+        assert row["gain"] > -0.05
