@@ -181,4 +181,6 @@ def table(best: Found) -> Table:
         (str(j), name, str(layers), bytes_text(size))
         for j, ((name, layers), size) in enumerate(zip(best.stages, best.stage_bytes, strict=True))
     )
-    return Table(summary(best), ("stage", "type", "blocks", "memory per device"), rows, right=(0, 2, 3))
+    return Table(
+        summary(best), ("stage", "type", "blocks", "memory and reserve per device"), rows, right=(0, 2, 3)
+    )
