@@ -26,7 +26,7 @@ from hetplan.formulations.astra.search.pool import (
 from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.segment_figures import SegmentFigures, segment_figures, segment_space
-from hetplan.formulations.astra.search.segments import segment_front
+from hetplan.formulations.astra.search.segments import fastest, segment_front
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.astra.search.table import Strategies, strategies
 from hetplan.profiling.models import load_model
@@ -64,8 +64,10 @@ def test_cost_mode_finds_the_curve_and_keeps_the_limit() -> None:
     assert nothing.best is None and "dollars" in nothing.reason
 
 
-def segments_by_force(figures: SegmentFigures, table: Strategies, layers: int) -> list[tuple[float, float]]:
-    """(seconds, money) of every strategy and every way to give its stages types and layers, in every order of ends."""
+def segments_by_force(
+    figures: SegmentFigures, table: Strategies, layers: int
+) -> list[tuple[float, float, int]]:
+    """(seconds, money, strategy) of every way to give the stages types and layers, in every order of ends."""
     found = []
     types = len(figures.c)
     for r in range(table.rows):
@@ -89,7 +91,7 @@ def segments_by_force(figures: SegmentFigures, table: Strategies, layers: int) -
                 times[-1] += figures.ends[1, on[-1], r]
                 last = max(exposed[kind, i, x - 1] for kind, i, x in stages)
                 seconds = sum(times) + (K - 1) * max(times) + last
-                found.append((seconds, seconds * sum(figures.rate[i, r] for i in on)))
+                found.append((seconds, seconds * sum(figures.rate[i, r] for i in on), r))
     return found
 
 
@@ -132,7 +134,8 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     if seed:
         figures = perturbed(figures, seed, facts.layers)
     front = segment_front(facts.layers, table, figures, Run())
-    points = segments_by_force(figures, table, facts.layers)
+    forced = segments_by_force(figures, table, facts.layers)
+    points = [(seconds, money) for seconds, money, _ in forced]
     expected = sorted(
         p for p in set(points) if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
     )
@@ -145,6 +148,15 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     assert len(got) == len(distinct)
     for a, b in zip(got, distinct, strict=True):
         assert a == pytest.approx(b, rel=1e-9)
+    # The fastest strategies, each on its fastest segments.
+    least: dict[int, float] = {}
+    for time, _, r in forced:
+        least[r] = min(time, least.get(r, time))
+    first = fastest(facts.layers, table, figures, Run(), 5, front)
+    assert first.seconds.tolist() == pytest.approx(sorted(least.values())[:5], rel=1e-9)
+    assert len(set(first.strategy.tolist())) == len(first.strategy)
+    for time, r in zip(first.seconds, first.strategy, strict=True):
+        assert time == pytest.approx(least[int(r)], rel=1e-9)
 
 
 def test_mixed_pool_agrees_with_the_exact_method_of_astra() -> None:
