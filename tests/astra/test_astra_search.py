@@ -121,7 +121,19 @@ def perturbed(figures: SegmentFigures, seed: int, layers: int) -> SegmentFigures
     )
 
 
-@pytest.mark.parametrize("seed", range(30))
+def distinct(front: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points that differ by rounding alone, in seconds or in money, are one point: the better in the other."""
+    kept: list[tuple[float, float]] = []
+    for point in front:
+        if kept and point[1] > kept[-1][1] * (1 - 1e-9):
+            continue
+        if kept and point[0] < kept[-1][0] * (1 + 1e-9):
+            kept.pop()
+        kept.append(point)
+    return kept
+
+
+@pytest.mark.parametrize("seed", [*range(30), 132, 190, 200, 394, 568])
 def test_segment_front_equals_brute_force(seed: int) -> None:
     small = load_model("gpt2", precision="bf16")
     facts = replace(model_facts(small), blocks=model_facts(small).blocks[:6])
@@ -139,14 +151,9 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     expected = sorted(
         p for p in set(points) if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
     )
-    got = list(zip(front.seconds.tolist(), front.money.tolist(), strict=True))
-    # Points that differ by rounding alone are one point.
-    distinct: list[tuple[float, float]] = []
-    for point in expected:
-        if not distinct or not point[1] > distinct[-1][1] * (1 - 1e-9):
-            distinct.append(point)
-    assert len(got) == len(distinct)
-    for a, b in zip(got, distinct, strict=True):
+    got = distinct(list(zip(front.seconds.tolist(), front.money.tolist(), strict=True)))
+    assert len(got) == len(distinct(expected))
+    for a, b in zip(got, distinct(expected), strict=True):
         assert a == pytest.approx(b, rel=1e-9)
     # The fastest strategies, each on its fastest segments.
     least: dict[int, float] = {}
@@ -206,6 +213,26 @@ def test_one_type_costs_the_same_in_both_modes(model: str) -> None:
         assert min(figures.cap[kind, 0, r] for kind in kinds) >= n
         compared += 1
     assert compared > 50 and len(set(P.tolist())) >= 4
+
+
+def test_reductions_lie_above_their_line_and_fall_before_they_rise() -> None:
+    """What the bounds and the compiled search take for granted, on real figures."""
+    facts = model_facts(load_model("llama3-8b", precision="bf16"))
+    offers = (offer_of("A800", 48), offer_of("H100", 32))
+    space = segment_space(Space(tensor=(1, 8), micro_batch=(1,), recompute=(None,)))
+    table = strategies(
+        facts, space, default_rules(SCHEMA.columns), gpus=64, global_batch=256, whole_stages=False
+    )
+    figures = segment_figures(facts, table, offers, Assumptions())
+    falling = 0
+    for r in range(table.rows):
+        exposed = figures.exposed(r)
+        assert (figures.g[None, :, r, None] * np.arange(1, facts.layers + 1) <= exposed).all()
+        steps = np.sign(np.diff(exposed, axis=2).round(12))
+        assert not ((steps[:, :, :-1] > 0) & (steps[:, :, 1:] < 0)).any()
+        assert (exposed[1] <= exposed[0]).all() and (exposed[1] <= exposed[2]).all()
+        falling += bool((steps < 0).any())
+    assert table.rows > 50 and falling > 5
 
 
 def test_one_type_has_one_price_in_all_modes() -> None:
