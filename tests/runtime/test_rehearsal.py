@@ -78,6 +78,7 @@ def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path
     assert by_prediction == sorted(found, key=lambda name: found[name]["measured_seconds"])
 
 
+@pytest.mark.slow
 def test_collectives_wait_for_all_members_and_for_cards() -> None:
     """Two stages of one replica, one of another: by hand."""
     two, one = (Pipeline(stages=n, micro_batches=1, forward=1.0, backward=1.0, optimizer=0.5) for n in (2, 1))
@@ -120,6 +121,7 @@ def test_the_command_prints_a_table_a_document_and_a_trace(tmp_path: Path) -> No
     assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     case = Case("torchrun", "two", [R(even([0, 1, 2]), [(2, 2)])])
     path = str(tmp_path / "plan.json")

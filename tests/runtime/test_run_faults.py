@@ -57,9 +57,9 @@ def nobody_left(group: int) -> bool:
     ("fault", "words"),
     [
         ("killed", "was killed by SIGKILL"),
-        ("stopped", "hangs; no sign of life"),
-        ("stuck", "hangs; at forward of chunk 0, micro-batch 0"),
-        ("hungry", "out of memory"),
+        pytest.param("stopped", "hangs; no sign of life", marks=pytest.mark.slow),
+        pytest.param("stuck", "hangs; at forward of chunk 0, micro-batch 0", marks=pytest.mark.slow),
+        pytest.param("hungry", "out of memory", marks=pytest.mark.slow),
         ("wrong", "KeyError: 'no such key'"),
     ],
 )
@@ -72,6 +72,7 @@ def test_a_rank_that_ends_badly_is_named(fault: str, words: str, tmp_path: Path)
     assert nobody_left(running.pid)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_no_fault(tmp_path: Path) -> None:
     running = start(
         tmp_path, "--factory", "parity.faulty:slow", "--hang-after", "60", "--steps", "3", "--json"
@@ -119,6 +120,7 @@ def test_only_the_steps_since_the_last_checkpoint_are_lost(seed: int, tmp_path: 
             assert loss == pytest.approx(whole[step], rel=1e-4), step
 
 
+@pytest.mark.slow
 def test_no_rank_survives_whoever_started_it(tmp_path: Path) -> None:
     """The parent is killed outright: its ranks notice that nobody listens."""
     running = start(tmp_path, "--factory", "parity.faulty:stuck", "--hang-after", "100", "--steps", "1000")

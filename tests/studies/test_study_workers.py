@@ -61,14 +61,14 @@ def test_rows_come_back() -> None:
 
 
 def test_too_little_memory_is_a_row() -> None:
-    [row] = rows_of(some("exact", time_limit=60), memory_bytes=64 * 2**20)
-    assert (row["status"], row["stop"], row["objective"]) == ("unknown", "error", None)
+    [row] = rows_of(some("random", time_limit=5), memory_bytes=64 * 2**20)
+    assert (row["status"], row["objective"]) == ("unknown", None)
     assert row["message"]
 
 
 @linux
 def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
-    work = list(tasks(["amp-mixed-cluster"], ["milp"], [0], Options(threads=1, time_limit=60))) + some()
+    work = list(tasks(["random-amp-medium-5"], ["milp"], [0], Options(threads=1, time_limit=60))) + some()
     rows: list[Row] = []
     before = children()
     stream: Iterator[Row] = run_tasks(work, 2, stop=lambda: False)
@@ -83,14 +83,14 @@ def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
 
 def test_what_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "GRACE_SECONDS", -1e9)
-    monkeypatch.setattr(workers, "GRACE_SHARE", 0.0)
-    [row] = rows_of(some("milp", "amp-mixed-cluster", time_limit=60.0))
+    monkeypatch.setattr(workers, "GRACE_SHARE", -0.97)
+    [row] = rows_of(some("milp", "random-amp-medium-5", time_limit=60.0))
     assert (row["status"], row["stop"]) == ("unknown", "limit")
     assert row["message"].startswith("killed: still running")
 
 
 def test_a_wish_to_stop_ends_all() -> None:
-    work = some("milp", "amp-mixed-cluster", time_limit=60.0) * 3
+    work = some("milp", "random-amp-medium-5", time_limit=60.0) * 3
     asked = iter([False] * 4)
     begun = time.monotonic()
     assert list(run_tasks(work, 2, stop=lambda: next(asked, True))) == []
@@ -104,11 +104,12 @@ def test_how_deaths_read() -> None:
 
 
 @linux
-def test_killed_twenty_times_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path: Path) -> None:
     marker = f"{MARK}={os.getpid()}-{random.random()}"
     environment = {**os.environ, MARK: marker.partition("=")[2]}
     rng, kills, done = random.Random(7), 0, 0
-    while kills < 20:
+    while kills < most:
         process = subprocess.Popen([sys.executable, "-c", STUDY, str(tmp_path)], env=environment)
         seen = len(keys(tmp_path))
         limit = time.monotonic() + 20
@@ -125,7 +126,7 @@ def test_killed_twenty_times_nothing_is_lost_or_done_twice(tmp_path: Path) -> No
         done = now
         if now == 60:
             break
-    assert kills >= 10
+    assert kills >= min(most, 10)
     last = subprocess.run(
         [sys.executable, "-c", STUDY, str(tmp_path)],
         env=environment,

@@ -81,7 +81,10 @@ def show(
         "--png": png,
         "--svg": svg,
     }
-    if is_plan(subject):
+    # A file that is not there, with options of plans: the plan is what is missing.
+    if is_plan(subject) or (
+        not os.path.exists(subject) and any(value is not None for value in given.values())
+    ):
         if decision is not None:
             raise InputError("a plan has no second argument", got=decision)
         targets = {"html": html, "png": png, "svg": svg}

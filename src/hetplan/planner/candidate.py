@@ -92,10 +92,10 @@ class Candidate:
             "tokens_per_second": self.tokens_per_second(workload),
             "money_per_million_tokens": self.money_per_million_tokens(workload),
             "solve_seconds": self.solve_seconds,
-            "details": dict(self.details),
             "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
             "message": self.message,
             "closed_form_seconds": self.closed_form_seconds,
             "replayed": self.replayed is not None,
             "recomputation": None if self.plan is None else self.plan.recomputation,
+            "details": dict(self.details),
         }

@@ -159,7 +159,7 @@ def child(given: dict[str, Any], pipe: Connection, memory_bytes: int | None) -> 
     try:
         row = perform(task, tell)
     except MemoryError:
-        row = failed(task, "out of memory", seconds=None)
+        row = failed(task, "out of memory")
     except Exception as error:  # noqa: BLE001 - a bug in one method is a row, and the study goes on
         row = failed(task, f"{type(error).__name__}: {one_line(str(error))}")
     with lock:
