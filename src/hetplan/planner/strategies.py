@@ -27,7 +27,8 @@ class Strategy:
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
     recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
-    which of its `methods` to try. exact: those of them that prove their answers.
+    which of its `methods` to try. exact: those of them that prove their answers. named_only: whether it is tried only
+    where it (or `all`) is named, because its kernels take long to compile the first time.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Strategy:
     methods: tuple[str, ...] = ()
     exact: tuple[str, ...] = ("auto",)
     recomputes: bool = False
+    named_only: bool = False
 
     def propose(
         self,
@@ -68,6 +70,7 @@ class Strategy:
 
 
 # One strategy is planned for each of the five papers.
+ALL = "all"
 PAPERS = ("amp", "astra", "hap", "poplar", "ditto")
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
@@ -117,14 +120,20 @@ STRATEGIES: dict[str, Strategy] = {
             "one SPMD program, sharding ratios per device (HAP)",
             ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:duals"),
             "hetplan.planner.hap_settings:HapSettings",
+            named_only=True,
         ),
     )
 }
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies named, each once; all without names. Raises InputError for unknown ones."""
+    """The strategies named, each once; `all` of them; without names those that need not be named.
+
+    Raises InputError for unknown ones.
+    """
     if names is None:
+        return [strategy for strategy in STRATEGIES.values() if not strategy.named_only]
+    if ALL in names:
         return list(STRATEGIES.values())
     if not names:
         raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
