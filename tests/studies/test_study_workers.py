@@ -61,7 +61,7 @@ def test_rows_come_back() -> None:
 
 
 def test_too_little_memory_is_a_row() -> None:
-    [row] = rows_of(some("random", time_limit=5), memory_bytes=64 * 2**20)
+    [row] = rows_of(some("exact", time_limit=2), memory_bytes=64 * 2**20)
     assert (row["status"], row["objective"]) == ("unknown", None)
     assert row["message"]
 
