@@ -48,21 +48,12 @@ def calibrate(
 
     `hetplan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where the runs do not tell.
     """
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.calibration import calibrate as estimate
     from hetplan.runtime.calibration import load_measured_run
 
     check_target(output)
     measured = [load_measured_run(path) for path in runs]
-    told = measured[0].plan.workload
-    workload = make_workload(
-        model or told.model,
-        sources.open_cluster(cluster or told.cluster),
-        told.global_batch,
-        sequence=told.sequence,
-        precision=told.precision,
-        profile=profile,
-    )
+    workload = sources.workload_of(measured[0].plan, cluster, model, profile)
     found = estimate(measured, workload)
     if found.calibration is not None and output is not None:
         found.calibration.save(output)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetplan.cli import completion
 from hetplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +43,30 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."),
+]
+PlanArgument = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
+]
+PlanClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE|NAME",
+        help="Cluster file (YAML); default an example of the plan's cluster's name.",
+        autocompletion=completion.clusters,
+    ),
+]
+PlanModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="Built-in model or config.json; default the plan's.",
+        autocompletion=completion.models,
+    ),
+]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 

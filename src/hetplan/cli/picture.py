@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetplan.cli import sources
 from hetplan.cli.output import check_target, note, print_json, print_tables
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def show_plan(
-    plan: str,
+    value: Any,
+    where: str,
     cluster: str | None,
     model: str | None,
     profile: Path | None,
@@ -25,7 +26,7 @@ def show_plan(
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with their bounds."""
     for target in targets.values():
         check_target(target)
-    scene = drawn(plan, cluster, model, profile)
+    scene = drawn(value, where, cluster, model, profile)
     written = [write(scene, kind, target) for kind, target in targets.items() if target is not None]
     if json:
         print_json(asdict(scene))
@@ -38,23 +39,13 @@ def show_plan(
     return 0
 
 
-def drawn(argument: str, cluster: str | None, model: str | None, profile: Path | None) -> Scene:
-    """What the file's plan looks like, replayed; raises InputError."""
+def drawn(value: Any, where: str, cluster: str | None, model: str | None, profile: Path | None) -> Scene:
+    """What the plan in parsed JSON looks like, replayed; `where` names it in errors. Raises InputError."""
     from hetplan.planner.pictures.scene import read, scene
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.replay import replay
 
-    value, where = sources.read_document(argument)
     plan, offers = read(value, where)
-    told = plan.workload
-    workload = make_workload(
-        model or told.model,
-        sources.open_cluster(cluster or told.cluster),
-        told.global_batch,
-        sequence=told.sequence,
-        precision=told.precision,
-        profile=profile,
-    )
+    workload = sources.workload_of(plan, cluster, model, profile)
     return scene(plan, replay(plan, workload), workload, offers)
 
 

@@ -12,6 +12,7 @@ from hetplan.cli.board import Board
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
+    ProfileOption,
     QuietOption,
     SeedOption,
     ThreadsOption,
@@ -54,9 +55,7 @@ def plan(
         str,
         typer.Option("--precision", metavar="fp16|bf16|fp32", autocompletion=completion.precisions),
     ] = "fp16",
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
-    ] = None,
+    profile: ProfileOption = None,
     strategies: Annotated[
         list[str] | None,
         typer.Option(

@@ -69,7 +69,6 @@ def replan(
     from hetplan.planner.replan import parse_lost
     from hetplan.planner.replan import replan as planned
     from hetplan.planner.strategies import chosen
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.plan import load_plan, save_plan
     from hetplan.solvers.run import Run
 
@@ -78,11 +77,7 @@ def replan(
         raise InputError("--within", got=within, expected="percent, from 0 on")
     options = make_options(time_limit=time_limit, threads=threads)
     loaded = load_plan(plan)
-    told = loaded.workload
-    workload = make_workload(
-        model or told.model, sources.open_cluster(cluster or told.cluster), told.global_batch,
-        sequence=told.sequence, precision=told.precision, profile=profile,
-    )  # fmt: skip
+    workload = sources.workload_of(loaded, cluster, model, profile)
     gone = parse_lost(split_list(lost), workload)
     names = split_list(strategies) if strategies is not None else None
     chosen(names)

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption, QuietOption
+from hetplan.cli import sources
+from hetplan.cli.options import (
+    JsonOption,
+    PlanArgument,
+    PlanClusterOption,
+    PlanModelOption,
+    ProfileOption,
+    QuietOption,
+)
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.errors import InputError
 from hetplan.text import number_text
@@ -21,9 +28,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
-    ],
+    plan: PlanArgument,
     virtual: Annotated[
         bool, typer.Option("--virtual", help="Rehearse the plan's devices: narrow layers, predicted times.")
     ] = False,
@@ -42,27 +47,9 @@ def run(
             "--factory", metavar="MODULE:FUNCTION", help="Your model; default the reference of its name."
         ),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="Cluster file (YAML); default an example of the plan's cluster's name.",
-            autocompletion=completion.clusters,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME|FILE",
-            help="Built-in model or config.json; default the plan's.",
-            autocompletion=completion.models,
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
-    ] = None,
+    cluster: PlanClusterOption = None,
+    model: PlanModelOption = None,
+    profile: ProfileOption = None,
     optimizer: Annotated[Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")] = "adamw",
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", metavar="X", help="Of the optimizer.")
@@ -150,7 +137,6 @@ def rehearse(
 ) -> Rehearsal | None:
     """The plan's predicted times; None where they are not needed and the plan's cluster is not known."""
     from hetplan.profiling.examples import example_clusters
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.virtual import Rehearsal
 
     told = plan.workload
@@ -158,12 +144,5 @@ def rehearse(
         raise InputError("--time-scale is for --virtual devices")
     if not virtual and cluster is None and told.cluster not in example_clusters():
         return None
-    workload = make_workload(
-        model or told.model,
-        sources.open_cluster(cluster or told.cluster),
-        told.global_batch,
-        sequence=told.sequence,
-        precision=told.precision,
-        profile=profile,
-    )
+    workload = sources.workload_of(plan, cluster, model, profile)
     return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=len(os.sched_getaffinity(0)))

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption, SeedOption, split_list
+from hetplan.cli import sources
+from hetplan.cli.options import (
+    JsonOption,
+    PlanClusterOption,
+    PlanModelOption,
+    ProfileOption,
+    SeedOption,
+    split_list,
+)
 from hetplan.cli.output import print_json, print_tables
 from hetplan.errors import InputError
 from hetplan.text import Table, number_text, percent_text, seconds_text
@@ -28,24 +35,9 @@ def sensitivity(
             metavar="PLAN…", help="Plan files, or what `hetplan plan --json` prints: all its plans."
         ),
     ],
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="Cluster file (YAML); default an example of the plan's cluster's name.",
-            autocompletion=completion.clusters,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="NAME|FILE", help="Built-in model or config.json; default the plan's."
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
-    ] = None,
+    cluster: PlanClusterOption = None,
+    model: PlanModelOption = None,
+    profile: ProfileOption = None,
     spread: Annotated[
         float, typer.Option("--spread", metavar="PERCENT", help="By how much times without a spread are off.")
     ] = 10.0,
@@ -63,7 +55,6 @@ def sensitivity(
     json: JsonOption = False,
 ) -> int:
     """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best decision change."""
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.sensitivity import sensitivity as analyse
 
     if not 0 < spread <= 90:
@@ -73,15 +64,7 @@ def sensitivity(
     if not 0 <= draws <= 10_000:
         raise InputError("not usable", where="--draws", got=draws, expected="0 to 10000")
     named = [pair for path in plans for pair in read_plans(path)]
-    told = named[0][1].workload
-    workload = make_workload(
-        model or told.model,
-        sources.open_cluster(cluster or told.cluster),
-        told.global_batch,
-        sequence=told.sequence,
-        precision=told.precision,
-        profile=profile,
-    )
+    workload = sources.workload_of(named[0][1], cluster, model, profile)
     found = analyse(
         [plan for _, plan in named], workload, draws=draws, seed=seed or 0, unmeasured=spread / 100
     )

@@ -81,28 +81,28 @@ def show(
         "--png": png,
         "--svg": svg,
     }
-    # A file that is not there, with options of plans: the plan is what is missing.
-    if is_plan(subject) or (
-        not os.path.exists(subject) and any(value is not None for value in given.values())
-    ):
+    found = plan_document(subject, asked=any(value is not None for value in given.values()))
+    if found is not None:
         if decision is not None:
             raise InputError("a plan has no second argument", got=decision)
         targets = {"html": html, "png": png, "svg": svg}
-        return show_plan(subject, cluster, model, profile, targets, json=json)
+        return show_plan(*found, cluster, model, profile, targets, json=json)
     for option, value in given.items():
         if value is not None:
             raise InputError("is for plan files", where=option, got=subject)
     return show_decision(subject, decision, json=json)
 
 
-def is_plan(subject: str) -> bool:
-    """Whether it is a file that holds a plan or a planning's document; raises InputError for unreadable files."""
-    if not os.path.isfile(subject):
-        return False
-    from hetplan.files import read_json
+def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
+    """A plan's file, or a planning's document, and its name for errors; None for what is neither.
 
-    value = read_json(subject)
-    return isinstance(value, dict) and (value.get("format") == PLAN or "candidates" in value)
+    asked: with options of plans, where a file that is not there is the plan. Raises InputError for unreadable files.
+    """
+    if not (os.path.isfile(subject) or (asked and not os.path.exists(subject))):
+        return None
+    value, where = sources.read_document(subject)
+    is_plan = isinstance(value, dict) and (value.get("format") == PLAN or "candidates" in value)
+    return (value, where) if is_plan else None
 
 
 def show_decision(instance: str, decision: str | None, *, json: bool) -> int:

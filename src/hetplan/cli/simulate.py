@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption
+from hetplan.cli import sources
+from hetplan.cli.options import (
+    JsonOption,
+    PlanArgument,
+    PlanClusterOption,
+    PlanModelOption,
+    ProfileOption,
+)
 from hetplan.cli.output import check_target, print_json, print_tables, write_document
 from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
 
@@ -21,30 +27,10 @@ LISTED = 64  # stages
 
 
 def simulate(
-    plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
-    ],
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="Cluster file (YAML); default an example of the plan's cluster's name.",
-            autocompletion=completion.clusters,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME|FILE",
-            help="Built-in model or config.json; default the plan's.",
-            autocompletion=completion.models,
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
-    ] = None,
+    plan: PlanArgument,
+    cluster: PlanClusterOption = None,
+    model: PlanModelOption = None,
+    profile: ProfileOption = None,
     overlap: Annotated[
         int,
         typer.Option(
@@ -70,7 +56,6 @@ def simulate(
     Exit code 0 when the plan fits in memory, 1 when it does not.
     """
     from hetplan.errors import InputError
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.plan import load_plan
     from hetplan.runtime.replay import Settings, replay
 
@@ -78,15 +63,7 @@ def simulate(
     if overlap < 1:
         raise InputError("--overlap", got=overlap, expected="1 part or more")
     loaded = load_plan(plan)
-    told = loaded.workload
-    workload = make_workload(
-        model or told.model,
-        sources.open_cluster(cluster or told.cluster),
-        told.global_batch,
-        sequence=told.sequence,
-        precision=told.precision,
-        profile=profile,
-    )
+    workload = sources.workload_of(loaded, cluster, model, profile)
     beside = 0.0
     if calibration is not None:
         workload, beside = calibrated(loaded, workload, calibration)

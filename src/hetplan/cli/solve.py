@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from hetplan.solvers.options import Options
     from hetplan.solvers.registry import Family
     from hetplan.solvers.result import Result
+
+# Among a result's details: the exception of a method that broke.
+BUG = "bug"
 
 
 def solve(
@@ -84,7 +87,7 @@ def solve(
         print_json(document)
     else:
         print_tables(result_tables(found, results))
-    if any(result.message.startswith("bug in hetplan") for result in results):
+    if any(BUG in result.details for result in results):
         return 3
     return 0 if all(result.status in ("optimal", "feasible") for result in results) else 1
 
@@ -148,14 +151,27 @@ def run_methods(
                 isinstance(error, InputError) and not isinstance(error, UnsupportedError)
             ):
                 raise
-            told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
-            bug = not isinstance(error, UnsupportedError)
-            results.append(no_result(method, options, f"bug in hetplan: {told}" if bug else told))
+            results.append(failure(method, options, error))
         stopped = run.cancelled
     return results
 
 
-def no_result(method: str, options: Options, message: str, *, interrupted: bool = False) -> Result[Any]:
+def failure(method: str, options: Options, error: Exception) -> Result[Any]:
+    """The result of a method that refused the instance, or broke."""
+    if isinstance(error, UnsupportedError):
+        return no_result(method, options, str(error))
+    told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
+    return no_result(method, options, f"bug in hetplan: {told}", details={BUG: type(error).__name__})
+
+
+def no_result(
+    method: str,
+    options: Options,
+    message: str,
+    *,
+    interrupted: bool = False,
+    details: Mapping[str, object] | None = None,
+) -> Result[Any]:
     """A result that knows nothing but why."""
     from hetplan.solvers.result import Result, Stop
 
@@ -171,6 +187,7 @@ def no_result(method: str, options: Options, message: str, *, interrupted: bool 
         options=options.as_dict(),
         seed=options.seed,
         message=message,
+        details=details or {},
     )
 
 

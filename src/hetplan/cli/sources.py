@@ -14,6 +14,8 @@ from hetplan.names import unknown_name
 if TYPE_CHECKING:
     from hetplan.instances.envelope import Instance
     from hetplan.profiling.cluster import Cluster
+    from hetplan.profiling.workload import Workload
+    from hetplan.runtime.plan import Plan
 
 
 def read_document(argument: str) -> tuple[Any, str]:
@@ -62,3 +64,18 @@ def open_cluster(argument: str) -> Cluster:
             return example_cluster(argument)
         raise unknown_name("neither a file nor an example cluster:", argument, example_clusters())
     return load_cluster(argument)
+
+
+def workload_of(plan: Plan, cluster: str | None, model: str | None, profile: Path | None) -> Workload:
+    """The workload that a plan was made for, with what is given in place of what the plan names; raises InputError."""
+    from hetplan.profiling.workload import make_workload
+
+    told = plan.workload
+    return make_workload(
+        model or told.model,
+        open_cluster(cluster or told.cluster),
+        told.global_batch,
+        sequence=told.sequence,
+        precision=told.precision,
+        profile=profile,
+    )
