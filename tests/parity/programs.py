@@ -114,9 +114,14 @@ def tiny(network: str, world: int, segments: int) -> SingleProgram:
 
 @cache
 def theory_at(network: str, world: int, segments: int) -> Theory:
-    """Every rule; prices do not matter."""
+    """Of a tiny network."""
+    return every_rule(tiny(network, world, segments), world)
+
+
+def every_rule(program: SingleProgram, world: int) -> Theory:
+    """A theory whose prices do not matter."""
     devices = [Device(name="any", flops_per_second=1.0)] * world
-    return theory_of(tiny(network, world, segments), devices, ring(world, 1e9), all_dimensions=True)
+    return theory_of(program, devices, ring(world, 1e9), all_dimensions=True)
 
 
 def drawn_program(theory: Theory, seed: int) -> list[int]:

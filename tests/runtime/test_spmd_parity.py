@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,13 @@ def test_parameters_are_sliced_where_the_program_slices_them(found: dict[int, li
         for rank in found[case.world]
     ]
     assert any(sizes) and any(0 in row for row in sizes)
+
+
+def test_a_checkpoint_goes_on_under_another_program(tmp_path: Path) -> None:
+    """Other ratios, shards, ranks and runs: the second half of the same curve, which is not flat."""
+    run_forked("parity.program_curves", tmp_path)
+    whole, resumed = (torch.load(tmp_path / f"curves-{world}.pt") for world in (2, 3))
+    for name, losses in whole.items():
+        assert losses[-1] < 0.97 * losses[0]
+        assert resumed[name] == pytest.approx(losses[len(losses) // 2 :], rel=1e-8), name
+    assert set(whole) == {"sgd", "adamw"}

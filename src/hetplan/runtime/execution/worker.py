@@ -15,14 +15,31 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.distributed import Distributed, example_of
 from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
+from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.references.build import reference, stand_in
+from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.virtual import Shared, Virtual
 from hetplan.runtime.watch import WAITS, Event, Recorder
 
 KIB = 1024  # Linux counts resident memory in KiB
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+def make_model(job: Job, watch: Recorder) -> Distributed | DistributedProgram:
+    """This rank's part of the job's model."""
+    if job.plan.schedule == "spmd":
+        return DistributedProgram(make_program(job), job.plan, seed=job.seed, watch=watch)
+    return Distributed(make_module(job), job.plan, seed=job.seed, watch=watch)
+
+
+def make_program(job: Job) -> ProgramModel:
+    """The job's single-device program. Raises InputError for an unusable factory."""
+    if job.factory is not None:
+        return as_model(called(job.factory, job.plan))
+    return ProgramModel(planned_program(job.plan, job.model))
 
 
 def make_module(job: Job) -> nn.Module:
@@ -46,6 +63,16 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
 
 
 def from_factory(text: str, plan: Plan) -> nn.Module:
+    """The torch module that `module:function` makes of the plan."""
+    made = called(text, plan)
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
+        )
+    return made
+
+
+def called(text: str, plan: Plan) -> Any:
     """What `module:function` makes of the plan."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
@@ -54,18 +81,18 @@ def from_factory(text: str, plan: Plan) -> nn.Module:
         function: Any = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise InputError("--factory cannot be imported", got=text, expected=str(error)) from None
-    made = function(plan)
-    if not isinstance(made, nn.Module):
-        raise InputError(
-            "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
-        )
-    return made
+    return function(plan)
 
 
 def check_job(job: Job) -> None:
     """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
-    module = make_module(job)
-    describe(module, job.plan.workload.layers, *example_of(module))
+    if job.plan.schedule == "spmd":
+        program = make_program(job).program
+        check_samples(program, job.plan)
+        read_program(job.plan, program)
+    else:
+        module = make_module(job)
+        describe(module, job.plan.workload.layers, *example_of(module))
     if job.plan.workload.precision != "fp32" and job.factory is None and not job.virtual:
         raise UnsupportedError(
             "reference models run in fp32 on CPUs", where=job.plan.name, got=job.plan.workload.precision,
@@ -89,7 +116,7 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a step."""
     from hetplan.runtime.execution.checkpoint import load, save
 
-    model = Distributed(make_module(job), job.plan, seed=job.seed, watch=watch)
+    model = make_model(job, watch)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
     if job.resume and job.checkpoint is not None:
         load(model, optimizer, job.checkpoint)
