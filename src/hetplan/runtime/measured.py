@@ -63,12 +63,7 @@ class Measured:
 
     def predicted_busy(self, rank: int) -> float | None:
         """Seconds of passes of a rank's stage."""
-        rehearsal = self.job.rehearsal
-        if rehearsal is None:
-            return None
-        i, j, _, _ = positions(self.job.plan)[rank]
-        both = (rehearsal.times(i, what)[j].sum() for what in ("forward", "backward"))
-        return rehearsal.scale * float(sum(both))
+        return None if self.job.rehearsal is None else self.job.rehearsal.busy(rank)
 
     def document(self) -> dict[str, Any]:
         """As JSON types; seconds."""
@@ -143,7 +138,10 @@ class Measured:
             notes.append(slow)
         first, last = self.reports[0][0], self.reports[0][-1]
         texts = (f"{number_text(report.loss)} at step {report.step}" for report in (first, last))
-        notes.append(f"loss {', '.join(texts)}")
+        untrained = self.job.virtual and self.job.plan.schedule == "spmd"
+        notes.append(
+            "nothing is trained: programs are rehearsed" if untrained else f"loss {', '.join(texts)}"
+        )
         if len(self.reports) > LISTED:
             notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
         return notes

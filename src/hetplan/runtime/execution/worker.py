@@ -17,10 +17,12 @@ from hetplan.runtime.execution.distributed import Distributed, example_of
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
 from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
+from hetplan.runtime.execution.spmd.rehearsed import RehearsedProgram
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.references.build import reference, stand_in
 from hetplan.runtime.spmd_decision import read_program
+from hetplan.runtime.spmd_virtual import SpmdRehearsal, SpmdWatch
 from hetplan.runtime.virtual import Shared, Virtual
 from hetplan.runtime.watch import WAITS, Event, Recorder
 
@@ -28,8 +30,10 @@ KIB = 1024  # Linux counts resident memory in KiB
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
-def make_model(job: Job, watch: Recorder) -> Distributed | DistributedProgram:
+def make_model(job: Job, watch: Recorder) -> Distributed | DistributedProgram | RehearsedProgram:
     """This rank's part of the job's model."""
+    if isinstance(watch, SpmdWatch):
+        return RehearsedProgram(watch)
     if job.plan.schedule == "spmd":
         return DistributedProgram(make_program(job), job.plan, seed=job.seed, watch=watch)
     return Distributed(make_module(job), job.plan, seed=job.seed, watch=watch)
@@ -87,9 +91,7 @@ def called(text: str, plan: Plan) -> Any:
 def check_job(job: Job) -> None:
     """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
     if job.plan.schedule == "spmd":
-        program = make_program(job).program
-        check_samples(program, job.plan)
-        read_program(job.plan, program)
+        check_program(job)
     else:
         module = make_module(job)
         describe(module, job.plan.workload.layers, *example_of(module))
@@ -100,10 +102,25 @@ def check_job(job: Job) -> None:
         )  # fmt: skip
 
 
+def check_program(job: Job) -> None:
+    """The same of an SPMD plan; a rehearsal's costs have read its program already."""
+    if not job.virtual:
+        program = make_program(job).program
+        check_samples(program, job.plan)
+        read_program(job.plan, program)
+    elif job.checkpoint is not None:
+        raise InputError(
+            "rehearsals of SPMD programs train nothing", where=job.plan.name, got="--checkpoint",
+            expected="no checkpoint, or no --virtual",
+        )  # fmt: skip
+
+
 def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
     if shared is None:
         return Recorder()
+    if isinstance(shared.rehearsal, SpmdRehearsal):
+        return SpmdWatch(shared=shared, rank=rank)
     layout = Layout(job.plan)
     place = layout.places[rank]
     ranks: dict[tuple[int, int], list[int]] = {}
@@ -118,7 +135,7 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
 
     model = make_model(job, watch)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
-    if job.resume and job.checkpoint is not None:
+    if job.resume and job.checkpoint is not None and not isinstance(model, RehearsedProgram):
         load(model, optimizer, job.checkpoint)
     first = model.step
     for step in range(first, first + job.steps):
@@ -133,7 +150,8 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
         report(step_report(step, loss, done, keep=step == first + job.steps - 1))
         stop = agreed(stopping())
         due = job.every is not None and (step + 1) % job.every == 0
-        if job.checkpoint is not None and (due or stop or step == first + job.steps - 1):
+        due = due or stop or step == first + job.steps - 1
+        if job.checkpoint is not None and due and not isinstance(model, RehearsedProgram):
             watch.begins("checkpoint", 0, step)
             save(model, optimizer, job.checkpoint)
             watch.ends("checkpoint", 0, step)

@@ -70,6 +70,13 @@ class Simulated(Exchange):
         return pieces(np.concatenate(slices, axis=source), target, after)
 
 
+def bounds_of(axes: Axes, tensor: str, form: Form, ratios: Sequence[float]) -> Bounds:
+    """[m] where each device's slice of a tensor begins and ends."""
+    lengths = axes.lengths(tensor, form, ratios)
+    ends = np.cumsum(lengths)
+    return [(int(e - n), int(e)) for n, e in zip(lengths, ends, strict=True)]
+
+
 def added(slices: Slices) -> Array:
     """The sum."""
     return np.asarray(sum(slices[1:], start=slices[0]))
@@ -142,9 +149,7 @@ class Machine(ABC):
         """[m] where each device's slice begins and ends."""
         key = (tensor, form, segment)
         if key not in self._bounds:
-            lengths = self.axes.lengths(tensor, form, self.ratios[segment])
-            ends = np.cumsum(lengths)
-            self._bounds[key] = [(int(e - n), int(e)) for n, e in zip(lengths, ends, strict=True)]
+            self._bounds[key] = bounds_of(self.axes, tensor, form, self.ratios[segment])
         return self._bounds[key]
 
     def cut(self, value: Array, tensor: str, form: Form, segment: int) -> Slices:

@@ -7,8 +7,7 @@ Gradients add up over the runs of an iteration; those of whole parameters are al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from torch import nn
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
-from hetplan.formulations.hap.spmd.instructions import Instruction, Run
-from hetplan.formulations.hap.spmd.machine import Bounds, Machine, Slices, piece, useful
+from hetplan.formulations.hap.spmd.machine import Bounds, Machine, Slices, useful
 from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
 from hetplan.runtime.execution.spmd.model import (
@@ -31,25 +29,11 @@ from hetplan.runtime.execution.spmd.model import (
 from hetplan.runtime.execution.spmd.ranks import Ranks
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.spmd_decision import Reading, read_program
+from hetplan.runtime.spmd_shards import Shard, shards_of
 from hetplan.runtime.watch import Watch
 
 Data = Callable[[int, int], Mapping[str, Array]]
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """How a parameter is held: whole (dimension None), or each rank its range of a dimension."""
-
-    name: str
-    shape: tuple[int, ...]
-    dimension: int | None = None
-    bounds: tuple[tuple[int, int], ...] = ()
-
-    def take(self, value: Array, rank: int) -> Array:
-        """A rank's part of a whole array; a copy."""
-        part = value if self.dimension is None else piece(value, self.dimension, self.bounds[rank])
-        return np.array(part, order="C")
 
 
 class DistributedProgram:
@@ -68,7 +52,7 @@ class DistributedProgram:
         self.dtype = DTYPES[torch.get_default_dtype()]
         self.batch = made.batch or synthetic_batch(made.program, seed)
         self.machine = RankMachine(self)
-        self.shards = shards_of(self.order, self.machine)
+        self.shards = shards_of(self.reading)
         first = made.initial or synthetic_initial(seed)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, shard in self.shards.items():
@@ -136,28 +120,6 @@ def as_model(model: SingleProgram | ProgramModel) -> ProgramModel:
             expected="a SingleProgram or a ProgramModel",
         )  # fmt: skip
     return model
-
-
-def shards_of(order: Sequence[Instruction], machine: Machine) -> dict[str, Shard]:
-    """How every parameter (copies by the name of what they copy) is held."""
-    program = machine.program
-    ways: dict[str, set[tuple[Form, tuple[tuple[int, int], ...]]]] = {}
-    for instruction in order:
-        if not isinstance(instruction, Run):
-            continue
-        node = program.node(instruction.node)
-        for source, form in zip(program.inputs(node), instruction.way.inputs, strict=True):
-            if source.kind == PARAMETER:
-                cut = () if form == WHOLE else tuple(machine.bounds(source.name, form, node.segment))
-                ways.setdefault(program.copies.get(source.name, source.name), set()).add((form, cut))
-    found: dict[str, Shard] = {}
-    for node in program.parameters:
-        if node.name in program.copies:
-            continue
-        form, cut = next(iter(ways.get(node.name, {(WHOLE, ())})))
-        alike = len(ways.get(node.name, ())) <= 1 and form != WHOLE
-        found[node.name] = Shard(node.name, node.shape, form, cut) if alike else Shard(node.name, node.shape)
-    return found
 
 
 class RankMachine(Machine):

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hetplan.formulations.hap.spmd.machine import Bounds
 from hetplan.runtime.execution.checkpoint import Chunk
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram, Shard
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.spmd.ranks import Ranks
 from hetplan.runtime.plan import split
+from hetplan.runtime.spmd_shards import Shard
 
 Tensors = Iterator[tuple[str, Shard, Tensor]]
 
