@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.models import networks as n
+from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.runtime.execution.checkpoint import load, save
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.plan import Plan
-from parity.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 
 WORLDS = [2, 3]
 STEPS, BATCH = 6, 12
@@ -32,15 +33,23 @@ def plan_on(world: int) -> Plan:
     return plan_of(theory, HapDecision(program=drawn_program(theory, world), ratios=[ratios]), runs)
 
 
+def gpt2(plan: Plan) -> SingleProgram:
+    """One block, for the plan's runs; also as `--factory` wants it."""
+    return n.gpt2(plan.replicas[0].micro_batches[0].samples, n.Sizes(1, 12, 3, 9), 6, 15)
+
+
+def whole_batch(plan: Plan) -> SingleProgram:
+    """One run of all samples, which plans with several runs cannot take."""
+    return n.gpt2(BATCH, n.Sizes(1, 12, 3, 9), 6, 15)
+
+
 def work(rank: int, world: int, folder: Path) -> None:
     """All optimizers on this number of ranks."""
     torch.set_default_dtype(torch.float64)
     plan = plan_on(world)
     found = {}
     for name, (kind, options) in OPTIMIZERS.items():
-        model = DistributedProgram(
-            n.gpt2(plan.replicas[0].micro_batches[0].samples, n.Sizes(1, 12, 3, 9), 6, 15), plan
-        )
+        model = DistributedProgram(gpt2(plan), plan)
         optimizer = model.optimizer(kind, **options)
         target = str(folder / name)
         if world == 3:

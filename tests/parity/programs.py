@@ -5,8 +5,7 @@ Programs are drawn at random from each network's theory, so that all rules occur
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,23 +15,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.first import greedy_program
-from hetplan.formulations.hap.problem import compile_problem
+from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
+from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.execute import Outcome, random_values, reference
-from hetplan.formulations.hap.spmd.links import ring
-from hetplan.formulations.hap.spmd.models import networks as n
 from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.formulations.hap.theory import reduce_theory
+from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.spmd.model import ProgramModel
-from hetplan.runtime.plan import Plan, parse_plan
-from hetplan.runtime.spmd_decision import read_program, write_program
-
-UNEVEN: dict[int, list[float]] = {2: [0.7, 0.3], 3: [0.5, 0.2, 0.3], 4: [0.15, 0.4, 0.25, 0.2]}
-IDLE: dict[int, list[float]] = {2: [1.0, 0.0], 3: [0.6, 0.0, 0.4], 4: [0.0, 0.5, 0.0, 0.5]}
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.spmd_decision import read_program
 
 
 @dataclass(frozen=True)
@@ -92,17 +84,6 @@ class Case:
         return Outcome(sum(one.loss for one in each) / self.runs, gradients)
 
 
-# of two blocks and few entries, m ranks and b samples
-NETWORKS: dict[str, Callable[[int, int], SingleProgram]] = {
-    "vgg19": lambda b, m: n.vgg19(b, m, 7, 10, m),
-    "vit": lambda b, m: n.vit(b, n.sizes(2, True, m), 2 * m, 12, 10),
-    "bert": lambda b, m: n.bert(b, n.sizes(2, True, m), 2 * m, 6 * m),
-    "bert-moe": lambda b, m: n.bert(b, n.sizes(2, True, m), 2 * m, 6 * m, m),
-    "gpt2": lambda b, m: n.gpt2(b, n.sizes(2, True, m), 2 * m, 6 * m),
-    "llama-blocks": lambda b, m: n.llama(b, n.sizes(2, True, m), 2 * m),
-}
-
-
 @cache
 def tiny(network: str, world: int, segments: int) -> SingleProgram:
     """A network on small tensors, two samples a rank, its layers in runs of equal number."""
@@ -116,38 +97,6 @@ def tiny(network: str, world: int, segments: int) -> SingleProgram:
 def theory_at(network: str, world: int, segments: int) -> Theory:
     """Of a tiny network."""
     return every_rule(tiny(network, world, segments), world)
-
-
-def every_rule(program: SingleProgram, world: int) -> Theory:
-    """A theory whose prices do not matter."""
-    devices = [Device(name="any", flops_per_second=1.0)] * world
-    return theory_of(program, devices, ring(world, 1e9), all_dimensions=True)
-
-
-def drawn_program(theory: Theory, seed: int) -> list[int]:
-    """The cheapest at random prices: other rules for every seed."""
-    draw = random.Random(seed)
-    prices = [draw.random() ** 3 for _ in theory.data.triples]
-    return greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: prices[step.index])
-
-
-def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
-    """A plan of that program, one device a node."""
-    m, program = len(decision.ratios[0]), theory.program
-    samples = program.nodes[0].shape[0]
-    layers = list(dict.fromkeys(node.layer for node in program.computations))
-    stage = {"layers": [[0, len(layers)]], "devices": [list(range(m))], "tensor_shares": [1.0] * m}
-    document: dict[str, Any] = {
-        "format": "hetplan-plan", "version": 1, "name": program.name, "schedule": "spmd",
-        "workload": {
-            "model": program.name, "cluster": "made up", "global_batch": samples * runs, "sequence": None,
-            "precision": "fp32", "layers": layers,
-        },
-        "devices": [{"type": "A", "node": d} for d in range(m)],
-        "replicas": [{"stages": [stage], "micro_batches": [{"count": runs, "samples": samples}]}],
-        "program": write_program(theory, decision).model_dump(mode="json"),
-    }  # fmt: skip
-    return parse_plan(document, where=program.name)
 
 
 CASES = [
@@ -188,3 +137,9 @@ def kinds_used() -> set[str]:
         for i in read_program(case.plan, case.program).order
         if getattr(getattr(i, "way", None), "output", None) == -2 and i.way.shared  # type: ignore[union-attr]
     }
+
+
+def factory(plan: Plan) -> ProgramModel:
+    """The model of a case by its plan's name, as `--factory` wants it; its data are those of no particular case."""
+    case = next(case for case in CASES if case.plan == plan)
+    return ProgramModel(case.program, initial=lambda name, shape: case.values[0][name])

@@ -11,7 +11,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from parity.forking import run_forked  # noqa: E402
-from parity.programs import CASES, IDLE, WORLDS, Case, kinds_used  # noqa: E402
+from parity.programs import CASES, WORLDS, Case, kinds_used  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
@@ -56,7 +56,7 @@ def test_the_cases_use_every_instruction() -> None:
         "Share", "Repartition", "All-Reduce gradient", "All-Gather factors", "Grouped-Broadcast factors",
     }  # fmt: skip
     assert {case.network for case in CASES} == {"vgg19", "vit", "bert", "bert-moe", "gpt2", "llama-blocks"}
-    assert any(0.0 in row for case in CASES for row in case.ratios) and 0.0 in IDLE[4]
+    assert any(0.0 in row for case in CASES for row in case.ratios)
 
 
 def test_parameters_are_sliced_where_the_program_slices_them(found: dict[int, list[dict[str, Any]]]) -> None:

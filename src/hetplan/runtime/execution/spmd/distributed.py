@@ -20,6 +20,7 @@ from hetplan.formulations.hap.spmd.forms import WHOLE, Form
 from hetplan.formulations.hap.spmd.machine import Bounds, Machine, Slices, useful
 from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
+from hetplan.runtime.execution.spmd.blas import limit_threads
 from hetplan.runtime.execution.spmd.model import (
     ProgramModel,
     check_samples,
@@ -43,6 +44,7 @@ class DistributedProgram:
         self, model: SingleProgram | ProgramModel, plan: Plan, *, seed: int = 0, watch: Watch | None = None
     ) -> None:
         check_world(plan, dist.get_world_size())
+        limit_threads(torch.get_num_threads())
         made = as_model(model)
         check_samples(made.program, plan)
         self.reading: Reading = read_program(plan, made.program)
