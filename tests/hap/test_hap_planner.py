@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fakes.workloads import small
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import Posed, pose, priced, steps_that_fit, tables
@@ -30,8 +30,9 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.costs import Costs
+from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.plan import Plan
-from hetplan.runtime.replay import replay
+from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
@@ -199,6 +200,16 @@ def test_a_program_that_is_not_the_models_is_refused(workload: Workload) -> None
     program = plan.program.model_copy(update={"instructions": wrong})
     with pytest.raises(InputError, match=r"instructions\[3\] is about an unknown tensor .got 'elsewhere'"):
         replay(plan.model_copy(update={"program": program}), workload)
+
+
+def test_programs_are_exported_to_hetplans_own_runtime_alone(workload: Workload) -> None:
+    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    assert "hetplan.runtime" in export(plan, "torchrun")
+    for name in set(EXPORTERS) - {"torchrun"}:
+        with pytest.raises(UnsupportedError, match=f"{name} cannot express SPMD programs"):
+            export(plan, name)
+    with pytest.raises(UnsupportedError, match="stand where the program has them"):
+        replay(plan, workload, Settings(buckets=2))
 
 
 def test_data_parallelism_by_hand(workload: Workload) -> None:

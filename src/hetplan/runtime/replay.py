@@ -65,11 +65,12 @@ class Replay:
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together."""
+    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for what
+    is not modelled."""
     settings = settings or Settings()
     check_same(plan, workload)
     if plan.program is not None:
-        return replay_program(plan, workload)
+        return replay_program(plan, workload, settings)
     costs = Costs(workload, plan.recomputation)
     zero = ZeroCosts.of(plan, workload)
     pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
@@ -85,10 +86,15 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
     )
 
 
-def replay_program(plan: Plan, workload: Workload) -> Replay:
+def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay:
     """One iteration of an SPMD program; every device is a unit of its own."""
     from hetplan.runtime.spmd_replay import SpmdCosts
 
+    if settings != Settings():
+        raise UnsupportedError(
+            "collectives of SPMD programs stand where the program has them", where=plan.name,
+            got="overlapped gradients or blocking senders", expected="neither",
+        )  # fmt: skip
     costs, usable = SpmdCosts.of(plan, workload), workload.device_bytes()
     return Replay(
         costs.timeline(),
