@@ -22,9 +22,32 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 # (problem, seed, size) of `hetplan instances generate`, and what makes it hard.
-CHOSEN: tuple[tuple[str, int, str, str], ...] = ()
+CHOSEN: tuple[tuple[str, int, str, str], ...] = (
+    ("amp", 113, "small", "AMP's plan and Megatron's are worst"),
+    ("amp", 123, "small", "AMP's plan is far off where annealing finds the optimum"),
+    ("amp", 121, "small", "annealing is worst"),
+    ("amp", 106, "small", "all heuristics are far off"),
+    ("astra", 135, "small", "the paper's enumeration is worst"),
+    ("astra", 116, "small", "the paper's enumeration is far off"),
+    ("astra", 120, "small", "the paper's enumeration is far off"),
+    ("astra", 112, "small", "the paper's enumeration is far off"),
+    ("ditto", 125, "small", "folding and recovery are worst"),
+    ("ditto", 122, "small", "all heuristics miss the optimum"),
+    ("ditto", 128, "small", "greedy recovery is worst"),
+    ("ditto", 104, "small", "the divide and conquer is worst"),
+    ("ditto", 139, "small", "neither CP-SAT nor HiGHS ends with a proof in a minute"),
+    ("ditto", 138, "small", "no heuristic gives a plan, and neither CP-SAT nor HiGHS a proof in a minute"),
+    ("poplar", 127, "small", "the paper's algorithm is worst, and the baselines no better"),
+    ("poplar", 135, "small", "the paper's algorithm is far off"),
+    ("poplar", 115, "small", "the paper's algorithm is worse than the baselines"),
+    ("poplar", 104, "small", "the paper's algorithm is much worse than the baselines"),
+    ("poplar", 120, "small", "DeepSpeed's equal micro-batches are worst"),
+)
 # (layers, types, seed) of HAP's chains, and what makes it hard.
-CHAINS: tuple[tuple[int, int, int, str], ...] = ()
+CHAINS: tuple[tuple[int, int, int, str], ...] = (
+    (2, 3, 113, "the alternation misses the optimum by most among those drawn"),
+    (2, 2, 9, "the alternation misses the optimum"),
+)
 GENERAL = ("cp-sat", "milp")
 
 

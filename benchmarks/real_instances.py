@@ -1,7 +1,7 @@
-"""Writes the set `real` of the library: python benchmarks/real_instances.py DATA [folder] [pattern].
+"""Writes the set `real` of the library: python benchmarks/real_instances.py DATA [folder [pattern [seconds]]].
 
 DATA holds the published files of Sailor, Piper, PipeDream and dnn-partitioning, a folder each. Every instance with its
-optimum, or with the bound proven in two minutes.
+optimum, or with the bound proven in so many seconds, two minutes by default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from library_instances import LIBRARY, add
+from library_instances import LIBRARY, SECONDS, add
 from real_workloads import Measured, cluster, opt_350, other, own, sailor, with_reduces_apart, workload
 
 from hetplan.formulations.amp.pose import pose as pose_amp
@@ -253,17 +253,17 @@ def of_processors(cpu: Measured) -> Iterator[Any]:
     yield partial(astra, "gpt2-cores", cpu, (("one-core", 4, 2), ("two-cores", 2, 2)), (6, 2, 1), 16)
 
 
-def main(data: Path, folder: Path, pattern: str) -> None:
+def main(data: Path, folder: Path = LIBRARY, pattern: str = "*", seconds: float = SECONDS) -> None:
     """Write every instance whose name matches."""
     for make in instances(data):
         made = make()
         for instance in made if isinstance(made, Iterator) else [made]:
             if instance is not None and fnmatch.fnmatchcase(instance.name, pattern):
-                add(instance, folder)
+                add(instance, folder, seconds)
 
 
 if __name__ == "__main__":
     given = sys.argv[1:]
     if not given:
         sys.exit(__doc__)
-    main(Path(given[0]), Path(given[1]) if len(given) > 1 else LIBRARY, given[2] if len(given) > 2 else "*")
+    main(Path(given[0]), *map(Path, given[1:2]), *given[2:3], *map(float, given[3:4]))
