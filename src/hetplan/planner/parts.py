@@ -40,6 +40,7 @@ def on_parts(
     run: Run,
     settings: Settings,
     tell: Tell | None = None,
+    precision_named: bool = False,
 ) -> list[Candidate]:
     """The candidates of every part, as plans for the whole cluster; those of heuristics are left out."""
     found: list[Candidate] = []
@@ -50,7 +51,14 @@ def on_parts(
         for strategy in strategies:
             if run.cancelled:
                 return found
-            search = Search(strategy, inner, run, settings.get(strategy.name), methods=strategy.exact)
+            search = Search(
+                strategy,
+                inner,
+                run,
+                settings.get(strategy.name),
+                methods=strategy.exact,
+                precision_named=precision_named,
+            )
             for candidate in search.candidates()[0]:
                 if candidate.plan is None or not candidate.fits_memory:
                     continue
