@@ -2,8 +2,8 @@
 
 What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices are gone: the old
 winner is replayed there, and a change that only adds never costs. What is proven of one cluster's problems is carried
-over to the others', as far as it holds there (`planner.known`).
-Without changes given, the marginal ones are asked: one more node of each kind, one less, a network twice as fast.
+over to the others', as far as it holds there (`planner.known`). Without changes given, the marginal ones are asked: one
+more node of each kind, one less, each kind of link twice as fast.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _AMOUNT = re.compile(r"(\d{1,4})x(.+)")
 
 @dataclass(frozen=True)
 class Change:
-    """A named change: the nodes that are kept, by number, those added behind them, and the network's bandwidth of all
-    (bytes per second, None: as it is)."""
+    """A named change: the nodes that are kept, by number, and those added behind them.
+
+    network, intra: bandwidth (bytes per second, None: as it is) of the nodes' networks and of the links inside them, of
+    all nodes or `only` of some device type's.
+    """
 
     name: str
     kept: tuple[int, ...]
@@ -41,15 +44,23 @@ class Change:
     specs: Mapping[str, DeviceSpec] | None = None
     network: float | None = None
     devices: int = 0
+    intra: float | None = None
+    only: str | None = None
 
     def apply(self, cluster: Cluster) -> Cluster:
         """The changed cluster."""
-        nodes = [*(cluster.nodes[n] for n in self.kept), *self.added]
-        if self.network is not None:
-            nodes = [replace(node, network_bandwidth=self.network) for node in nodes]
+        nodes = [self.linked(node) for node in (*(cluster.nodes[n] for n in self.kept), *self.added)]
         kinds = {node.device for node in nodes}
         specs = {k: s for k, s in {**cluster.specs, **(self.specs or {})}.items() if k in kinds}
         return Cluster(f"{cluster.name}, {self.name}"[:200], tuple(nodes), specs)
+
+    def linked(self, node: Node) -> Node:
+        """The node with its changed links."""
+        if self.only not in (None, node.device):
+            return node
+        network = node.network_bandwidth if self.network is None else self.network
+        intra = node.intra_bandwidth if self.intra is None else self.intra
+        return replace(node, network_bandwidth=network, intra_bandwidth=intra)
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,8 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
 
 
 def marginal(cluster: Cluster) -> list[Change]:
-    """One more node of each kind, one less, and a network twice as fast."""
+    """One more node of each kind, one less; networks twice as fast, of all nodes and of each kind's; links inside the
+    nodes of each kind twice as fast."""
     found = []
     for name in cluster.types:
         size = next(node.devices for node in cluster.nodes if node.device == name)
@@ -173,6 +185,22 @@ def marginal(cluster: Cluster) -> list[Change]:
     fastest = max(node.network_bandwidth for node in cluster.nodes) / GBIT
     if len(cluster.nodes) > 1:
         found.append(faster_network(2 * fastest, cluster))
+    return [*found, *faster_links(cluster)]
+
+
+def faster_links(cluster: Cluster) -> list[Change]:
+    """Each device type's networks, where there are several types, and links within nodes at twice their bandwidth."""
+    found, every = [], tuple(range(len(cluster.nodes)))
+    for name in cluster.types:
+        own = [node for node in cluster.nodes if node.device == name]
+        if len(cluster.types) > 1:
+            network = 2 * max(node.network_bandwidth for node in own)
+            text = f"network of {name} nodes at {network / GBIT:g} Gbit/s"
+            found.append(Change(text, every, network=network, only=name))
+        if any(node.devices > 1 for node in own):
+            intra = 2 * max(node.intra_bandwidth for node in own)
+            text = f"links inside {name} nodes at {intra / GBIT:g} Gbit/s"
+            found.append(Change(text, every, intra=intra, only=name))
     return found
 
 
