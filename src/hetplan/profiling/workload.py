@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import GIB
@@ -27,7 +28,8 @@ class Workload:
     """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
 
     profile: has tables of every device type of the cluster, layers as the model's.
-    reserved_bytes: memory of each device that training cannot use.
+    reserved_bytes: memory of each device that training cannot use. working_bytes: what each device of a tensor group of
+    that degree needs per sample beside what its layers keep, while one of them is computed again.
     """
 
     model: Model
@@ -35,6 +37,7 @@ class Workload:
     profile: Profile
     global_batch: int
     reserved_bytes: float = RESERVED_BYTES
+    working_bytes: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
