@@ -96,7 +96,8 @@ def test_a_run_that_stops_keeps_its_bound(experts: Any) -> None:
     )
     result = solve(experts, data, "exact", Run(Options(time_limit=0.2)))
     assert result.status == "feasible"
-    assert result.bound is not None and 0 < result.bound < result.objective
+    assert result.objective is not None and result.bound is not None
+    assert 0 < result.bound < result.objective
 
 
 def test_files_are_read_strictly(experts: Any) -> None:
