@@ -133,6 +133,21 @@ def test_example_files_are_valid(format_name: str, suffix: str, load: Any, tmp_p
     assert load(path).name if format_name != "hetplan-profile" else load(path).model
 
 
+def test_every_format_is_documented() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "hetplan").rglob("*.py")]
+    formats = {name for text in sources for name in re.findall(r"\bformat: Literal\[\"([\w-]+)\"\]", text)}
+    assert {"hetplan-cluster", "hetplan-best-known", "hetplan-devices"} <= formats
+    text = FILES.read_text(encoding="utf-8")
+    assert sorted(name for name in formats if f"`{name}`" not in text) == []
+
+
+def test_example_record_holds() -> None:
+    instance = example_instance()
+    (claim,) = read_claims(example("hetplan-best-known"), instance, where="files.md")
+    (verdict,) = judge([claim], instance)
+    assert verdict.complaints == ()
+
+
 def test_example_answer_holds() -> None:
     instance = example_instance()
     (claim,) = read_claims(example("answer"), instance, where="files.md")
