@@ -24,6 +24,7 @@ from pydantic import Field
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.files import read_json, to_json, write_text
+from hetplan.profiling.counted import Counted
 from hetplan.profiling.operators import Matmul, Operator
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Provenance
@@ -204,26 +205,31 @@ class Learned:
 
     def seconds(self, op: Operator, micro_batch: int, tensor: int, element_bytes: int) -> float | None:
         """Forward seconds of an operator, None where its kind was not trained."""
-        kind: Kind = "product" if isinstance(op, Matmul) else "elementwise"
+        count, m, k, n, moved = sizes_of(op, micro_batch, tensor)
+        kind: Kind = "product" if count else "elementwise"
         if kind not in self._boosters:
             return None
-        moved = max(op.moved(micro_batch, tensor), 1.0)
-        count = m = k = n = flops = 0.0
-        if isinstance(op, Matmul):
-            shape = op.shape(micro_batch, tensor)
-            count, m, k, n, flops = (
-                float(shape.count),
-                float(shape.m),
-                float(shape.k),
-                float(shape.n),
-                shape.flops,
-            )
         row = _xgboost().DMatrix(np.array([features(count, m, k, n, moved)]))
         share = float(np.exp(np.clip(self._boosters[kind].predict(row)[0], np.log(SMALLEST), 0.0)))
         file = self.file
         return (
-            ideal_seconds(flops, moved * element_bytes, file.flops_per_second, file.bytes_per_second) / share
+            ideal_seconds(
+                2 * count * m * k * n, moved * element_bytes, file.flops_per_second, file.bytes_per_second
+            )
+            / share
         )
+
+
+def sizes_of(op: Operator, micro_batch: int, tensor: int) -> tuple[float, float, float, float, float]:
+    """(count, m, k, n, elements moved) of an operator; the first four 0 for what is no product."""
+    if isinstance(op, Counted):
+        sizes = (0.0, 0.0, 0.0, 0.0) if op.product is None else op.product.at(micro_batch)
+        return (*sizes, max(op.all_moved(micro_batch), 1.0))
+    moved = max(op.moved(micro_batch, tensor), 1.0)
+    if isinstance(op, Matmul):
+        shape = op.shape(micro_batch, tensor)
+        return float(shape.count), float(shape.m), float(shape.k), float(shape.n), moved
+    return 0.0, 0.0, 0.0, 0.0, moved
 
 
 def _xgboost() -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.recomputation import BLOCKS, Recomputation, kept_bytes, repeated_share
+from hetplan.profiling.recomputation import REPEATED, Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.times import DEFAULT_EFFICIENCY
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Stage, split
@@ -215,7 +215,7 @@ class Costs:
         return max(
             sum(tensor_.size(precision) / (tensor if tensor_.split else 1) for tensor_ in layer.saved)
             - kept_bytes(layer, self.mode, precision, tensor, self.inputs[first + i])
-            if layer.kind in BLOCKS
+            if layer.kind in REPEATED
             else 0.0
             for i, layer in enumerate(self.workload.model.layers[first:last])
         )
