@@ -12,6 +12,7 @@ from hetplan.cli.board import Board
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
+    LinksOption,
     ProfileOption,
     QuietOption,
     SeedOption,
@@ -56,6 +57,7 @@ def plan(
         typer.Option("--precision", metavar="fp16|bf16|fp32", autocompletion=completion.precisions),
     ] = "fp16",
     profile: ProfileOption = None,
+    links: LinksOption = None,
     strategies: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,6 +125,7 @@ def plan(
         precision=precision,
         profile=profile,
     )
+    workload = sources.with_links(workload, links)
     names = split_list(strategies) if strategies is not None else None
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
     picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)

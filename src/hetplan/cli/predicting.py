@@ -83,7 +83,7 @@ def predicted(
         sizes = whole_numbers(micro_batches, "--micro-batches")
     degrees = None if tensor is None else whole_numbers(tensor, "--tensor")
     check_degrees(model, degrees or ())
-    learned = learning.learned_of(efficiency, cluster, model.precision) if efficiency else None
+    learned = learning.learned_of(efficiency, cluster, model.precision)
     return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees, learned=learned)
 
 
@@ -117,8 +117,14 @@ def summary(profile: Profile, model: Model) -> Table:
     )
     header = ("device", "tensor", "micro-batch", "forward", "backward", "samples/s")
     rows = tuple(summary_row(table) for table in profile.tables)
-    notes = ("whole model on one tensor group, without all-reduces between its devices",)
-    return Table(title, header, rows, notes, right=(1, 2, 3, 4, 5))
+    notes = ["whole model on one tensor group, without all-reduces between its devices"]
+    plain = [name for name in profile.devices() if name not in profile.provenance.learned]
+    if profile.provenance.kind == "predicted":
+        if profile.provenance.learned:
+            notes.append(f"learned efficiency: {', '.join(profile.provenance.learned)}")
+        if plain:
+            notes.append(f"never measured, plain roofline: {', '.join(plain)}")
+    return Table(title, header, rows, tuple(notes), right=(1, 2, 3, 4, 5))
 
 
 def summary_row(table: ProfileTable) -> tuple[str, ...]:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def profile(
     action: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[train FILE]", help="Learn a device's efficiency from its --operators file."),
+        typer.Argument(
+            metavar="[train FILE…]",
+            help="Learn an efficiency from a file of --operators, or some of --collectives.",
+        ),
     ] = None,
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
@@ -118,7 +121,8 @@ def profile(
     once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
     plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
     poplar.curves=FILE`. --collectives: latency and bandwidth of what ranks do together.
-    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE.
+    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE;
+    of --collectives: that of links, for `hetplan plan --links FILE`.
     """
     if action is not None:
         if action[0] != "train":

@@ -14,7 +14,8 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
 
@@ -127,6 +128,16 @@ def load_efficiency(path: str | os.PathLike[str]) -> EfficiencyFile:
     return parse(EfficiencyFile, value, where=where)
 
 
+@cache
+def packaged(device: str, precision: str) -> EfficiencyFile | None:
+    """What comes with hetplan of a device type, by the name that it was measured under; None of most."""
+    for path in sorted(Path(__file__).with_name("learned").glob("*.efficiency.json.gz")):
+        found = load_efficiency(path)
+        if (found.device, found.precision) == (device, precision):
+            return found
+    return None
+
+
 def features(count: float, m: float, k: float, n: float, elements: float) -> list[float]:
     """What trees see of an operator: logarithms of its sizes, FLOPs, elements and of FLOPs per element."""
     flops = 2 * count * m * k * n
@@ -154,7 +165,7 @@ def train(data: OperatorData, seed: int = 0) -> EfficiencyFile:
 
 
 def _train(kind: Kind, operators: Sequence[MeasuredOperator], data: OperatorData, seed: int) -> TrainedKind:
-    xgboost = _xgboost()
+    xgboost = xgboost_library()
     rows = np.array([features(op.count, op.m, op.k, op.n, op.elements) for op in operators])
     ideal = np.array(
         [
@@ -193,7 +204,7 @@ class Learned:
 
     @cached_property
     def _boosters(self) -> dict[str, Any]:
-        xgboost = _xgboost()
+        xgboost = xgboost_library()
         found: dict[str, Any] = {}
         for trained in self.file.kinds:
             try:
@@ -209,7 +220,7 @@ class Learned:
         kind: Kind = "product" if count else "elementwise"
         if kind not in self._boosters:
             return None
-        row = _xgboost().DMatrix(np.array([features(count, m, k, n, moved)]))
+        row = xgboost_library().DMatrix(np.array([features(count, m, k, n, moved)]))
         share = float(np.exp(np.clip(self._boosters[kind].predict(row)[0], np.log(SMALLEST), 0.0)))
         file = self.file
         return (
@@ -232,7 +243,7 @@ def sizes_of(op: Operator, micro_batch: int, tensor: int) -> tuple[float, float,
     return 0.0, 0.0, 0.0, 0.0, moved
 
 
-def _xgboost() -> Any:
+def xgboost_library() -> Any:
     """The library; raises UnsupportedError where it is not installed."""
     try:
         import xgboost

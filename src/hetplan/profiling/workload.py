@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import GIB
@@ -12,6 +13,9 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
+
+if TYPE_CHECKING:
+    from hetplan.profiling.link_efficiency import LearnedLinks
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4 + 4 in
 # mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in both cases 16.
@@ -28,6 +32,7 @@ class Workload:
 
     profile: has tables of every device type of the cluster, layers as the model's.
     reserved_bytes: memory of each device that training cannot use.
+    links: learned efficiency of messages and collectives, None: links reach the cluster file's bandwidths.
     """
 
     model: Model
@@ -35,6 +40,7 @@ class Workload:
     profile: Profile
     global_batch: int
     reserved_bytes: float = RESERVED_BYTES
+    links: LearnedLinks | None = None
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
