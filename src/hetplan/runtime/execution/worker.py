@@ -45,8 +45,8 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
     return reference(load_model(model, sequence=told.sequence, precision=told.precision), seed=seed)
 
 
-def from_factory(text: str, plan: Plan) -> nn.Module:
-    """What `module:function` makes of the plan."""
+def from_factory(text: str, plan: Plan | None) -> nn.Module:
+    """What `module:function` makes of the plan; None: there is none yet, the model is only described."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
