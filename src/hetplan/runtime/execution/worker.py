@@ -64,12 +64,25 @@ def from_factory(text: str, plan: Plan) -> nn.Module:
 
 def check_job(job: Job) -> None:
     """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
+    check_folder(job)
     module = make_module(job)
     describe(module, job.plan.workload.layers, *example_of(module))
     if job.plan.workload.precision != "fp32" and job.factory is None and not job.virtual:
         raise UnsupportedError(
             "reference models run in fp32 on CPUs", where=job.plan.name, got=job.plan.workload.precision,
             expected="--virtual, a plan for fp32, or --factory with a model of its own precision",
+        )  # fmt: skip
+
+
+def check_folder(job: Job) -> None:
+    """Raise InputError where a run from the beginning would mix its checkpoints with another run's."""
+    from hetplan.runtime.execution.checkpoint import complete
+
+    found = complete(job.checkpoint) if job.checkpoint is not None and not job.resume else []
+    if found:
+        raise InputError(
+            "folder holds checkpoints", where=job.checkpoint, got=found[-1].name,
+            expected="an empty one, or --resume to go on from the latest",
         )  # fmt: skip
 
 
