@@ -1,4 +1,4 @@
-"""Asking `parity.served` for runs, and reading its answers."""
+"""Asking `parity.forked` and `parity.served` for runs, and reading their answers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ Answers = dict[str, dict[str, Any]]
 def request(name: str, *arguments: object, program: str = "hetplan", **more: Any) -> dict[str, Any]:
     """One for `parity.served`."""
     return {"name": name, "program": program, "arguments": [str(a) for a in arguments], **more}
+
+
+def run_forked(target: str, folder: Path) -> None:
+    """All ranks of a target; fails with what the first failing rank died of."""
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "parity" / "forked.py"), target, str(folder)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    told = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
+    assert done.returncode == 0, "\n".join([*told, done.stderr[-3000:]])
 
 
 def served(requests: list[dict[str, Any]], folder: Path, width: int) -> Answers:

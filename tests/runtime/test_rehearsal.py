@@ -139,21 +139,3 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     assert other.stderr == (
         "hetplan: rank 0: torchrun: number of processes (got 3, expected 2, one per device)\n"
     )
-
-
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
-    import socket
-
-    case = Case("port", "two", [R(even([0, 1, 2]), [(2, 2)])])
-    save_plan(case.plan, tmp_path / "plan.json")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        wanted = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        done = python(
-            "-m", "hetplan.runtime", str(tmp_path / "plan.json"), "--factory", "parity.cases:two", **wanted
-        )
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"hetplan: rank 0: cannot meet at 127.0.0.1:{port}: "), done.stderr
