@@ -2,8 +2,9 @@
 
 `python served.py REQUESTS ANSWERS [WIDTH]`: REQUESTS holds a list of `{"name", "program", "arguments", "environment",
 "signal"}`, ANSWERS gets by name `{"code", "out", "err", "seconds"}`. program: "hetplan", or "rank" for one under
-torchrun. signal: sent to the run behind its first step. seconds: from the fault, where the run's environment names a
-file `FAULT` that the faulty rank writes the moment to, until no process of the session is left, not even a zombie.
+torchrun; arguments: of several commands with "&&" between them. signal: sent to the run behind its first step.
+seconds: from the fault, where the run's environment names a file `FAULT` that the faulty rank writes the moment to,
+until no process of the session is left, not even a zombie.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,7 +59,11 @@ def begin(request: Request, out: Path, err: Path) -> int:
         from hetplan.cli.main import main
         from hetplan.runtime.__main__ import main as rank
 
-        code = (rank if request["program"] == "rank" else main)([str(a) for a in request["arguments"]])
+        program = rank if request["program"] == "rank" else main
+        for whole, command in groupby(request["arguments"], lambda argument: argument != "&&"):
+            code = program(list(command)) if whole else code
+            if code:
+                break
     except KeyboardInterrupt:
         code = 130
     except BaseException:  # noqa: BLE001 (what a run dies of is told by the test)
