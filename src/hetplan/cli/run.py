@@ -172,4 +172,10 @@ def rehearse(
     if not virtual and cluster is None and told.cluster not in example_clusters():
         return None
     workload = sources.workload_of(plan, cluster, model, profile)
-    return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=len(os.sched_getaffinity(0)))
+    return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=free_cores())
+
+
+def free_cores() -> float:
+    """Of this process's cores, the part that it gets beside what else keeps them busy."""
+    cores = len(os.sched_getaffinity(0))
+    return cores * cores / (cores + os.getloadavg()[0])

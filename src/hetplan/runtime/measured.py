@@ -145,6 +145,9 @@ class Measured:
             where = "" if self.job.virtual else " on the plan's devices"
             error = f", off by {percent_text(self.seconds / self.predicted - 1)}" if self.job.virtual else ""
             notes.append(f"predicted: {seconds_text(self.predicted)} per iteration{where}{error}")
+        late = self.late()
+        if late is not None:
+            notes.append(late)
         slow = self.slowest()
         if slow is not None:
             notes.append(slow)
@@ -155,6 +158,16 @@ class Measured:
         if len(self.reports) > LISTED:
             notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
         return notes
+
+    def late(self) -> str | None:
+        """What to do where this machine is too slow or too busy for a rehearsal's real work and messages."""
+        if not self.job.virtual or self.job.rehearsal is None or self.predicted is None:
+            return None
+        ratio = self.seconds / self.predicted
+        if ratio < LATE:
+            return None
+        scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
+        return f"late: this machine did not keep up with the ranks' work and messages; --time-scale {scale} may do"
 
     def slowest(self) -> str | None:
         """A rank that takes far longer than predicted, compared with the others."""
@@ -190,7 +203,7 @@ class Measured:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-SLOW = 1.5
+SLOW, LATE = 1.5, 1.1
 
 
 def positions(plan: Plan) -> list[tuple[int, int, int, int]]:
