@@ -33,6 +33,8 @@ ROUNDS, PROMISE = 40, 1e-7
 # Rounding in sums of thousands of terms.
 ROUNDING = 1e-12
 MOST_VERTICES = 64
+# Crossings of two paths that are worth pricing.
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Prices:
 @dataclass(frozen=True)
 class Path:
     """What a program adds up to: seconds of collectives, fixed and per largest ratio [g]; FLOP F, S [g]; bytes, fixed
-    and shared [g]; its triples' numbers in order of execution."""
+    and shared [g]; its arcs from the goal on, and its triples' numbers in order of execution."""
 
     alone: float
     top: Floats
@@ -55,6 +57,7 @@ class Path:
     S: Floats
     fixed_bytes: float
     shared_bytes: Floats
+    arcs: Ints
     program: tuple[int, ...]
 
 
@@ -161,8 +164,34 @@ class Pricing:
             S=by_segment(~comm, shared),
             fixed_bytes=float(self._fixed_bytes[arcs].sum()),
             shared_bytes=by_segment(np.ones(len(arcs), dtype=np.bool_), self._shared_bytes[arcs]),
+            arcs=arcs,
             program=tuple(steps[s].index for s in self.graph.step[arcs])[::-1],
         )
+
+    def crossed(self, one: Path, other: Path, point: Floats) -> list[Path]:
+        """What follows one path to a node that both have, and the other from there: the FEW that at ratios [g, K] fit
+        and take least, or exceed memory least. Under prices at which both are shortest paths, so are these."""
+        head, start = self.graph.head, self.graph.start
+        nodes = [[start, *(int(h) for h in head[path.arcs])] for path in (one, other)]
+        at = {node: i for i, node in enumerate(nodes[1])}
+        found: dict[bytes, Path] = {}
+        for i, node in enumerate(nodes[0][1:-1], start=1):
+            if node not in at:
+                continue
+            for arcs in (
+                np.concatenate([one.arcs[:i], other.arcs[at[node] :]]),
+                np.concatenate([other.arcs[: at[node]], one.arcs[i:]]),
+            ):
+                if (key := arcs.tobytes()) not in self._paths:
+                    found.setdefault(key, self._summed(arcs))
+
+        def rank(path: Path) -> tuple[float, float]:
+            held = path.fixed_bytes + path.shared_bytes @ point
+            busy = (path.F + path.S @ point) / self.problem.speeds
+            over = float((held - self.capacity).max())
+            return max(0.0, over), path.alone + float(path.top @ point.max(axis=1)) + float(busy.max())
+
+        return sorted(found.values(), key=rank)[:FEW]
 
     def bounded(
         self, cell: Floats, start: Prices, cuts: Sequence[tuple[Path, Floats]], enough: float, run: Run

@@ -7,7 +7,6 @@ program) or the maximum (for a bound) of the costs of the triple's preconditions
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +18,7 @@ from hetplan.solvers.run import Run
 
 Price = Callable[[Step], float]
 # Prices of all memory together, as multiples of what everything costs at most.
-BYTE_PRICES = (0.01, 0.1, 1.0, 10.0, 1e4)
+BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
 def greedy_program(theory: Theory, price: Price) -> list[int]:
@@ -115,24 +114,24 @@ def simple_bound(theory: Theory) -> float:
 
 def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
     """(A program, its seconds under its best ratios): the first one; with memory the cheapest that fits of those that
-    derive everything by prices of time and, more and more, of bytes; infinite seconds where none fits."""
+    derive everything by prices of time and of bytes, more or less dear; infinite seconds where none fits."""
     problem, program = theory.problem, first_program(theory)
     best = best_ratios(problem, problem.stages(program), run).seconds, program
     if problem.capacity is None:
         return best[1], best[0]
     room = float(problem.capacity @ problem.counts)
-    for row, price in itertools.product((problem.proportional, problem.even), BYTE_PRICES):
-        seconds = price_at(theory, np.tile(row, (problem.g, 1)))
+    seconds = price_at(theory, np.tile(problem.proportional, (problem.g, 1)))
+    for price in BYTE_PRICES:
         each = price * (problem.most_seconds or 1.0) / (room or 1.0)
 
-        def both(step: Step, each: float = each, seconds: Price = seconds) -> float:
+        def both(step: Step, each: float = each) -> float:
             held = float(problem.counts.sum()) * step.fixed_bytes + step.shared_bytes
             return seconds(step) + each * held
 
         program = greedy_program(theory, both)
-        if run.should_stop:
-            break
         best = min(best, (best_ratios(problem, problem.stages(program), run).seconds, program))
+        if run.should_stop and np.isfinite(best[0]):
+            break
     return best[1], best[0]
 
 

@@ -46,6 +46,8 @@ STATES, CANONICAL_STATES = 2_000, 100_000
 MOST, LEAST = 0.8, 0.3
 # Cells in which programs are also looked for at one point: the first ones, then every so many.
 EACH, SOME = 10, 8
+# Binding paths of which every two are crossed; states that are found in a second, on a slow machine.
+BINDING, STATES_PER_SECOND = 5, 10_000
 # Cells without a hundredth of the gap of progress after which bounds by prices are taken as they are.
 PATIENCE = 40
 # Rounding in sums of thousands of terms, as a share of the optimum: deduction from bounds.
@@ -94,21 +96,22 @@ def search(posed: Posed, run: Run, unlimited: Unlimited | None) -> Outcome[HapDe
     """The optimum, or the best found and a bound. unlimited: solves the same without memory, where that is quick."""
     incumbent = Incumbent(posed, run)
     bound, details = simple_bound(posed.theory), dict[str, object]()
+    slack = _slack(posed, incumbent)
+    if not slack:
+        incumbent.offer(fitting_program(posed.theory, run)[0])
     if unlimited is not None:
-        found = unlimited(run.part(time_limit=run.remaining * (MOST if _slack(posed, run) else LEAST)))
+        found = unlimited(run.part(time_limit=run.remaining * (MOST if slack else LEAST)))
         bound = max(bound, found.bound or 0.0)
         details["unlimited_bound"] = found.bound
         if found.decision is not None:
             incumbent.offer(found.decision.program)
         run.report(bound=bound)
-    if not incumbent.seconds <= _enough(bound, run):
-        program, _ = fitting_program(posed.theory, run)
-        incumbent.offer(program)
     built = time.perf_counter()
     priced = Ended(bound)
     if not incumbent.seconds <= _enough(bound, run) and not run.should_stop:
         small = build(posed.theory, STATES) is not None
-        part = run.part(time_limit=run.remaining / 2) if small else run
+        share = 1.0 if not small else 0.5 if unlimited is not None else 0.25
+        part = run.part(time_limit=share * run.remaining, quiet=False)
         priced = by_prices(posed, incumbent, part) or priced
         bound = max(bound, priced.bound)
         details["cells"] = priced.cells
@@ -123,16 +126,17 @@ def search(posed: Posed, run: Run, unlimited: Unlimited | None) -> Outcome[HapDe
     stop = Stop.OPTIMAL if proven else stopped(run) if run.should_stop else Stop.LIMIT
     return ended(
         posed, incumbent.program, run=run, stop=stop, bound=bound, built=built, details=details,
-        message="" if proven else RELAXED,
+        message=RELAXED if priced.cells and not proven else "",
     )  # fmt: skip
 
 
-def _slack(posed: Posed, run: Run) -> bool:
-    """Whether the first program's best ratios without memory fit, so that it may well not matter."""
-    program = first_program(posed.theory)
-    problem = posed.problem
-    plain = best_ratios(replace(problem, capacity=None), problem.stages(program), run)
-    return problem.fits(problem.stages(program), plain.ratios)
+def _slack(posed: Posed, incumbent: Incumbent) -> bool:
+    """Whether the first program's best ratios without memory fit, so that it may well not matter; it is offered."""
+    program, problem = first_program(posed.theory), posed.problem
+    incumbent.offer(program)
+    stages = problem.stages(posed.theory.program(program))
+    plain = best_ratios(replace(problem, capacity=None), stages, incumbent.run)
+    return problem.fits(stages, plain.ratios)
 
 
 RELAXED = "with memory the bound takes one mean over device types for all stages"
@@ -155,7 +159,8 @@ def _programme(
 def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
     """Best-first branch and bound over cells; None where the theory or its segments are too many for it."""
     problem = posed.problem
-    graph = canonical(posed.theory, CANONICAL_STATES) if problem.K**problem.g <= MOST_VERTICES else None
+    states = int(min(CANONICAL_STATES, STATES_PER_SECOND * run.remaining))
+    graph = canonical(posed.theory, states) if problem.K**problem.g <= MOST_VERTICES else None
     if graph is None:
         return None
     pricing, order = Pricing(problem, graph), itertools.count()
@@ -172,12 +177,12 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
         bound, _, cell, prices, cuts = heapq.heappop(cells)
         counted += 1
         found, met = pricing.bounded(cell.vertices, prices, cuts, incumbent.threshold, run)
-        for path in dict.fromkeys(path.program for path in met):
-            incumbent.offer(path)
-        if found.point is not None and (counted <= EACH or counted % SOME == 0):
-            _, there = pricing.bounded(found.point[None], found.prices, (), incumbent.threshold, run)
-            for program in dict.fromkeys(path.program for path in there):
-                incumbent.offer(program)
+        if counted <= EACH or counted % SOME == 0:
+            met += _tried(pricing, found, incumbent.threshold, run)
+        for program in dict.fromkeys(path.program for path in met):
+            if run.should_stop:
+                break
+            incumbent.offer(program)
         bound = max(bound, found.bound)
         if bound >= incumbent.threshold:
             continue
@@ -187,6 +192,18 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
     if not cells or cells[0][0] >= incumbent.threshold:
         return Ended(_proven(incumbent), counted)
     return Ended(cells[0][0] * (1 - ROUNDING), counted)
+
+
+def _tried(pricing: Pricing, found: Bounded, enough: float, run: Run) -> list[Path]:
+    """Programs for the point that a bound comes from: shortest paths there, and crossings of those that bind."""
+    if found.point is None:
+        return []
+    there, met = pricing.bounded(found.point[None], found.prices, (), enough, run)
+    binding = list(dict.fromkeys(id(path) for path, _ in (*there.cuts, *found.cuts)))
+    paths = {id(path): path for path, _ in (*there.cuts, *found.cuts)}
+    for one, other in itertools.combinations([paths[n] for n in binding[:BINDING]], 2):
+        met += pricing.crossed(one, other, found.point)
+    return met
 
 
 def _proven(incumbent: Incumbent) -> float:

@@ -54,6 +54,14 @@ class Posed:
             total += states * program.node(name).elements * part
         return tuple(float(x) for x in total)
 
+    def fits(self, decision: HapDecision) -> bool:
+        """Whether every device holds its part in whole units."""
+        memory = self.theory.data.memory
+        assert memory is not None, "posed with memory"
+        return all(
+            held <= room for held, room in zip(self.device_bytes(decision), memory.device_bytes, strict=True)
+        )
+
 
 def pose(workload: Workload, steps: int | None = None) -> Posed:
     """The `hap` problem of `workload`, in `steps` runs (None: the fewest in which data parallelism fits in memory).
