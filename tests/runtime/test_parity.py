@@ -11,9 +11,9 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.files import read_json  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402 (needs torch)
 from parity.curves import OPTIMIZERS, PLANS, STEPS  # noqa: E402
-from parity.forking import run_forked  # noqa: E402
 from parity.gradients import assembled, single  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}

@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from parity.forking import run_forked  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
 from parity.programs import CASES, WORLDS, Case, kinds_used  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}

@@ -121,7 +121,9 @@ def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*command, "--factory", "parity.cases:two"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told.startswith("hetplan: error: SPMD plans run single-device programs (got 'Reference', expected a Single")
+    assert told.startswith(
+        "hetplan: error: SPMD plans run single-device programs (got 'Reference', expected a Single"
+    )
 
 
 def test_what_does_not_fit_is_one_line() -> None:
@@ -137,7 +139,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         check_job(Job(plan=named))
     half = small()
     assert half.precision == "fp16"
-    with pytest.raises(UnsupportedError, match="reference models run in fp32"):
+    with pytest.raises(UnsupportedError, match="SPMD programs are computed in fp32"):
         check_job(Job(plan=planned(half, "dp-even", 4)))
 
 

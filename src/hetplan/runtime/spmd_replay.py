@@ -12,12 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.formulations.hap.pose import priced, ring_links
+from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
+from hetplan.formulations.hap.spmd.holding import Holding
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.timed import Prices, Stage, Timed
 from hetplan.formulations.hap.spmd.whole import held
 from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.simulator.pipeline import Floats, simulate_stages
+from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.simulator.timeline import Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
@@ -98,16 +99,12 @@ class SpmdCosts:
         )
 
     def peak_bytes(self) -> tuple[float, ...]:
-        """[D] predicted: parameters with gradients and optimizer states as they are held, and the profile's saved
-        activations of the part of each layer's tensors that a device computes."""
+        """[D] predicted: parameters with gradients and optimizer states as they are held, and the tensors kept for the
+        backward pass, as HAP's problem counts them."""
         states = self.workload.state_bytes_per_param_byte * self.prices.element_bytes
-        layers = held(self.reading.theory, self.reading.decision).layers
-        samples = self.workload.global_batch // self.runs
-        saved: Floats = sum(
-            (layer.saved_bytes * samples * layers[layer.name] for layer in self.workload.profile.layers
-             if layer.name in layers),
-            start=np.zeros(len(self.devices)),
-        )  # fmt: skip
+        theory = self.reading.theory
+        kept = Holding((), states, saved_bytes(self.workload, theory.program))
+        saved = held(replace(theory, holding=kept), self.reading.decision).saved
         found = [0.0] * len(self.plan.devices)
         for j, d in enumerate(self.devices):
             found[d] = states * sum(shard.entries(j) for shard in self.shards.values()) + float(saved[j])

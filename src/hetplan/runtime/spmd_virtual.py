@@ -29,7 +29,7 @@ class SpmdRehearsal(Rehearsal):
     costs: SpmdCosts | None = field(default=None, compare=False)
 
     @classmethod
-    def of_program(cls, plan: Plan, workload: Workload, scale: float | None, cores: int) -> SpmdRehearsal:
+    def of_program(cls, plan: Plan, workload: Workload, scale: float | None, cores: float) -> SpmdRehearsal:
         """scale: default such that an iteration takes a second, or as long as its collectives need here."""
         costs = SpmdCosts.of(plan, workload)
         predicted, joined = costs.timeline().seconds, [s.seconds for _, s in costs.each() if s.seconds > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import resource
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import nn
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.runtime.execution.chain import describe
-from hetplan.runtime.execution.distributed import Distributed, example_of
+from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
 from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
@@ -36,7 +36,8 @@ def make_model(job: Job, watch: Recorder) -> Distributed | DistributedProgram | 
         return RehearsedProgram(watch)
     if job.plan.schedule == "spmd":
         return DistributedProgram(make_program(job), job.plan, seed=job.seed, watch=watch)
-    return Distributed(make_module(job), job.plan, seed=job.seed, watch=watch)
+    precision = precision_of(job)
+    return Distributed(make_module(job), job.plan, seed=job.seed, watch=watch, precision=precision)
 
 
 def make_program(job: Job) -> ProgramModel:
@@ -66,8 +67,8 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
     return reference(load_model(model, sequence=told.sequence, precision=told.precision), seed=seed)
 
 
-def from_factory(text: str, plan: Plan) -> nn.Module:
-    """The torch module that `module:function` makes of the plan."""
+def from_factory(text: str, plan: Plan | None) -> nn.Module:
+    """The torch module that `module:function` makes of the plan; None: there is none yet, a model is described."""
     made = called(text, plan)
     if not isinstance(made, nn.Module):
         raise InputError(
@@ -76,7 +77,7 @@ def from_factory(text: str, plan: Plan) -> nn.Module:
     return made
 
 
-def called(text: str, plan: Plan) -> Any:
+def called(text: str, plan: Plan | None) -> Any:
     """What `module:function` makes of the plan."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
@@ -90,21 +91,39 @@ def called(text: str, plan: Plan) -> Any:
 
 def check_job(job: Job) -> None:
     """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
+    check_folder(job)
     if job.plan.schedule == "spmd":
         check_program(job)
-    else:
-        module = make_module(job)
-        describe(module, job.plan.workload.layers, *example_of(module))
-    if job.plan.workload.precision != "fp32" and job.factory is None and not job.virtual:
-        raise UnsupportedError(
-            "reference models run in fp32 on CPUs", where=job.plan.name, got=job.plan.workload.precision,
-            expected="--virtual, a plan for fp32, or --factory with a model of its own precision",
+        return
+    module = make_module(job)
+    describe(module, job.plan.workload.layers, *example_of(module), COMPUTE[precision_of(job)])
+
+
+def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
+    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose theirs."""
+    return "fp32" if job.virtual or job.factory is not None else job.plan.workload.precision
+
+
+def check_folder(job: Job) -> None:
+    """Raise InputError where a run from the beginning would mix its checkpoints with another run's."""
+    from hetplan.runtime.execution.checkpoint import complete
+
+    found = complete(job.checkpoint) if job.checkpoint is not None and not job.resume else []
+    if found:
+        raise InputError(
+            "folder holds checkpoints", where=job.checkpoint, got=found[-1].name,
+            expected="an empty one, or --resume to go on from the latest",
         )  # fmt: skip
 
 
 def check_program(job: Job) -> None:
     """The same of an SPMD plan; a rehearsal's costs have read its program already."""
     if not job.virtual:
+        if job.factory is None and job.plan.workload.precision != "fp32":
+            raise UnsupportedError(
+                "SPMD programs are computed in fp32", where=job.plan.name, got=job.plan.workload.precision,
+                expected="--virtual, a plan for fp32, or --factory with a program",
+            )  # fmt: skip
         program = make_program(job).program
         check_samples(program, job.plan)
         read_program(job.plan, program)
