@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.formulations.hap.spmd.exchange import piece
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
 from hetplan.formulations.hap.spmd.instructions import Run
-from hetplan.formulations.hap.spmd.machine import bounds_of, piece
+from hetplan.formulations.hap.spmd.machine import bounds_of
 from hetplan.formulations.hap.spmd.operators.base import Array, size
 from hetplan.formulations.hap.spmd.program import PARAMETER
 from hetplan.runtime.spmd_decision import Reading

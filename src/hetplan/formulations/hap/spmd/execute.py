@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.formulations.hap.data import HapDecision
+from hetplan.formulations.hap.spmd.exchange import Simulated, Slices, added
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
-from hetplan.formulations.hap.spmd.machine import Machine, Simulated, Slices, added
+from hetplan.formulations.hap.spmd.machine import Machine
 from hetplan.formulations.hap.spmd.operators import operator
 from hetplan.formulations.hap.spmd.operators.base import Array, Place
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 from hetplan.errors import InputError
+from hetplan.formulations.hap.spmd.exchange import Bounds, Slices
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
-from hetplan.formulations.hap.spmd.machine import Bounds, Machine, Slices, useful
+from hetplan.formulations.hap.spmd.machine import Machine, useful
 from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
 from hetplan.runtime.execution.spmd.blas import limit_threads

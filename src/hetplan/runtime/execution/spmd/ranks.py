@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.formulations.hap.spmd.machine import Bounds, Exchange, Manner, Slices, piece
+from hetplan.formulations.hap.spmd.exchange import Bounds, Exchange, Manner, Slices, piece
 from hetplan.formulations.hap.spmd.operators.base import Array
 
 Told = Callable[[bool], None]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.formulations.hap.spmd.machine import Bounds
+from hetplan.formulations.hap.spmd.exchange import Bounds
 from hetplan.runtime.execution.checkpoint import Chunk
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.spmd.ranks import Ranks
