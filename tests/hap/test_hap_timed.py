@@ -66,7 +66,7 @@ def test_an_idle_device_computes_only_what_all_repeat() -> None:
     prices = Prices(np.ones(M), {}, LINKS, 4)
     for ratios in (UNEVEN[M], IDLE[M]):
         stages = Timed(theory, order, [ratios], prices).run(last=True)
-        busy = sum(stage.compute for stage in stages)
+        busy = np.sum([stage.compute for stage in stages], axis=0)
         assert list(np.argsort(busy)) == list(np.argsort(ratios))
         assert busy.min() > 0
     assert [s.backward for s in stages] == sorted(s.backward for s in stages)
