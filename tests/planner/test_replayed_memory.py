@@ -160,3 +160,12 @@ def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, s
             )
             seen += 1
     assert seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) -> None:
+    workload = with_memory(16)
+    (candidate,) = STRATEGIES["dp"].propose(recomputed(workload, mode), a_run())
+    assert candidate.plan is not None and candidate.peak_bytes is not None
+    plan = candidate.plan.model_copy(update={"recomputation": mode})
+    assert candidate.peak_bytes == pytest.approx(replay(plan, workload).peak_bytes, rel=1e-9)
