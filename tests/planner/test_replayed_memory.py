@@ -132,6 +132,7 @@ def test_dittos_best_fits_when_replayed(mode: Recomputation) -> None:
 def test_dittos_widths_are_held() -> None:
     data = ditto_problem(small(), 1, 1)
     found = solve(family("ditto"), data, "auto", a_run())
+    assert found.decision is not None
     assert {stage.devices for stage in found.decision.stages} == {1}
     wide, narrow = ditto_problem(small(), 1, 2).memory, data.memory
     assert wide is not None and narrow is not None
