@@ -12,6 +12,7 @@ from hetplan.cli.board import Board
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
+    LinksOption,
     ProfileOption,
     QuietOption,
     SeedOption,
@@ -61,6 +62,7 @@ def plan(
         ),
     ] = "fp16",
     profile: ProfileOption = None,
+    links: LinksOption = None,
     strategies: Annotated[
         list[str] | None,
         typer.Option(
@@ -128,7 +130,8 @@ def plan(
         precision=precision,
         profile=profile,
     )
-    workload = choice.workloads[0]
+    workloads = [sources.with_links(one, links) for one in choice.workloads]
+    workload = workloads[0]
     names = split_list(strategies) if strategies is not None else None
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
     picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
@@ -141,7 +144,7 @@ def plan(
     planning = watched(
         run,
         lambda: make_plans(
-            choice.workloads,
+            workloads,
             names,
             run,
             money_limit=money_limit,
