@@ -115,6 +115,14 @@ def test_what_has_no_room_at_all_is_infeasible() -> None:
     assert none.status == "infeasible" and none.plan is None
 
 
+def test_a_stop_is_no_proof() -> None:
+    stopped = a_run()
+    stopped.cancel.set()
+    (one,) = amp_optimum(with_memory(16), stopped, None)
+    (other,) = ditto_optimum(with_memory(16), stopped, None)
+    assert (one.status, one.plan) == (other.status, other.plan) == ("unknown", None)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dittos_best_fits_when_replayed(mode: Recomputation) -> None:
     workload = with_memory(3.2)
