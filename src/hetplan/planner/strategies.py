@@ -28,7 +28,9 @@ class Strategy:
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
     recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
     which of its `methods` to try. exact: those of them that prove their answers. named_only: whether it is tried only
-    where it (or `all`) is named, because its kernels take long to compile the first time.
+    where it (or `all`) is named, because its kernels take long to compile the first time. within_replay:
+    "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
+    counts, where its own problem cannot say that.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Strategy:
     exact: tuple[str, ...] = ("auto",)
     recomputes: bool = False
     named_only: bool = False
+    within_replay: str | None = None
 
     def propose(
         self,
@@ -82,6 +85,7 @@ STRATEGIES: dict[str, Strategy] = {
             ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
             methods=("auto", "paper", "megatron"),
             recomputes=True,
+            within_replay="hetplan.planner.replayed_memory:amp_optimum",
         ),
         Strategy(
             "poplar",
@@ -105,6 +109,7 @@ STRATEGIES: dict[str, Strategy] = {
             ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
             methods=("auto", "paper", "oobleck", "greedy"),
             recomputes=True,
+            within_replay="hetplan.planner.replayed_memory:ditto_optimum",
         ),
         Strategy(
             "dp",

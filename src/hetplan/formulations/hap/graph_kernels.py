@@ -1,11 +1,11 @@
-"""Compiled: strongly connected components of a directed graph in compressed rows."""
+"""Compiled: strongly connected components of a directed graph in compressed rows, and shortest paths in it."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.hap.problem import Ints
+from hetplan.formulations.hap.problem import Floats, Ints
 
 
 @kernel
@@ -56,3 +56,32 @@ def components(first: Ints, head: Ints) -> Ints:
                         break
                 found += 1
     return found - 1 - component
+
+
+@kernel
+def shortest_paths(first: Ints, head: Ints, component: Ints, cost: Floats) -> tuple[Floats, Ints]:
+    """(length [n, V], arc [n, V]) of the shortest path from each node to node n - 1, which leads nowhere, for V costs
+    [A, V] >= 0 at once, and of its first arc (-1: none). Components ascend along arcs."""
+    n, V = len(first) - 1, cost.shape[1]
+    length = np.full((n, V), np.inf)
+    arc = np.full((n, V), -1, np.int64)
+    length[n - 1] = 0.0
+    end = n - 1
+    while end > 0:
+        begin = end - 1
+        while begin > 0 and component[begin - 1] == component[end - 1]:
+            begin -= 1
+        changed = True
+        while changed:
+            changed = False
+            for u in range(end - 1, begin - 1, -1):
+                for a in range(first[u], first[u + 1]):
+                    h = head[a]
+                    for i in range(V):
+                        after = cost[a, i] + length[h, i]
+                        if after < length[u, i]:
+                            length[u, i] = after
+                            arc[u, i] = a
+                            changed = changed or (h >= begin and h < end)
+        end = begin
+    return length, arc
