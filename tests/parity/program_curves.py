@@ -1,4 +1,4 @@
-"""Losses of a small GPT-2 trained by SPMD programs: `python forked.py parity.program_curves FOLDER`.
+"""Losses of a small GPT-2 trained by SPMD programs, in the process groups of `parity.programs`.
 
 Two ranks train it and leave a checkpoint half way; three go on from there by another program, in two runs a step.
 """

@@ -25,6 +25,7 @@ from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.spmd.model import ProgramModel
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.spmd_decision import read_program
+from parity import program_curves
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ WORLDS = sorted({case.world for case in CASES})
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """One step of each case of this size; every rank writes what it holds of the gradients."""
+    """One step of each case of this size; every rank writes what it holds of the gradients. Then loss curves."""
     found: dict[str, Any] = {}
     for case in CASES:
         if case.world == world:
@@ -127,6 +128,8 @@ def work(rank: int, world: int, folder: Path) -> None:
             found[case.name] = (loss, parts)
             dist.barrier()
     torch.save(found, folder / f"programs-{world}-{rank}.pt")
+    if world in program_curves.WORLDS:
+        program_curves.work(rank, world, folder)
 
 
 def kinds_used() -> set[str]:

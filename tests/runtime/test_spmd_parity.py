@@ -17,10 +17,16 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks left."""
+    made = tmp_path_factory.mktemp("programs")
+    run_forked("parity.programs", made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """[world][rank] what each case gave."""
-    folder = tmp_path_factory.mktemp("programs")
-    run_forked("parity.programs", folder)
     return {w: [torch.load(folder / f"programs-{w}-{rank}.pt") for rank in range(w)] for w in WORLDS}
 
 
@@ -69,10 +75,9 @@ def test_parameters_are_sliced_where_the_program_slices_them(found: dict[int, li
     assert any(sizes) and any(0 in row for row in sizes)
 
 
-def test_a_checkpoint_goes_on_under_another_program(tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_under_another_program(folder: Path) -> None:
     """Other ratios, shards, ranks and runs: the second half of the same curve, which is not flat."""
-    run_forked("parity.program_curves", tmp_path)
-    whole, resumed = (torch.load(tmp_path / f"curves-{world}.pt") for world in (2, 3))
+    whole, resumed = (torch.load(folder / f"curves-{world}.pt") for world in (2, 3))
     for name, losses in whole.items():
         assert losses[-1] < 0.97 * losses[0]
         assert resumed[name] == pytest.approx(losses[len(losses) // 2 :], rel=1e-8), name
