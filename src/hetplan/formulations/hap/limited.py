@@ -186,7 +186,7 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
         bound = max(bound, found.bound)
         if bound >= incumbent.threshold:
             continue
-        for part in _split(cell, found, problem.counts.astype(float)):
+        for part in split(cell, found, problem.counts.astype(float)):
             heapq.heappush(cells, (bound, next(order), part, found.prices, found.cuts))
         run.report(bound=min(cells[0][0], incumbent.threshold) * (1 - ROUNDING))
     if not cells or cells[0][0] >= incumbent.threshold:
@@ -211,7 +211,7 @@ def _proven(incumbent: Incumbent) -> float:
     return np.inf if incumbent.program is None else incumbent.threshold * (1 - ROUNDING)
 
 
-def _split(cell: Cell, found: Bounded, counts: Floats) -> list[Cell]:
+def split(cell: Cell, found: Bounded, counts: Floats) -> list[Cell]:
     """Halves along the longest edge of all segments' simplices, at the point that the bound comes from."""
     simplices = cell.simplices
     K = simplices.shape[1]
