@@ -264,8 +264,8 @@ def test_sharded_pipelines_join_once_per_iteration() -> None:
     for other in sharded[1:]:
         assert (other.seconds, other.peak_bytes) == (sharded[0].seconds, sharded[0].peak_bytes)
     wide = {"layers": [(0, 14)], "devices": [[0, 1]], "tensor_shares": [1, 1]}
-    other = {"layers": [(0, 14)], "devices": [[2, 3]], "tensor_shares": [1, 1]}
-    groups = [{"stages": [s], "micro_batches": [{"count": 4, "samples": 1}]} for s in (wide, other)]
+    second = {"layers": [(0, 14)], "devices": [[2, 3]], "tensor_shares": [1, 1]}
+    groups = [{"stages": [s], "micro_batches": [{"count": 4, "samples": 1}]} for s in (wide, second)]
     with pytest.raises(UnsupportedError, match="ZeRO 2 and 3"):
         replay(made(groups, zero=2), workload())
 
