@@ -80,12 +80,12 @@ def _by_parameter(program: SingleProgram, gradients: Mapping[str, Array]) -> dic
 
 def execute(theory: Theory, decision: HapDecision, values: Mapping[str, Array]) -> Outcome:
     """Loss and gradients as the devices get them, put together."""
-    machine = _Together(theory, decision, values)
+    machine = Together(theory, decision, values)
     loss = machine.run([theory.instructions[i] for i in decision.program], theory.data.goal)
     return Outcome(float(added(loss)), _by_parameter(theory.program, machine.parameters))
 
 
-class _Together(Machine):
+class Together(Machine):
     """All devices, reading slices of whole tensors; parameters: gradients put together."""
 
     def __init__(self, theory: Theory, decision: HapDecision, values: Mapping[str, Array]) -> None:
