@@ -77,16 +77,10 @@ def make_plans(
     picked = picked_strategies(workload, strategies, money_limit=money_limit, settings=settings)
     check_percent(workload, cheapest_within)
     searches = [Search(s, workload, run, settings.get(s.name), found_one) for s in picked]
-    # What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
-    found = {search.strategy.name: search.exact_ones() for search in searches}
+    found: dict[str, list[Candidate]] = {}
     tried: dict[str, list[str]] = {}
-    for search in searches:
-        more, told = search.with_recomputation(found[search.strategy.name])
-        found[search.strategy.name] += more
-        for text in told:
-            tried.setdefault(text, []).append(search.strategy.name)
-    for search in searches:
-        found[search.strategy.name] += search.other_ones()
+    for late in (False, True):
+        propose_each([search for search in searches if search.strategy.late is late], found, tried)
     every = [candidate for search in searches for candidate in found[search.strategy.name]]
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
     if parts:
@@ -106,6 +100,22 @@ def make_plans(
         with derived(f"{workload.model.name} on {workload.cluster.name} with more memory"):
             relaxed = relaxations(workload, run)
     return Planning(workload, candidates, won, tuple(notes), tuple(relaxed))
+
+
+def propose_each(
+    searches: Sequence[Search], found: dict[str, list[Candidate]], tried: dict[str, list[str]]
+) -> None:
+    """Add each strategy's candidates to `found`, and to `tried` what was tried in vain with the strategies' names."""
+    # What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
+    for search in searches:
+        found[search.strategy.name] = search.exact_ones()
+    for search in searches:
+        more, told = search.with_recomputation(found[search.strategy.name])
+        found[search.strategy.name] += more
+        for text in told:
+            tried.setdefault(text, []).append(search.strategy.name)
+    for search in searches:
+        found[search.strategy.name] += search.other_ones()
 
 
 def undominated(

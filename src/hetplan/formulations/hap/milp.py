@@ -45,11 +45,11 @@ def search(backend: Backend, posed: Posed, run: Run) -> Outcome[HapDecision]:
     if least <= 0:
         return ended(posed, first, run=run, stop=Stop.OPTIMAL, bound=0.0, built=time.perf_counter())
     run.report(incumbent=least, bound=floor)
-    chosen = choose(theory, STATES, CANONICAL_STATES)
+    chosen = choose(theory, STATES, CANONICAL_STATES, run)
     if chosen.graph is None or run.should_stop:
         return ended(
             posed, first, run=run, stop=Stop.LIMIT, bound=floor, built=time.perf_counter(),
-            message="the theory is too wide for this method" if chosen.graph is None else "",
+            message="" if run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
     unit = 2.0 ** (10 - np.ceil(np.log2(least)))
     programme = build(problem, chosen.graph, unit, least, relaxed=not chosen.exact)

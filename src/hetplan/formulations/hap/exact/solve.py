@@ -53,11 +53,12 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
     incumbent.offer(first_program(theory))
     floor = simple_bound(theory)
     run.report(bound=floor)
-    chosen = choose(theory, STATES, CANONICAL_STATES)
+    chosen = choose(theory, STATES, CANONICAL_STATES, run)
     built = time.perf_counter()
     if chosen.graph is None or incumbent.seconds <= 0:
-        stop = Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
-        message = WIDE if chosen.graph is None else ""
+        late = chosen.graph is None and run.should_stop
+        stop = stopped(run) if late else Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
+        message = WIDE if chosen.graph is None and not late else ""
         return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
     arrays = priced_graph(problem, chosen.graph, ordered=chosen.exact)
     evaluate = (

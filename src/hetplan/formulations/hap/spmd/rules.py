@@ -32,6 +32,7 @@ from hetplan.formulations.hap.spmd.links import Links, Price
 from hetplan.formulations.hap.spmd.operators import operator
 from hetplan.formulations.hap.spmd.operators.contraction import Contract, parsed
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
+from hetplan.solvers.run import Run as SolverRun
 
 ELEMENT_BYTES = 4
 
@@ -55,15 +56,19 @@ def theory_of(
     all_dimensions: bool = False,
     weights: Mapping[str, float] | None = None,
     steps: int = 1,
+    run: SolverRun | None = None,
 ) -> Theory:
     """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark `unsliced`.
 
     weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before parameters change;
-    gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it.
+    gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it. Raises
+    `Stopped` where `run` should stop.
     """
     writer = _Writer(program, len(devices), links, element_bytes, all_dimensions)
     writer.weights, writer.steps = weights or {}, steps
     for node in program.computations:
+        if run is not None:
+            run.check()
         writer.run(node)
         writer.change(node)
     writer.move_between_segments()
