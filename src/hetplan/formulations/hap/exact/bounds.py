@@ -30,6 +30,10 @@ SLACK = 1e-14
 OPEN_STATES, RETRY = 60_000, 0.7
 # How fast they are looked through, several times each, on a slow machine.
 STATES_PER_SECOND = 5_000
+# Arcs are left out again when no more than this share is missing of what was missing before.
+FEWER = 0.6
+# In smaller graphs it is not worth its time.
+ARCS = 300
 # How fast labels are set, at least.
 LABELS_PER_SECOND = 50_000
 
@@ -127,6 +131,9 @@ class LabelCell:
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0, arrays)
         weights, size, improved = duals.weights, 0, False
+        arrays, potential = fewer(arrays, cell, weights, potential, threshold, 1 - bound / threshold)
+        if not len(arrays.graph.head):
+            return Evaluated(threshold, duals.point, 0, arrays)
         self._cells += 1
         if self._cells <= EACH or self._cells % SOME == 0:
             size, improved = best_at(duals, arrays, self.incumbent, potential, weights)
@@ -181,6 +188,22 @@ def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
         *arrays.common, cell, arrays.slow, duals.weights, duals.inside, arrays.ordered
     )
     return float(potential[arrays.start].min(axis=1).max()), potential
+
+
+def fewer(
+    arrays: Arrays, cell: Floats, weights: Floats, potential: Floats, threshold: float, missing: float
+) -> tuple[Arrays, Floats]:
+    """The graph and its potentials without the arcs that no program below the threshold takes in the cell.
+
+    Tried again only where clearly less is `missing` to the threshold than when it was done last.
+    """
+    tried = not missing < FEWER * arrays.missing or len(arrays.graph.head) < ARCS
+    if tried or arrays.start > 0 or not np.isfinite(threshold):
+        return arrays, potential
+    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, weights)
+    least = kernels.through(arrays.reverse, arrays.graph.head, step, potential)
+    left, nodes = arrays.without((least >= threshold).any(axis=1), missing)
+    return left, np.ascontiguousarray(potential[nodes])
 
 
 def best_at(

@@ -63,6 +63,25 @@ def potentials(
     return value.reshape(n, L, V)
 
 
+def through(reverse: tuple[Ints, Ints, Ints, Ints], head: Ints, step: Floats, value: Floats) -> Floats:
+    """[A, L]: a lower bound over the cell of every path with an arc: what leads to its tail, itself (step [A, L, V])
+    and the potential value [n, L, V] of its head, all with one mean before the head.
+
+    reverse: the graph read backwards, whose first node is where paths end and whose last one where they begin.
+    """
+    first, back, component, arcs = reverse
+    A, L, V = step.shape
+    before = np.full((len(value), L * V), np.inf)
+    before[-1] = 0.0
+    turned = np.ascontiguousarray(step.reshape(A, -1)[arcs])
+    plain, scratch = np.zeros(A, dtype=np.bool_), (np.full((1, L * V), np.inf), np.empty(V))
+    _potentials(first, back, plain, component, turned, np.ones(V), False, before, *scratch)
+    whole = before[back] + turned + value.reshape(len(value), -1)[head[arcs]]
+    found = np.empty((A, L))
+    found[arcs] = whole.reshape(A, L, V).min(axis=2)
+    return found
+
+
 @kernel
 def _potentials(
     first: Ints, head: Ints, comm: Flags, component: Ints, step: Floats, mu: Floats, ordered: bool,
