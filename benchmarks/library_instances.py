@@ -161,21 +161,27 @@ def instances() -> Iterator[Instance]:
             yield draw(problem, seed, size)
 
 
+def add(instance: Instance, folder: Path, seconds: float = SECONDS) -> None:
+    """Solve the instance and write it with what was found; one without a decision is left out."""
+    result = solve(
+        family(instance.problem), instance.data, "auto", Run(Options(time_limit=seconds, threads=1))
+    )
+    told = f"{instance.name}: {result.status}"
+    if result.decision is None:
+        print(f"{told}, left out: {result.message}", flush=True)
+        return
+    size = len(instance.data.model_dump_json())
+    add_to_library(folder / instance.problem, instance, result, packed=size > 8192)
+    print(
+        f"{told}, {result.objective:.6g} s (gap {result.gap}) in {result.seconds:.3f} s, {size} bytes",
+        flush=True,
+    )
+
+
 def main(folder: Path) -> None:
     """Write every instance with a decision."""
     for instance in instances():
-        run = Run(Options(time_limit=SECONDS, threads=1))
-        result = solve(family(instance.problem), instance.data, "auto", run)
-        told = f"{instance.name}: {result.status}"
-        if result.decision is None:
-            print(f"{told}, left out: {result.message}", flush=True)
-            continue
-        size = len(instance.data.model_dump_json())
-        add_to_library(folder / instance.problem, instance, result, packed=size > 8192)
-        print(
-            f"{told}, {result.objective:.6g} s (gap {result.gap}) in {result.seconds:.3f} s, {size} bytes",
-            flush=True,
-        )
+        add(instance, folder)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -35,12 +36,38 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in links(page) if not (page.parent / target).exists()] == []
 
 
+def test_every_page_is_in_the_sites_navigation() -> None:
+    """`mkdocs build --strict` says so, too, and holds anchors as well; this needs no mkdocs."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    listed = re.findall(r": ([\w-]+\.md)\b", text)
+    hooks = site_hooks()
+    assert sorted(listed) == sorted([p.name for p in DOCS.glob("*.md")] + list(hooks.ROOT_PAGES.values()))
+
+
+def test_the_sites_links_stay_on_the_site() -> None:
+    hooks = site_hooks()
+    for page in PAGES:
+        folder, text = "docs" if page.parent == DOCS else "", page.read_text(encoding="utf-8")
+        copied = [f"source/{path}" for path in hooks.outside(text, folder)]
+        for target in links(page):
+            there = hooks.site_target(target, folder)
+            known = [*copied, *hooks.ROOT_PAGES.values()]
+            assert (DOCS / there).exists() or there in known, (page.name, target)
+    assert hooks.site_target("../README.md#benchmarks", "docs") == "overview.md#benchmarks"
+    assert hooks.site_target("docs/files.md", "") == "files.md"
+    assert hooks.site_target("../LICENSE", "docs") == "source/LICENSE"
+    assert hooks.relinked("```\n[a](b)\n```\n[a](b)\n", lambda _: "c") == "```\n[a](b)\n```\n[a](c)\n"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_paths_in_backticks_exist(page: Path) -> None:
-    """Paths from the root, from the package, or (method-amp.md) from AMP's folder; `<…>` stands for any name."""
-    bases = (ROOT, ROOT / "src" / "hetplan", ROOT / "src" / "hetplan" / "formulations" / "amp")
+    """Paths from the root, from the package, of files that the page has its reader write, or (method-NAME.md) from
+    that family's folder; `<…>` stands for any name."""
+    package = ROOT / "src" / "hetplan"
+    bases = [ROOT, package, package / "formulations" / page.stem.removeprefix("method-")]
     names = re.findall(r"`([\w./<>-]+/[\w.<>-]*)`", page.read_text(encoding="utf-8"))
-    patterns = [re.sub(r"<\w+>", "*", name) for name in names]
+    written = {block.mark.removeprefix("file:") for block in blocks(page)}
+    patterns = [re.sub(r"<\w+>", "*", name) for name in names if name not in written]
     assert [p for p in patterns if not any(next(base.glob(p), None) for base in bases)] == []
 
 
@@ -69,6 +96,15 @@ def test_what_is_generated_is_up_to_date(command: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def site_hooks() -> Any:
+    """docs/site_hooks.py, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    return hooks
+
+
 def example(format_name: str) -> Any:
     """The example of a format in files.md, parsed."""
     for block in blocks(FILES):
@@ -95,6 +131,21 @@ def test_example_files_are_valid(format_name: str, suffix: str, load: Any, tmp_p
     path = tmp_path / f"example.{suffix}"
     path.write_text(json.dumps(example(format_name)), encoding="utf-8")  # JSON is YAML
     assert load(path).name if format_name != "hetplan-profile" else load(path).model
+
+
+def test_every_format_is_documented() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "hetplan").rglob("*.py")]
+    formats = {name for text in sources for name in re.findall(r"\bformat: Literal\[\"([\w-]+)\"\]", text)}
+    assert {"hetplan-cluster", "hetplan-best-known", "hetplan-devices"} <= formats
+    text = FILES.read_text(encoding="utf-8")
+    assert sorted(name for name in formats if f"`{name}`" not in text) == []
+
+
+def test_example_record_holds() -> None:
+    instance = example_instance()
+    (claim,) = read_claims(example("hetplan-best-known"), instance, where="files.md")
+    (verdict,) = judge([claim], instance)
+    assert verdict.complaints == ()
 
 
 def test_example_answer_holds() -> None:
@@ -149,7 +200,7 @@ def applies(requirement: Requirement) -> bool:
 def test_constraints_pin_every_dependency_within_its_range() -> None:
     extras = PROJECT["optional-dependencies"]
     own = [Requirement(text) for text in extras["test"] if text.startswith("hetplan[")]
-    inside = [name for requirement in own for name in requirement.extras]
+    inside = [name for requirement in own for name in requirement.extras] + ["docs"]
     assert "runtime" in inside
     texts = [*PROJECT["dependencies"], *extras["test"], *(text for name in inside for text in extras[name])]
     wanted = [requirement for requirement in map(Requirement, texts) if requirement.name != "hetplan"]

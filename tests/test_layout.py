@@ -36,6 +36,7 @@ LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 TORCH = (
     "hetplan.runtime.execution",
     "hetplan.runtime.references",
+    "hetplan.runtime.tracing",
 )  # packages that may import torch, and need it
 ENTRIES = ("__init__", "__main__")  # hetplan itself: the version, and `python -m hetplan`
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,50 +12,26 @@ import pytest
 from hetplan.formulations import FAMILIES, family
 from hetplan.planner.strategies import STRATEGIES
 from markdown_pages import ROOT, Block, blocks
+from page_commands import prepare, run_as_shown, same, shell
 
 README = ROOT / "README.md"
 CONSOLE = blocks(README, "console")
-MATCHES = doctest.OutputChecker().check_output
-LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the examples and with the files that the README has its reader write."""
-    folder = tmp_path_factory.mktemp("readme")
-    shutil.copytree(ROOT / "examples", folder / "examples")
-    for block in blocks(README):
-        kind, _, name = block.mark.partition(":")
-        if kind == "file":
-            (folder / name).write_text(block.body, encoding="utf-8")
-    return folder
-
-
-def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command as a reader would, `hetplan` being this environment's."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=os.environ | {"PATH": path, "COLUMNS": "160"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return prepare(README, tmp_path_factory.mktemp("readme"))
 
 
 @pytest.mark.parametrize("block", CONSOLE, ids=[block.commands()[0][0] for block in CONSOLE])
 def test_console_blocks(block: Block, place: Path) -> None:
-    for command, shown in block.commands():
-        ran = shell(command, place)
-        assert ran.returncode == 0, f"{command}\n{ran.stderr}"
-        assert MATCHES(shown, ran.stdout, LOOSE), f"{command} prints\n{ran.stdout}\nbut the README\n{shown}"
+    run_as_shown(block, place)
 
 
 def test_output_that_differs_is_noticed() -> None:
-    assert MATCHES("a ...\nb\n", "a 1 s\nb\n", LOOSE)
-    assert not MATCHES("a ...\nb 182 ms\n", "a 1 s\nb 183 ms\n", LOOSE)
+    assert same("a ...\nb\n", "a 1 s\nb\n")
+    assert not same("a ...\nb 182 ms\n", "a 1 s\nb 183 ms\n")
 
 
 def test_readme_shows_commands() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from astra.settings import GPT, LLAMA, SCHEMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking
+from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.rules import default_rules, rules_from_text
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.astra.search.table import Strategies, strategies
@@ -151,3 +152,14 @@ def test_pareto_set_and_choice(points: list[tuple[int, int]], limit: int) -> Non
     else:
         assert chosen is not None
         assert points[chosen] == min(affordable, key=lambda p: (-p[0], p[1]))
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_what_differs_by_rounding_alone_keeps_its_order(steps: list[int], random: Random) -> None:
+    """Sums whose last digits fall differently sort as the exact ones do: ties by place."""
+    exact = np.array([0.1 * step for step in steps])
+    shaken = exact * np.array([1.0 + random.choice((-2, -1, 0, 1, 2)) * 2.0**-52 for _ in steps])
+    assert tied(shaken).tolist() == tied(exact).tolist()
+    assert [sorted(set(steps)).index(step) for step in steps] == tied(exact).tolist()
+    money = np.array([float(step % 2 + 1) for step in steps])
+    assert ranking(1.0 / shaken, money * (shaken / exact)).tolist() == ranking(1.0 / exact, money).tolist()

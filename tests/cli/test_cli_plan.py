@@ -95,11 +95,30 @@ def test_nothing_fits(plan: Callable[..., Ran], tmp_path: Path) -> None:
     ran = plan("-o", target, model="glm-130b")
     assert ran.code == 1
     assert not target.exists()
-    assert f"hetplan: no plan fits: {target} is not written" in ran.err
+    assert f"hetplan: no winner: {target} is not written" in ran.err
     assert "no winner" in ran.out and "TiB in one copy of the model" in ran.out
     ran = plan("--json", model="glm-130b")
     assert (ran.code, ran.json["winner"]) == (1, None)
     assert all(c["message"] for c in ran.json["candidates"])
+
+
+def test_several_precisions(plan: Callable[..., Ran], tmp_path: Path) -> None:
+    ran = plan("--strategies", "dp", "--precision", "auto", "-o", tmp_path / "plan.json")
+    assert ran.code == 0 and "fp16 or fp32" in ran.out
+    assert "bf16 is left out: no units for it in V100-SXM2-16GB, T4" in ran.out
+    assert "winner dp/enumeration+fp16" in ran.out and "dp/enumeration+fp32" in ran.out
+    assert "uses 2 V100-SXM2-16GB + 2 T4 in fp16" in ran.out
+    assert load_plan(tmp_path / "plan.json").workload.precision == "fp16"
+    document = plan("--strategies", "dp", "--precision", "fp32,fp16", "--json").json
+    assert document["workload"]["precisions"] == ["fp32", "fp16"]
+    assert {c["precision"] for c in document["candidates"]} == {"fp16", "fp32"}
+
+
+def test_what_is_too_dear_is_told_in_money(plan: Callable[..., Ran]) -> None:
+    ran = plan("--strategies", "dp", "--money-limit", "0.000001")
+    assert ran.code == 1
+    assert "no winner: nothing that fits costs at most 1e-06 per million tokens" in ran.out
+    assert "cheapest that fits: dp/enumeration" in ran.out and "in one copy of the model" not in ran.out
 
 
 def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
@@ -184,7 +203,7 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
         (("--strategies", "foo"), "unknown strategy 'foo' (expected one of amp"),
         (("--strategies", "popler"), "unknown strategy 'popler'; did you mean poplar?"),
         (("--strategies", ","), "no strategy named"),
-        (("--precision", "fp8"), "unknown precision 'fp8' (expected one of fp16, bf16, fp32)"),
+        (("--precision", "fp8"), "unknown precision 'fp8' (expected one of fp16, bf16, fp32, auto)"),
         (("--sequence", "0"), "sequence"),
         (("--sequence", "many"), "invalid value for '--sequence'"),
         (("--time-limit", "0"), "time limit (got 0.0"),

@@ -11,6 +11,7 @@ from hetplan.formulations.hap.data import Communication, Compute, Device, HapDat
 from hetplan.solvers import highs
 from hetplan.solvers.linear_model import LinearModel
 from hetplan.solvers.options import Options
+from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
 FORMS = ("Identity", "All-Gather(0)", "All-Reduce")
@@ -56,14 +57,58 @@ def _triple(draw: random.Random, n: int, pre: list[str], post: list[str], segmen
     )  # fmt: skip
 
 
-Signature = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]
+def limited(seed: int) -> HapData:
+    """`instance` with bytes on its triples, more where they cost little, and memory that about holds some program
+    (mostly the one of fewest bytes) at some ratios: every device a little more, or less, than its part of it."""
+    plain, draw = instance(seed), random.Random(f"memory {seed}")
+    m = len(plain.devices)
+
+    def held(cost: float) -> float:
+        return draw.choice([0.0, draw.uniform(0.5, 6.0), float(draw.randint(1, 4)) / (0.2 + cost)])
+
+    triples = [
+        t.model_copy(update={"fixed_bytes": held(fixed) / m, "shared_bytes": held(shared)})
+        for t in plain.triples
+        for fixed, shared in [_work(t)]
+    ]
+    programs = sorted(all_programs(plain.model_copy(update={"triples": triples})).values()) or [()]
+    total = [sum(m * _bytes(triples[i])[0] + _bytes(triples[i])[1] for i in q) for q in programs]
+    least = programs[total.index(min(total))]
+    chosen = least if draw.random() < 0.8 else draw.choice(programs)
+    rows = []
+    for _ in range(plain.segments):
+        row = [draw.uniform(0.2, 1.0) for _ in plain.devices]
+        rows.append([x / sum(row) for x in row])
+    size, device_bytes = draw.choice([0.8, 1.0, 1.0, 1.05, 1.2]), []
+    for j in range(m):
+        part = sum(
+            _bytes(triples[i])[0] + _bytes(triples[i])[1] * rows[triples[i].segment][j] for i in chosen
+        )
+        device_bytes.append(part * size * draw.choice([1.0, 1.0, 1.0, 0.9, 1.3]))
+    memory = {"device_bytes": device_bytes}
+    kept = [triple.model_dump() for triple in triples]
+    return HapData.model_validate({**plain.model_dump(), "triples": kept, "memory": memory})
+
+
+def _work(triple: Triple) -> tuple[float, float]:
+    if isinstance(triple, Communication):
+        return triple.fixed_seconds, triple.shared_seconds
+    return triple.fixed_flops, triple.shared_flops
+
+
+def _bytes(triple: Triple) -> tuple[float, float]:
+    return triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0
+
+
+Signature = tuple[tuple[tuple[float, ...], ...], tuple[float, ...], tuple[float, ...]]
 
 
 @cache
 def programs(seed: int, segments: int | None = None) -> dict[Signature, tuple[int, ...]]:
     """Every cost function that a program of the instance has, with one such program.
 
-    A signature is the stages' work (F, S_1 … S_g) in any order, and the communication (fixed, shared_1 …).
+    A signature is the stages' work (F, S_1 … S_g) in any order, the communication (fixed, shared_1 …), and the bytes
+    (fixed, shared_1 …).
     """
     return all_programs(instance(seed, segments))
 
@@ -86,7 +131,10 @@ def all_programs(data: HapData) -> dict[Signature, tuple[int, ...]]:
 
 
 def _signature(data: HapData, program: tuple[int, ...], g: int) -> Signature:
-    stages, comm = [[0.0] * (1 + g)], [0.0] * (1 + g)
+    stages, comm, held = [[0.0] * (1 + g)], [0.0] * (1 + g), [0.0] * (1 + g)
+    for i in sorted(program):
+        held[0] += data.triples[i].fixed_bytes or 0.0
+        held[1 + data.triples[i].segment] += data.triples[i].shared_bytes or 0.0
     for i in program:
         triple = data.triples[i]
         if isinstance(triple, Communication):
@@ -96,12 +144,12 @@ def _signature(data: HapData, program: tuple[int, ...], g: int) -> Signature:
         else:
             stages[-1][0] += triple.fixed_flops
             stages[-1][1 + triple.segment] += triple.shared_flops
-    return tuple(sorted(tuple(row) for row in stages)), tuple(comm)
+    return tuple(sorted(tuple(row) for row in stages)), tuple(comm), tuple(held)
 
 
-def least_cost(data: HapData, signature: Signature) -> float:
-    """The ratio problem of one signature as one plain linear programme over all devices."""
-    stages, comm = signature
+def least_cost(data: HapData, signature: Signature) -> float | None:
+    """The ratio problem of one signature as one plain linear programme over all devices; None where nothing fits."""
+    stages, comm, (fixed_bytes, *shared_bytes) = signature
     m, g = len(data.devices), data.segments
     model = LinearModel("oracle")
     B = model.continuous("B", (g, m))
@@ -118,7 +166,11 @@ def least_cost(data: HapData, signature: Signature) -> float:
         for j, device in enumerate(data.devices):
             v = device.flops_per_second
             model.row("stage", [T[s], *B[:, j]], [1.0, *(-x / v for x in S)], lower=F / v)
+    for j, room in enumerate(data.memory.device_bytes if data.memory is not None else ()):
+        model.row("memory", B[:, j], shared_bytes, upper=room - fixed_bytes + 1e-10 * room)
     answer = highs.solve(model, Run(Options(threads=1, gap=0.0)))
+    if answer.stop is Stop.INFEASIBLE:
+        return None
     assert answer.objective is not None, answer.message
     return answer.objective
 
@@ -130,16 +182,24 @@ def oracle(data: HapData, found: dict[Signature, tuple[int, ...]]) -> float | No
         if best is not None and _at_least(data, signature) >= best:
             break
         cost = least_cost(data, signature)
-        best = cost if best is None else min(best, cost)
+        if cost is not None:
+            best = cost if best is None else min(best, cost)
     return best
 
 
 def _at_least(data: HapData, signature: Signature) -> float:
     """Fixed work on the slowest device, shared work at the speed of all, each stage on its own."""
-    stages, comm = signature
+    stages, comm, _ = signature
     speeds = [device.flops_per_second for device in data.devices]
     least = sum(max(F / min(speeds), sum(S) / sum(speeds)) for F, *S in stages)
     return least + comm[0] + sum(comm[1:]) / len(speeds)
+
+
+@cache
+def known_limited(seed: int) -> tuple[HapData, float | None]:
+    """The same with memory."""
+    data = limited(seed)
+    return data, oracle(data, all_programs(data))
 
 
 @cache
@@ -208,7 +268,7 @@ def _paths(data: HapData, wanted: str, later: frozenset[str]) -> list[list[int]]
 def _two_devices(data: HapData, program: list[int]) -> float:
     """The least cost of a program on two devices of speeds 1 and 2: convex and piecewise linear in the slower one's
     ratio x, so the least of its values at both ends and at every kink."""
-    rows, (alone, top) = _signature(data, tuple(program), 1)
+    rows, (alone, top), _ = _signature(data, tuple(program), 1)
     F, S = np.array(rows).T
     with np.errstate(divide="ignore", invalid="ignore"):
         kinks = ((F + S) / 2 - F) / (S + S / 2)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,16 @@ class Faulty(nn.Module):
         if not arguments[0].is_meta and dist.get_rank() == RANK:
             self.passes += 1
             if self.passes == PASS:
+                note_moment()
                 self.fault()
         result: Tensor = self.layer(*arguments)
         return result
+
+
+def note_moment() -> None:
+    """Write down when the fault begins, where the environment says."""
+    if "FAULT" in os.environ:
+        Path(os.environ["FAULT"]).write_text(str(time.monotonic()))
 
 
 def with_fault(plan: Plan, fault: Callable[[], None]) -> nn.Module:
@@ -64,7 +72,7 @@ def hungry(plan: Plan) -> nn.Module:
 
 
 def unlucky(plan: Plan) -> nn.Module:
-    """Killed where the environment says: RANK and PASS as `KILL_AT=rank:pass`; learns from one batch."""
+    """Killed where the environment says: `KILL_AT=rank:pass`; once only, where `KILLED` names a file to note it in."""
     with torch.device("meta"):
         module = stand_in(plan.workload.layers)
     rank, number = map(int, os.environ["KILL_AT"].split(":"))
@@ -73,7 +81,11 @@ def unlucky(plan: Plan) -> nn.Module:
     def count(*_: object) -> None:
         nonlocal passes
         passes += 1
-        if dist.get_rank() == rank and passes == number:
+        once = os.environ.get("KILLED")
+        if dist.get_rank() == rank and passes == number and not (once and os.path.exists(once)):
+            if once:
+                Path(once).touch()
+            note_moment()
             os.kill(os.getpid(), signal.SIGKILL)
 
     for layer in module.layers.values():
@@ -96,8 +108,15 @@ def short(plan: Plan) -> nn.Module:
 
 
 def slow(plan: Plan) -> nn.Module:
-    """A rank whose passes take longer, once."""
-    return with_fault(plan, lambda: time.sleep(3))
+    """A rank whose passes of the first layer take a second longer."""
+    with torch.device("meta"):
+        module = stand_in(plan.workload.layers)
+    first = next(iter(module.layers.values()))
+    wait = {RANK: 1.0}
+    first.register_forward_pre_hook(
+        lambda _, given: None if given[0].is_meta else time.sleep(wait.get(dist.get_rank(), 0.0))
+    )
+    return module
 
 
 class Pair(nn.Module):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
+from collections import Counter
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from chromium import needs_chromium, rendered
 from fakes.workloads import small
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.planner.pictures.html import KINDS, page
@@ -186,22 +186,22 @@ def test_damaged_documents_are_one_line(change: dict[str, object], message: str)
     assert message in str(caught.value)
 
 
-def browser() -> str | None:
-    """A Chromium on this machine."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-@pytest.mark.skipif(browser() is None, reason="no Chromium on this machine")
+@needs_chromium
 def test_a_browser_shows_it_without_complaint(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page(picture()), encoding="utf-8")
-    shot = tmp_path / "shot.png"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-    size = ["--window-size=1200,1600", f"--screenshot={shot}", f"--user-data-dir={tmp_path / 'profile'}"]
-    ran = subprocess.run(
-        [str(browser()), *flags, *size, (tmp_path / "page.html").as_uri()],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert not re.search(r":CONSOLE[(:]", ran.stderr), ran.stderr
-    assert shot.read_bytes().startswith(b"\x89PNG") and shot.stat().st_size > 30_000
+    file = tmp_path / "page.html"
+    file.write_text(page(picture()), encoding="utf-8")
+    shown = rendered(file)
+    assert shown.console == ()
+    assert shown.png.startswith(b"\x89PNG") and len(shown.png) > 30_000
+    tags = re.compile(r"<([a-z][a-z0-9]*)")  # elements all arrive
+    there, written = (Counter(tags.findall(text)) for text in (shown.dom, page(picture())))
+    assert there == written and there["rect"] > 50
+
+
+@needs_chromium
+def test_complaints_of_a_browser_are_seen(tmp_path: Path) -> None:
+    file = tmp_path / "bad.html"
+    script = "console.error('not well'); nothing()"
+    file.write_text(f"<!doctype html><title>x</title><img src='none.png'><script>{script}</script>")
+    told = " ".join(rendered(file, width=300, height=200).console)
+    assert "not well" in told and "nothing is not defined" in told

@@ -3,13 +3,14 @@ memory makes it pay."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from fakes.workloads import small
-from hetplan.planner.candidates import Search
+from hetplan.planner.candidates import WITHIN, Search
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.recomputation import recomputed, useful_modes
 from hetplan.planner.strategies import STRATEGIES
@@ -92,14 +93,27 @@ def test_where_it_gains_nothing_that_is_told() -> None:
     assert len(notes) + len({c.plan.recomputation for c in chosen if c.plan}) >= 1
 
 
-def test_where_the_model_lacks_memory_of_the_replay_it_is_tightened() -> None:
+def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() -> None:
     """2.6 GiB: with full recomputation the model's best plan lacks the working memory of the layer at work."""
-    found, _ = Search(STRATEGIES["amp"], with_memory(2.6), a_run()).candidates()
+    workload = with_memory(2.6)
+    found, _ = Search(STRATEGIES["amp"], workload, a_run()).candidates()
+    (within,) = (c for c in found if WITHIN in c.message)
+    assert within.method == "auto+full" and within.status == "optimal"
+    assert within.replayed is not None and within.replayed.fits
+    (loose,) = STRATEGIES["amp"].propose(recomputed(workload, "full"), a_run(), methods=("auto",))
+    assert loose.objective is not None and within.objective is not None
+    assert loose.objective < within.objective and within.bound == pytest.approx(within.objective, rel=1e-6)
+    for candidate in found:
+        if candidate.method.startswith("auto"):
+            assert candidate.replayed is not None and candidate.replayed.fits
+
+
+def test_strategies_without_such_a_problem_are_given_less() -> None:
+    """The same by rounds of less memory: nothing better, and a bound that is further away."""
+    strategy = replace(STRATEGIES["amp"], within_replay=None)
+    found, _ = Search(strategy, with_memory(2.6), a_run()).candidates()
     (tightened,) = (c for c in found if "tightened by" in c.message)
     assert tightened.method == "auto+full" and tightened.status == "feasible"
     assert tightened.replayed is not None and tightened.replayed.fits
     assert tightened.bound is not None and tightened.objective is not None
     assert tightened.bound < tightened.objective
-    for candidate in found:
-        if candidate.method.startswith("auto"):
-            assert candidate.replayed is not None and candidate.replayed.fits

@@ -87,7 +87,8 @@ def test_the_last_node_cannot_go() -> None:
     alone = small(nodes=[node])
     with pytest.raises(InputError, match="nothing is left"):
         removal("2xT4", alone.cluster)
-    assert [change.name for change in marginal(alone.cluster)] == ["add 2xT4"]
+    names = [change.name for change in marginal(alone.cluster)]
+    assert names == ["add 2xT4", "links inside T4 nodes at 100 Gbit/s"]
 
 
 def test_what_is_asked_without_changes(workload: Workload) -> None:
@@ -97,7 +98,21 @@ def test_what_is_asked_without_changes(workload: Workload) -> None:
         "add 2xT4",
         "remove node1",
         "network at 100 Gbit/s",
+        "network of V100-SXM2-16GB nodes at 20 Gbit/s",
+        "links inside V100-SXM2-16GB nodes at 340 Gbit/s",
+        "network of T4 nodes at 100 Gbit/s",
+        "links inside T4 nodes at 100 Gbit/s",
     ]
+
+
+def test_links_of_one_kind(workload: Workload) -> None:
+    by_name = {change.name: change.apply(workload.cluster) for change in marginal(workload.cluster)}
+    slow = by_name["network of T4 nodes at 100 Gbit/s"].nodes
+    assert [node.network_bandwidth for node in slow] == [10 * GBIT, 100 * GBIT]
+    assert [node.intra_bandwidth for node in slow] == [170 * GBIT, 50 * GBIT]
+    inside = by_name["links inside V100-SXM2-16GB nodes at 340 Gbit/s"].nodes
+    assert [node.intra_bandwidth for node in inside] == [340 * GBIT, 50 * GBIT]
+    assert [node.network_bandwidth for node in inside] == [10 * GBIT, 50 * GBIT]
 
 
 def test_gains(workload: Workload) -> None:
@@ -111,7 +126,7 @@ def test_gains(workload: Workload) -> None:
         assert variant.gain == difference
         if not variant.change.name.startswith("remove"):
             assert variant.gain >= 0
-    (faster,) = (v for v in found.variants if "network" in v.change.name)
+    (faster,) = (v for v in found.variants if v.change.name.startswith("network at"))
     assert faster.gain is not None and faster.gain > 0
     document = found.document()
     assert [v["change"] for v in document["variants"]] == [change.name for change in asked]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,27 +11,12 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.files import read_json  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402 (needs torch)
 from parity.curves import OPTIMIZERS, PLANS, STEPS  # noqa: E402
 from parity.gradients import assembled, single  # noqa: E402
 
-TESTS = Path(__file__).parent.parent
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
-
-
-def run_forked(target: str, folder: Path) -> None:
-    """All ranks of a target; fails with what the first failing rank died of."""
-    path = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "parity" / "forked.py"), target, str(folder)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    told = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
-    assert done.returncode == 0, "\n".join([*told, done.stderr[-3000:]])
 
 
 @pytest.fixture(scope="module")

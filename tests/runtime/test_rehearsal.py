@@ -6,21 +6,29 @@ import json
 import os
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from fakes.workloads import small
+from fakes.workloads import cluster_document, small
 from hetplan.files import read_json
+from hetplan.planner.ranking import make_plans
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.measured import Measured
 from hetplan.runtime.plan import save_plan
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from parity.asking import request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 from parity.rehearsals import PLANS, plan  # noqa: E402
 
@@ -141,19 +149,43 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     )
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
-    import socket
+@pytest.mark.slow
+def test_the_order_of_the_planners_candidates_is_the_order_measured(tmp_path: Path) -> None:
+    """All candidates of one workload at one scale; those predicted within a percent of each other may change places.
 
-    case = Case("port", "two", [R(even([0, 1, 2]), [(2, 2)])])
-    save_plan(case.plan, tmp_path / "plan.json")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        wanted = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        done = python(
-            "-m", "hetplan.runtime", str(tmp_path / "plan.json"), "--factory", "parity.cases:two", **wanted
-        )
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"hetplan: rank 0: cannot meet at 127.0.0.1:{port}: "), done.stderr
+    Needs a machine without other load.
+    """
+    workload = small(16)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump(cluster_document()))
+    planning = make_plans(workload, None, Run(Options(time_limit=20.0, threads=1)))
+    known = {c.name: c for c in planning.candidates if c.plan is not None and c.predicted_seconds is not None}
+    predicted = {name: float(c.predicted_seconds or 0.0) for name, c in known.items()}
+    assert len(predicted) >= 5
+    scale = 2.0 / min(predicted.values())
+    asked = []
+    for i, (name, candidate) in enumerate(known.items()):
+        assert candidate.plan is not None
+        save_plan(candidate.plan, tmp_path / f"{i}.json")
+        more = ("--virtual", "--time-scale", scale, "--steps", 4, "--cluster", cluster, "--json", "--quiet")
+        asked.append(request(name.replace("/", "-"), "run", tmp_path / f"{i}.json", *more))
+    answers = served(asked, tmp_path, 1)
+    measured = {
+        name: json.loads(answers[name.replace("/", "-")]["out"])["measured_seconds"] for name in predicted
+    }
+    for a, b in permutations(predicted, 2):
+        if predicted[a] < 0.99 * predicted[b]:
+            assert measured[a] < measured[b], (a, b)
+
+
+def test_a_rehearsal_that_is_late_says_what_to_do() -> None:
+    made = plan("data parallel, shares by speed", small())
+    rehearsal = Rehearsal.of(made, small(), 2.0)
+    job = Job(plan=made, steps=2, rehearsal=rehearsal, virtual=True)
+    for factor, told in ((1.05, False), (2.0, True)):
+        end = factor * rehearsal.seconds
+        reports = [[StepReport(s, 1.0, 0.0, end, end / 3, end / 3, 0.0, 1) for s in range(2)]] * 4
+        notes = Measured(job, reports).table().notes
+        late = [note for note in notes if note.startswith("late: ")]
+        assert late == (["late: this machine did not keep up with the ranks' work and messages; "
+                         "--time-scale 4.8 may do"] if told else [])  # fmt: skip

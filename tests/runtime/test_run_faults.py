@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,15 +14,18 @@ from random import Random
 from typing import Any
 
 import pytest
+import yaml
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.plan import Plan, save_plan  # noqa: E402
+from fakes.workloads import cluster_document, small  # noqa: E402
+from hetplan.runtime.plan import Plan, load_plan, save_plan  # noqa: E402
+from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
+from parity.rehearsals import plan as rehearsal_plan  # noqa: E402
 
-TESTS = Path(__file__).parent.parent
 PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
-PATH = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+GONE = 15.0  # seconds from a fault until no process is left, with the runtime's own limits
 
 
 def plan() -> Plan:
@@ -29,119 +33,210 @@ def plan() -> Plan:
     return Case("faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
 
 
-def start(folder: Path, *options: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """`hetplan run` in a process group of its own."""
-    save_plan(plan(), folder / "plan.json")
-    return subprocess.Popen(
-        [sys.executable, "-m", "hetplan", "run", str(folder / "plan.json"), *options],
-        env=os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"} | (environment or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+BAD = {
+    "killed": "was killed by SIGKILL",
+    "stopped": "hangs; no sign of life for 10 s",
+    "stuck": "hangs; at forward of chunk 0, micro-batch 0 for 10 s",
+    "hungry": "out of memory",
+    "wrong": "KeyError: 'no such key'",
+}
+
+
+def elastic(folder: Path, cluster: Path) -> list[dict[str, Any]]:
+    """Two nodes, of which one is lost at the third step; and the same run without a loss."""
+    file = folder / "four.json"
+    save_plan(rehearsal_plan("four stages, even", small()), file)
+    (folder / "killed already").touch()
+    common = ("run", file, "--factory", "parity.faulty:unlucky", "--steps", 5, "--cluster", cluster)
+    kept = ("--elastic", "--strategies", "dp", "--every", 2, "--json", "--checkpoint")
+    return [
+        request(name, *common, *kept, folder / name,
+                environment={"KILL_AT": "2:80", "KILLED": str(folder / killed)})
+        for name, killed in (("whole", "killed already"), ("elastic", "killed now"))
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """One run for every fault, all at the same time: what hangs waits, it does not compute."""
+    folder = tmp_path_factory.mktemp("faults")
+    file = folder / "plan.json"
+    save_plan(plan(), file)
+    asked = [
+        request(fault, "run", file, "--factory", f"parity.faulty:{fault}", "--quiet",
+                environment={"FAULT": str(folder / f"{fault}.moment")})
+        for fault in BAD
+    ]  # fmt: skip
+    asked += [request(f, "run", file, "--factory", f"parity.faulty:{f}") for f in ("short", "nothing")]
+    for sent in (signal.SIGINT, signal.SIGTERM):
+        more = ("--factory", "parity.cases:two", "--steps", 100000, "--checkpoint", folder / sent.name)
+        asked.append(request(sent.name, "run", file, *more, signal=int(sent)))
+    cluster, two = folder / "cluster.yaml", folder / "two.json"
+    cluster.write_text(yaml.safe_dump(cluster_document()))
+    save_plan(rehearsal_plan("data parallel, shares by speed", small()), two)
+    asked.append(
+        request(
+            "slow",
+            "run",
+            two,
+            "--cluster",
+            cluster,
+            "--virtual",
+            "--factory",
+            "parity.faulty:slow",
+            "--steps",
+            3,
+        )
+    )
+    asked += elastic(folder, cluster)
+    (folder / "old" / "step-4").mkdir(parents=True)
+    (folder / "old" / "step-4" / "hetplan.json").write_text("{}")
+    asked.append(
+        request("mixed", "run", file, "--factory", "parity.cases:two", "--checkpoint", folder / "old")
+    )
+    torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        at = (file, "--factory", "parity.cases:two")
+        for name, changed in (
+            ("port", {"MASTER_PORT": port}),
+            ("world", {"WORLD_SIZE": "3", "MASTER_PORT": port}),
+        ):
+            asked.append(request(name, *at, program="rank", environment=torchrun | changed))
+        asked.append(request("alone", *at, program="rank"))
+        found = served(asked, folder, width=len(asked))
+    return found | {"folder": {"path": str(folder)}, "port at": {"port": port}}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers: Answers) -> None:
+    answer = answers[fault]
+    assert answer["code"] == 1
+    assert answer["err"].startswith(f"hetplan: error: {PLACE}: ") and BAD[fault] in answer["err"]
+    assert answer["err"].count("\n") == 1
+    assert answer["seconds"] <= GONE
+
+
+def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
+    """Replanned, resumed, and the losses of a run that lost nothing."""
+    answer, whole = answers["elastic"], json.loads(answers["whole"]["out"])
+    assert (answer["code"], answers["whole"]["code"]) == (0, 0), answer["err"]
+    found = json.loads(answer["out"])
+    (lost,) = found["lost_nodes"]
+    assert (lost["node"], lost["step"], whole["lost_nodes"]) == (1, 2, [])
+    assert (
+        lost["error"].startswith("rank 2 (replica 0, stage 2,") and "was killed by SIGKILL" in lost["error"]
+    )
+    folder = Path(answers["folder"]["path"]) / "elastic"
+    assert set(load_plan(folder / "plan-without-node1.json").ranks) == {0, 1} and len(found["ranks"]) == 2
+    assert [step["step"] for step in found["steps"]] == list(range(5)) and latest(folder) == 5
+    expected = [step["loss"] for step in whole["steps"]]
+    assert [step["loss"] for step in found["steps"]] == pytest.approx(expected, rel=1e-4)
+    assert "hetplan: lost node1: planning without\n" in answer["err"]
+    assert "going on from step 2 with" in answer["err"]
+
+
+def test_a_slow_rank_is_no_fault_and_is_named(answers: Answers) -> None:
+    answer = answers["slow"]
+    assert answer["code"] == 0, answer["err"]
+    place = "rank 1 (replica 1, stage 0, row group 0, tensor rank 0; device 1, V100-SXM2-16GB on node 0)"
+    assert f"slow: {place} took" in answer["out"]
+
+
+def test_a_model_that_does_not_match_is_told_before_anything_starts(answers: Answers) -> None:
+    assert answers["short"]["err"].startswith("hetplan: error: model does not match the plan")
+    assert "--factory cannot be imported" in answers["nothing"]["err"]
+    assert {answers[name]["code"] for name in ("short", "nothing")} == {2}
+
+
+def test_checkpoints_of_two_runs_do_not_mix(answers: Answers) -> None:
+    assert answers["mixed"]["code"] == 2
+    assert (
+        "folder holds checkpoints (got 'step-4', expected an empty one, or --resume"
+        in answers["mixed"]["err"]
     )
 
 
-def nobody_left(group: int) -> bool:
-    """Whether no process of a group is there, after a moment."""
-    for _ in range(50):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
+def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> None:
+    assert {answers[name]["code"] for name in ("port", "world", "alone")} == {2}
+    place = f"127.0.0.1:{answers['port at']['port']}"
+    assert answers["port"]["err"].splitlines()[-1].startswith(f"hetplan: rank 0: cannot meet at {place}: ")
+    told = "hetplan: rank 0: faults: number of processes (got 3, expected 4, one per device)\n"
+    assert answers["world"]["err"] == told
+    assert "not started by torchrun" in answers["alone"]["err"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("killed", "was killed by SIGKILL"),
-        pytest.param("stopped", "hangs; no sign of life", marks=pytest.mark.slow),
-        pytest.param("stuck", "hangs; at forward of chunk 0, micro-batch 0", marks=pytest.mark.slow),
-        pytest.param("hungry", "out of memory", marks=pytest.mark.slow),
-        ("wrong", "KeyError: 'no such key'"),
-    ],
-)
-def test_a_rank_that_ends_badly_is_named(fault: str, words: str, tmp_path: Path) -> None:
-    running = start(tmp_path, "--factory", f"parity.faulty:{fault}", "--hang-after", "4", "--quiet")
-    _, told = running.communicate(timeout=120)
-    assert running.returncode == 1
-    assert told.startswith(f"hetplan: error: {PLACE}: ") and words in told, told
-    assert told.count("\n") == 1
-    assert nobody_left(running.pid)
+def test_the_keyboard_and_sigterm_end_a_run(answers: Answers) -> None:
+    """Ctrl-C at once; SIGTERM behind the step, with a checkpoint."""
+    folder = Path(answers["folder"]["path"])
+    assert (answers["SIGINT"]["code"], answers["SIGTERM"]["code"]) == (130, 0)
+    assert not list((folder / "SIGINT").glob("step-*"))
+    assert len(list((folder / "SIGTERM").glob("step-*"))) == 1
+
+
+def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float], list[Answers]]:
+    """Losses of a whole run; and by seed one with a rank killed at a random moment, and one that goes on from there."""
+    file = folder / "plan.json"
+    save_plan(plan(), file)
+    common = ("run", file, "--factory", "parity.faulty:unlucky")
+    kept = {seed: ("--checkpoint", folder / f"kept-{seed}", "--every", 2) for seed in seeds}
+    nobody = {"KILL_AT": "0:0"}
+    first = [request("whole", *common, "--steps", 6, environment=nobody)]
+    for seed in seeds:
+        rng = Random(seed)
+        at = {"KILL_AT": f"{rng.randint(0, 3)}:{rng.randint(3, 8)}"}
+        first.append(request(f"before {seed}", *common, "--steps", 6, *kept[seed], environment=at))
+    found = served(first, folder, width)
+    second = []
+    for seed in seeds:
+        saved = latest(folder / f"kept-{seed}")
+        more = (*kept[seed], "--steps", 6 - saved, *(["--resume"] if saved else []))
+        second.append(request(f"after {seed}", *common, *more, environment=nobody))
+    found |= served(second, folder, width)
+    pairs = [{"before": found[f"before {seed}"], "after": found[f"after {seed}"]} for seed in seeds]
+    return losses(found["whole"]), pairs
+
+
+def check_interrupted(seeds: range, folder: Path) -> None:
+    """Nothing is lost but the steps since the last checkpoint; what goes on has the losses of the whole run."""
+    whole, pairs = interrupted(seeds, folder, 2)
+    assert sorted(whole) == list(range(6))
+    for pair in pairs:
+        before, after = losses(pair["before"]), losses(pair["after"])
+        assert (pair["before"]["code"], pair["after"]["code"]) == (1, 0), pair
+        assert min(after) >= max(before, default=-1) // 2 * 2 - 2 and max(after) == 5
+        for step, loss in [*before.items(), *after.items()]:
+            assert loss == pytest.approx(whole[step], rel=1e-4), step
+
+
+def test_only_the_steps_since_the_last_checkpoint_are_lost(tmp_path: Path) -> None:
+    check_interrupted(range(5), tmp_path)
 
 
 @pytest.mark.slow
-def test_a_slow_rank_is_no_fault(tmp_path: Path) -> None:
-    running = start(
-        tmp_path, "--factory", "parity.faulty:slow", "--hang-after", "60", "--steps", "3", "--json"
-    )
-    shown, told = running.communicate(timeout=120)
-    assert running.returncode == 0, told
-    assert '"measured_seconds"' in shown
-
-
-def test_a_model_that_does_not_match_is_told_before_anything_starts(tmp_path: Path) -> None:
-    running = start(tmp_path, "--factory", "parity.faulty:short")
-    _, told = running.communicate(timeout=120)
-    assert running.returncode == 2
-    assert told.startswith("hetplan: error: model does not match the plan"), told
-    running = start(tmp_path, "--factory", "parity.faulty:nothing")
-    assert "--factory cannot be imported" in running.communicate(timeout=120)[1]
-    assert running.returncode == 2
-
-
-def losses(folder: Path, kill_at: str, *options: str) -> tuple[int, dict[int, float]]:
-    """Exit code and losses by step of a run that dies at `rank:pass`, if it comes there."""
-    command = ("--factory", "parity.faulty:unlucky", "--steps", "6", *options)
-    running = start(folder, *command, environment={"KILL_AT": kill_at})
-    _, told = running.communicate(timeout=120)
-    found = re.findall(r"step (\d+): loss (\S+)", told)
-    return running.returncode, {int(step): float(loss) for step, loss in found}
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 30))])
-def test_only_the_steps_since_the_last_checkpoint_are_lost(seed: int, tmp_path: Path) -> None:
-    """A rank is killed at a random moment; what is resumed has the losses of a run without interruption."""
-    rng = Random(seed)
-    whole = losses(tmp_path, "0:0")[1]
-    assert sorted(whole) == list(range(6))
-    kept = ("--checkpoint", str(tmp_path / "kept"), "--every", "2")
-    code, before = losses(tmp_path, f"{rng.randint(0, 3)}:{rng.randint(3, 8)}", *kept)
-    assert code == 1
-    complete = sorted(int(p.name[5:]) for p in (tmp_path / "kept").glob("step-*"))
-    saved = complete[-1] if complete else 0
-    assert saved >= max(before, default=-1) // 2 * 2 - 2
-    code, after = losses(tmp_path, "0:0", *kept, *(["--resume"] if complete else []))
-    assert code == 0 and min(after) == saved
-    for step, loss in (before | after).items():
-        if step in whole:
-            assert loss == pytest.approx(whole[step], rel=1e-4), step
+def test_only_the_steps_since_the_last_checkpoint_are_lost_in_30_runs(tmp_path: Path) -> None:
+    check_interrupted(range(30), tmp_path)
 
 
 @pytest.mark.slow
 def test_no_rank_survives_whoever_started_it(tmp_path: Path) -> None:
     """The parent is killed outright: its ranks notice that nobody listens."""
-    running = start(tmp_path, "--factory", "parity.faulty:stuck", "--hang-after", "100", "--steps", "1000")
+    save_plan(plan(), tmp_path / "plan.json")
+    more = ("--factory", "parity.faulty:stuck", "--hang-after", "100", "--steps", "1000")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "hetplan", "run", str(tmp_path / "plan.json"), *more],
+        env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     assert running.stderr is not None
     assert running.stderr.readline().startswith("hetplan: step 0")
     running.kill()
     running.wait()
-    assert nobody_left(running.pid)
-
-
-def test_the_keyboard_and_sigterm_end_a_run(tmp_path: Path) -> None:
-    """Ctrl-C at once; SIGTERM behind the step, with a checkpoint."""
-    for sent, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
-        folder = tmp_path / sent.name
-        running = start(
-            tmp_path, "--factory", "parity.cases:two", "--steps", "100000", "--checkpoint", str(folder)
-        )
-        assert running.stderr is not None
-        assert running.stderr.readline().startswith("hetplan: step 0")
-        os.kill(running.pid, sent)
-        running.communicate(timeout=60)
-        assert running.returncode == code
-        assert len(list(folder.glob("step-*"))) == (1 if sent is signal.SIGTERM else 0)
-        assert nobody_left(running.pid)
+    for _ in range(50):
+        try:
+            os.killpg(running.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("ranks are left")

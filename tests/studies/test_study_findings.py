@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chromium import needs_chromium, rendered
+from hetplan.instances.library import find
 from hetplan.studies.findings import Study, cactus, profile
 from hetplan.studies.page import html, markdown
 from hetplan.studies.rows import COLUMNS, Row
+from hetplan.studies.sizes import row_size
 
 
 def row(instance: str, method: str, **given: Any) -> Row:
@@ -21,7 +25,8 @@ def row(instance: str, method: str, **given: Any) -> Row:
         "key": f"{instance}-{method}-{given.get('seed', 0)}", "set": "s", "instance": instance, "problem": "ditto",
         "method": method, "exact": exact, "seed": 0, "status": "optimal" if exact else "feasible", "stop": "done",
         "seconds": 1.0, "versions_json": '{"hetplan":"0"}', "machine_json": '{"cpu":"<x>"}', "begun": "2026-01-01",
-        "peak_bytes": 2**20, "message": "", "time_limit": 60.0,
+        "peak_bytes": 2**20, "message": "", "time_limit": 60.0, "gap": 0.0 if exact else None,
+        "details_json": f'{{"instance_size": {100 * ord(instance[0])}}}',
     }  # fmt: skip
     return {**made, **given}
 
@@ -89,6 +94,10 @@ def test_worst_cases_come_worst_first() -> None:
     ]
 
 
+# What the titles of the pictures speak of, in their order.
+CHARTS = ("one dot per run", "speed-up", "Gaps", "Proofs", "profile", "size")
+
+
 class Page(HTMLParser):
     """Anchors, links and open tags of a page."""
 
@@ -122,6 +131,9 @@ def test_page() -> None:
     text = html(Study(ROWS), "Gap <study>")
     page = Page(text)
     assert page.open == [] and page.outside == []
+    worst = text[text.index('id="worst"') : text.index('id="instances"')]
+    assert 'href="#instance-ditto-a"' in worst and 'href="#row-a-greedy-0"' in worst
+    assert len([name for name in page.ids if name.startswith("instance-")]) == 3
     assert all(link.removeprefix("#") in page.ids for link in page.links) and page.links
     assert len([name for name in page.ids if name.startswith("row-")]) == len(ROWS)
     for expected in (
@@ -132,8 +144,36 @@ def test_page() -> None:
         "predicted iteration",
     ):
         assert expected in text
-    assert "<script" not in text and text.count("<svg") == 3
+    assert "<script" not in text and text.count("<svg") == len(CHARTS)
     assert html(Study(ROWS), "Gap <study>") == text
+
+
+@needs_chromium
+def test_page_in_a_browser(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
+    page = tmp_path / "page.html"
+    page.write_text(html(Study(ROWS), "Gap <study>"), encoding="utf-8")
+    seen = rendered(page, height=4200)
+    assert seen.console == () and seen.dom.count("<svg") == len(CHARTS)
+    assert seen.dom.count("<tr") == page.read_text().count("<tr"), "tables keep their rows"
+    from matplotlib.image import imread
+
+    picture = imread(io.BytesIO(seen.png))[..., :3]
+    rows = (picture != picture[0, 0]).any(axis=(1, 2))
+    assert rows.mean() > 0.4, "most of the page is not empty"
+    blue = (abs(picture - [0x00 / 255, 0x72 / 255, 0xB2 / 255]) < 0.05).all(axis=2)
+    assert blue.sum() > 500, "the charts' first colour is on the page"
+
+
+def test_sizes_are_counted_where_rows_do_not_tell() -> None:
+    [given] = [row("tiny-fast-slow", "exact", details_json="{}")]
+    entry = find("ditto/tiny-fast-slow")
+    assert entry is not None
+    data = entry.load().data
+    devices = sum(kind.nodes * kind.devices_per_node for kind in data.device_types)
+    assert row_size(given) == devices * len(data.device_types[0].forward_seconds)
+    assert row_size(row("no-such", "exact", details_json="{}")) is None
+    assert row_size(row("a", "exact")) == 100 * ord("a")
 
 
 def test_markdown() -> None:
@@ -147,5 +187,5 @@ def test_pictures(tmp_path: Path) -> None:
     from hetplan.studies.charts import as_png, charts
 
     found = charts(Study(ROWS), "ditto")
-    assert len(found) == 3
+    assert len(found) == len(CHARTS) and all(part in title for part, title in zip(CHARTS, found, strict=True))
     assert all(as_png(made).startswith(b"\x89PNG") for made in found.values())

@@ -9,7 +9,7 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.instances.library import find
 from hetplan.solvers.options import Options
-from hetplan.studies.rows import COLUMNS, keys, read_rows, write_row
+from hetplan.studies.rows import COLUMNS, FOLDER, PACKED, keys, read_rows, write_row, write_rows
 from hetplan.studies.tasks import Task, subjects, task_key, tasks
 from hetplan.studies.work import failed, perform
 
@@ -35,6 +35,16 @@ def test_a_row_is_written_and_read_back(tmp_path: Path) -> None:
     assert keys(tmp_path) == {found["key"]}
     write_row(tmp_path, row)
     assert len(read_rows(tmp_path)) == 1
+
+
+def test_many_rows_in_one_file_are_a_study_again(tmp_path: Path) -> None:
+    made = [perform(one()), perform(one("greedy"))]
+    write_rows(tmp_path / FOLDER / PACKED, made)
+    assert keys(tmp_path) == {row["key"] for row in made}
+    assert [row["method"] for row in read_rows(tmp_path)] == ["exact", "greedy"]
+    write_row(tmp_path, made[0])
+    write_row(tmp_path, perform(one("paper")))
+    assert len(keys(tmp_path)) == len(read_rows(tmp_path)) == 3
 
 
 def test_a_heuristic_has_no_bound() -> None:

@@ -115,6 +115,14 @@ def precisions(incomplete: str) -> list[str]:
     return beginning(PRECISIONS, incomplete)
 
 
+def plan_precisions(incomplete: str) -> list[str]:
+    """Training precisions, several with commas between them, or all that fit."""
+    from hetplan.planner.precisions import AUTO
+    from hetplan.profiling.precision import PRECISIONS
+
+    return listed((*PRECISIONS, AUTO), incomplete)
+
+
 def strategies(incomplete: str) -> list[str]:
     """The planner's strategies."""
     from hetplan.planner.strategies import STRATEGIES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from hetplan.text import Table, number_text, percent_text
 if TYPE_CHECKING:
     from hetplan.profiling.cluster import Cluster
     from hetplan.profiling.efficiency import EfficiencyFile, Learned
+    from hetplan.profiling.link_efficiency import LinkEfficiencyFile
     from hetplan.profiling.precision import Precision
 
 
@@ -51,23 +53,53 @@ def operators(
 
 
 def train(files: Sequence[str], *, json: bool, output: Path | None) -> int:
-    """Train from a file of measured operators, tell the error on those kept apart, write."""
-    from hetplan.profiling.efficiency import load_operators
-    from hetplan.profiling.efficiency import train as trained
+    """Train from a file of measured operators, or files of collectives; tell the error on those kept apart."""
+    from hetplan.files import read_json
 
     check_target(output)
-    if len(files) != 1:
-        raise InputError(
-            "hetplan profile train", got=len(files), expected="one file of `profile --operators`"
-        )
-    found = trained(load_operators(files[0]))
+    if not files:
+        expected = "a file of `profile --operators`, or files of `profile --collectives`"
+        raise InputError("hetplan profile train", got="no file", expected=expected)
+    found: EfficiencyFile | LinkEfficiencyFile
+    value = read_json(files[0])
+    if isinstance(value, dict) and value.get("format") == "hetplan-collectives":
+        from hetplan.profiling.collectives import load_collectives
+        from hetplan.profiling.link_efficiency import train_links
+
+        found = train_links([load_collectives(path) for path in files])
+        shown = link_table(found)
+    else:
+        from hetplan.profiling.efficiency import load_operators
+        from hetplan.profiling.efficiency import train as trained
+
+        if len(files) > 1:
+            raise InputError(
+                "hetplan profile train", got=len(files), expected="one file of measured operators"
+            )
+        found = trained(load_operators(files[0]))
+        shown = table(found)
     if output is not None:
         found.save(output)
     if json:
         print_json(found.model_dump(mode="json"))
     else:
-        print_tables([table(found)])
+        print_tables([shown])
     return 0
+
+
+def link_table(found: LinkEfficiencyFile) -> Table:
+    """Errors on messages kept apart."""
+    rows = (
+        ("learned", percent_text(found.error)),
+        ("plain, at the median efficiency", percent_text(found.plain_error)),
+        ("latency + bytes/bandwidth of each operation", percent_text(found.line_error)),
+    )
+    notes = (
+        f"mean error of seconds of {found.kept_apart} sizes kept apart; trained on {found.trained_on}",
+        "the lines were fitted with the sizes that are kept apart here",
+    )
+    title = f"learned efficiency of links between {found.device}, {found.backend}"
+    return Table(title, ("prediction", "error"), rows, notes, right=(1,))
 
 
 def table(found: EfficiencyFile) -> Table:
@@ -86,8 +118,8 @@ def table(found: EfficiencyFile) -> Table:
 
 
 def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[str, Learned]:
-    """By device type of the cluster, what files hold of it; tells which types keep the plain roofline."""
-    from hetplan.profiling.efficiency import Learned, load_efficiency
+    """By device type of the cluster, what files hold of it, or else what comes with hetplan."""
+    from hetplan.profiling.efficiency import Learned, load_efficiency, packaged
 
     found: dict[str, Learned] = {}
     for path in files:
@@ -99,7 +131,10 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
         if file.device in found:
             raise InputError("device type is in two files", where=str(path), got=file.device)
         found[file.device] = Learned(file)
-    plain = [name for name in cluster.types if name not in found]
-    if plain:
-        note(f"never measured, plain roofline: {', '.join(plain)}")
+    for name in cluster.types:
+        own = packaged(name, precision) if name not in found else None
+        if own is not None and importlib.util.find_spec("xgboost") is None:
+            note(f"{name}: learned efficiency needs xgboost: pip install 'hetplan[learn]'")
+        elif own is not None:
+            found[name] = Learned(own)
     return {name: found[name] for name in cluster.types if name in found}

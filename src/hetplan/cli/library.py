@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,15 +11,18 @@ import typer
 
 from hetplan.cli import completion, sources
 from hetplan.cli.options import JsonOption
-from hetplan.cli.output import check_target, print_json, print_tables
+from hetplan.cli.output import check_target, note, print_json, print_tables
 from hetplan.errors import InputError
 from hetplan.text import Table, number_text, percent_text
 
 if TYPE_CHECKING:
     from hetplan.instances.library import Entry
+    from hetplan.instances.update import Change, Finding
 
 app = typer.Typer(
-    help="List, show, generate and validate instances.", rich_markup_mode=None, pretty_exceptions_enable=False
+    help="List, show, generate, validate and update instances.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -152,3 +157,82 @@ def validate(
         elif not json:
             typer.echo(f"{row['file']}: {row['problem']} instance {row['name']!r}, valid")
     return 0 if all(row["valid"] for row in rows) else 2
+
+
+@app.command("update")
+def update(
+    sources_: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…", help="Outputs of `solve --json` (- for standard input), folders of studies."
+        ),
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Your instances; default the packaged library."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would change; write nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> int:
+    """Better the best-known records by what runs found: every decision is priced again before it is believed.
+
+    Objectives only go down. Bounds only go up, come from exact methods alone, and never above a decision that holds.
+    Exit code 1 when something is refused; what is good of the rest is written nevertheless.
+    """
+    from hetplan.instances.update import changes, shelf, write
+
+    found = list(changes(shelf(folder), findings(sources_)))
+    for change in found:
+        if change.news and not dry_run:
+            write(change)
+    refused = [line for change in found for line in change.refused]
+    if json:
+        print_json({"instances": [change.document() for change in found], "refused": refused})
+    else:
+        print_tables([change_table(found, dry_run)])
+    for line in refused:
+        note(f"refused: {line}")
+    return 1 if refused else 0
+
+
+def findings(given: list[str]) -> Iterator[Finding]:
+    """What the sources say, in order; raises InputError."""
+    from hetplan.instances.update import findings_of_answers
+
+    for argument in given:
+        if os.path.isdir(argument):
+            from hetplan.studies.records import findings_of_rows
+            from hetplan.studies.rows import read_rows
+
+            yield from findings_of_rows(read_rows(Path(argument)), argument)
+        else:
+            value, where = sources.read_document(argument)
+            yield from findings_of_answers(value, where)
+
+
+def change_table(found: list[Change], dry_run: bool) -> Table:
+    """The records that change, and how many stay."""
+    cells = []
+    for change in found:
+        if change.news and change.after is not None:
+            before, after = change.before, change.after
+            cells.append(
+                (
+                    f"{change.entry.problem}/{change.entry.name}",
+                    number_text(before.objective if before else None, 8),
+                    number_text(after.objective, 8),
+                    number_text(before.bound if before else None, 8),
+                    number_text(after.bound, 8),
+                    after.found_by,
+                    after.proved_by or "-",
+                )
+            )
+    word = "would change" if dry_run else "changed"
+    return Table(
+        f"{len(cells)} of {len(found)} records {word}",
+        ("instance", "objective", "now", "bound", "now", "found by", "proved by"),
+        tuple(cells),
+        right=(1, 2, 3, 4),
+    )

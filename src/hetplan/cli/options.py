@@ -44,6 +44,12 @@ OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."),
 ]
+LinksOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--links", metavar="FILE", help="Learned efficiency of links, as `hetplan profile train` writes it."
+    ),
+]
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
 ]

@@ -12,6 +12,7 @@ from hetplan.cli.board import Board
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
+    LinksOption,
     ProfileOption,
     QuietOption,
     SeedOption,
@@ -53,9 +54,15 @@ def plan(
     ] = None,
     precision: Annotated[
         str,
-        typer.Option("--precision", metavar="fp16|bf16|fp32", autocompletion=completion.precisions),
+        typer.Option(
+            "--precision",
+            metavar="fp16|bf16|fp32",
+            help="Or several (fp16,fp32), or auto: those that every device has, planned together.",
+            autocompletion=completion.plan_precisions,
+        ),
     ] = "fp16",
     profile: ProfileOption = None,
+    links: LinksOption = None,
     strategies: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,15 +114,15 @@ def plan(
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
     from hetplan.cli.planning import planning_tables
+    from hetplan.planner.precisions import make_workloads
     from hetplan.planner.ranking import check_percent, make_plans, picked_strategies
-    from hetplan.profiling.workload import make_workload
     from hetplan.runtime.plan import save_plan
     from hetplan.solvers.run import Run
     from hetplan.solvers.warm import prepare
 
     check_target(output)
     options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
-    workload = make_workload(
+    choice = make_workloads(
         model,
         sources.open_cluster(cluster),
         global_batch,
@@ -123,6 +130,8 @@ def plan(
         precision=precision,
         profile=profile,
     )
+    workloads = [sources.with_links(one, links) for one in choice.workloads]
+    workload = workloads[0]
     names = split_list(strategies) if strategies is not None else None
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
     picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
@@ -135,7 +144,7 @@ def plan(
     planning = watched(
         run,
         lambda: make_plans(
-            workload,
+            workloads,
             names,
             run,
             money_limit=money_limit,
@@ -143,6 +152,7 @@ def plan(
             found_one=board.found,
             parts=parts or money_limit is not None or cheapest_within is not None,
             cheapest_within=cheapest_within,
+            notes=choice.notes,
         ),
         label=label,
         quiet=quiet,
@@ -152,7 +162,7 @@ def plan(
     if output is not None and best is not None and best.plan is not None:
         save_plan(best.plan, output)
     elif output is not None:
-        note(f"no plan fits: {output} is not written")
+        note(f"no winner: {output} is not written")
     for line in workload.model.notes:
         note(line)
     if json:

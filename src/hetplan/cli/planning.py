@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetplan.planner.explain import explain, explanation_table
@@ -50,17 +51,10 @@ def planning_tables(planning: Planning) -> list[Table]:
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
         *planning.notes,
     )
-    ranking = Table(workload_title(workload), header, rows, reasons, right=tuple(range(2, len(header))))
+    title = workload_title(workload, planning.precisions)
+    ranking = Table(title, header, rows, reasons, right=tuple(range(2, len(header))))
     if best is None:
-        return [
-            ranking,
-            Table(
-                "no winner: nothing found fits in memory and the limits",
-                (),
-                (),
-                (*needs(workload), *(f"would fit: {relaxed.what}" for relaxed in planning.relaxations)),
-            ),
-        ]
+        return [ranking, no_winner(planning)]
     first, *rest = best.tables
     title = f"winner {best.name}: {first.title}"
     return [
@@ -70,6 +64,25 @@ def planning_tables(planning: Planning) -> list[Table]:
         explanation_table(explain(planning), workload),
         *pareto_tables(planning),
     ]
+
+
+def no_winner(planning: Planning) -> Table:
+    """Why there is none: everything that fits costs too much, or nothing fits in memory."""
+    fitting = [c for c in planning.candidates if c.fits_memory and c.plan is not None]
+    money = [(c.money_per_million_tokens(planning.workload), c.name) for c in fitting]
+    prices = [(each, name) for each, name in money if each is not None]
+    if not prices:
+        told = (
+            *needs(planning.workload),
+            *(f"would fit: {relaxed.what}" for relaxed in planning.relaxations),
+        )
+        return Table("no winner: nothing found fits in memory", (), (), told)
+    least, name = min(prices)
+    cheapest = f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens"
+    limit = number_text(planning.money_limit, 4)
+    return Table(
+        f"no winner: nothing that fits costs at most {limit} per million tokens", (), (), (cheapest,)
+    )
 
 
 def pareto_tables(planning: Planning) -> list[Table]:
@@ -110,13 +123,17 @@ def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
     )
 
 
-def workload_title(workload: Workload) -> str:
-    """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16 …`."""
+def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
+    """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16 …`.
+
+    precisions: all that were planned, where the workload's is but one of them.
+    """
+    planned = " or ".join(precisions or (workload.precision,))
     devices = devices_counted(workload.cluster.counts())
     tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
     return (
         f"{workload.model.name} ({count_text(workload.model.params)} parameters) on {workload.cluster.name} "
-        f"({devices}), batch {workload.global_batch}{tokens}, {workload.precision}, "
+        f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
         f"{workload.profile.provenance.kind} profile"
     )
 
@@ -188,4 +205,5 @@ def verdict(best: Candidate) -> str:
         proven = "proven optimal for its problem"
     else:
         proven = f"proven within {percent_text(best.gap)} of the optimum of its problem"
-    return f"uses {devices}; {proven}"
+    precision = f" in {best.precision}" if best.precision else ""
+    return f"uses {devices}{precision}; {proven}"

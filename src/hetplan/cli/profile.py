@@ -10,24 +10,24 @@ import typer
 
 from hetplan.cli import batch_curve as curves
 from hetplan.cli import learning
-from hetplan.cli.options import JsonOption, QuietOption, split_list
-from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.cli.options import JsonOption, QuietOption
+from hetplan.cli.output import check_target, note, print_json, print_tables
+from hetplan.cli.predicting import check_degrees, predicted, summary, told, traced_model, whole_numbers
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
-from hetplan.text import Table, count_text, number_text, seconds_text
+from hetplan.text import Table, number_text, seconds_text
 
 if TYPE_CHECKING:
-    from hetplan.profiling.cluster import Cluster
     from hetplan.profiling.models import Model
-    from hetplan.profiling.profile import Profile, ProfileTable
-
-LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
 
 
 def profile(
     action: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[train FILE]", help="Learn a device's efficiency from its --operators file."),
+        typer.Argument(
+            metavar="[train FILE…]",
+            help="Learn an efficiency from a file of --operators, or some of --collectives.",
+        ),
     ] = None,
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
@@ -53,7 +53,17 @@ def profile(
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME|FILE", help="Built-in model, or a Hugging Face config.json."),
+        typer.Option("--model", metavar="NAME|FILE", help="Built-in model, config.json or traced model."),
+    ] = None,
+    factory: Annotated[
+        str | None,
+        typer.Option(
+            "--factory", metavar="MODULE:FUNCTION", help="Predict your own module, traced (needs torch)."
+        ),
+    ] = None,
+    model_output: Annotated[
+        Path | None,
+        typer.Option("--model-output", metavar="FILE", help="Write the traced model, for --model."),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -106,18 +116,25 @@ def profile(
 ) -> int:
     """Write what a model costs: predicted for every device type of a cluster, or measured on this machine.
 
-    --predict: a profile from datasheets. --device alone: a profile of what each layer takes there, each distinct layer
+    --predict: a profile from datasheets; with --factory of any PyTorch module, its operators counted without running
+    them. --device alone: a profile of what each layer takes there, each distinct layer
     once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
     plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
     poplar.curves=FILE`. --collectives: latency and bandwidth of what ranks do together.
-    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE.
+    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE;
+    of --collectives: that of links, for `hetplan plan --links FILE`.
     """
     if action is not None:
         if action[0] != "train":
             raise InputError("hetplan profile", got=action[0], expected="train, or options")
         return learning.train(action[1:], json=json, output=output)
-    if efficiency is not None and not predict:
-        raise InputError("goes with --predict only", where="--efficiency")
+    for option, given in {
+        "--efficiency": efficiency, "--factory": factory, "--model-output": model_output,
+    }.items():  # fmt: skip
+        if given is not None and not predict:
+            raise InputError("goes with --predict only", where=option)
+    if model_output is not None and factory is None:
+        raise InputError("goes with --factory only", where="--model-output")
     if operators:
         if predict or batch_curve or collectives or model is not None:
             raise InputError("goes with --device, --precision, --repeats and -o only", where="--operators")
@@ -139,22 +156,29 @@ def profile(
         raise InputError("nothing to do", where="hetplan profile", expected=expected)
     if predict and device is not None:
         raise InputError("does not go with --predict", where="--device")
-    needed = {"--model": model, "--cluster": cluster} if predict else {"--model": model}
+    needed = {"--model": model or factory, "--cluster": cluster} if predict else {"--model": model}
     for option, value in needed.items():
         if value is None:
             raise InputError("missing", where=option, expected="a name or a file")
-    assert model is not None
     check_target(output)
+    if factory is not None:
+        assert cluster is not None
+        chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
+        found = predicted(
+            chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or []
+        )
+        return told(found, chosen, json=json, output=output)
+    assert model is not None
     from hetplan.profiling.models import load_model
 
     if batch_curve:
-        for option, given in {
+        for option, unused in {
             "--cluster": cluster,
             "--global-batch": global_batch,
             "--micro-batches": micro_batches,
             "--tensor": tensor,
         }.items():
-            if given is not None:
+            if unused is not None:
                 raise InputError("does not go with --batch-curve", where=option)
         return curves.run(
             load_model(model, sequence=sequence, precision=precision),
@@ -183,38 +207,7 @@ def profile(
     assert cluster is not None
     chosen = load_model(model, sequence=sequence, precision=precision)
     found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or [])
-    document = found.model_dump(mode="json")
-    write_document(output, document)
-    for line in chosen.notes:
-        note(line)
-    if json:
-        print_json(document)
-    else:
-        print_tables([summary(found, chosen)])
-    return 0
-
-
-def predicted(
-    model: Model,
-    cluster: Cluster,
-    global_batch: int | None,
-    micro_batches: Sequence[str] | None,
-    tensor: Sequence[str] | None,
-    efficiency: Sequence[Path],
-) -> Profile:
-    """The predicted profile for the given or the usual sizes and degrees; raises InputError."""
-    from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches, predict
-
-    if micro_batches is not None and global_batch is not None:
-        raise InputError("--micro-batches and --global-batch exclude each other")
-    # All powers of two up to the largest divide it, so they are its own default sizes.
-    sizes = default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
-    if micro_batches is not None:
-        sizes = whole_numbers(micro_batches, "--micro-batches")
-    degrees = None if tensor is None else whole_numbers(tensor, "--tensor")
-    check_degrees(model, degrees or ())
-    learned = learning.learned_of(efficiency, cluster, model.precision) if efficiency else None
-    return predict(model, cluster, micro_batches=sizes, tensor_degrees=degrees, learned=learned)
+    return told(found, chosen, json=json, output=output)
 
 
 def measured(
@@ -283,50 +276,3 @@ def joint(device: str, repeats: int, *, json: bool, output: Path | None, quiet: 
     title = f"collectives of {found.ranks} ranks on {found.device}, {found.backend}, fitted to the fastest of {repeats}"
     print_tables([Table(title, header, rows, right=(2, 3, 4, 5))])
     return 0
-
-
-def check_degrees(model: Model, degrees: Sequence[int]) -> None:
-    """Raise InputError for a tensor degree that the model cannot take."""
-    for degree in degrees:
-        if not model.tensor_degree_fits(degree):
-            expected = "a divisor of the model's heads and feed-forward size"
-            raise InputError("not usable", where="--tensor", got=degree, expected=expected)
-
-
-def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
-    """`["1,2", "4"]` as (1, 2, 4), each once, ascending; raises InputError."""
-    numbers = set()
-    for text in split_list(texts):
-        if not (text.isdecimal() and 1 <= int(text[:9]) <= LARGEST and len(text) < 9):
-            expected = f"whole numbers from 1 to {LARGEST}"
-            raise InputError("not usable", where=option, got=text, expected=expected)
-        numbers.add(int(text))
-    if not numbers:
-        raise InputError("no number given", where=option)
-    return tuple(sorted(numbers))
-
-
-def summary(profile: Profile, model: Model) -> Table:
-    """One row per table: the whole model's forward and backward of one micro-batch, and the rate that gives."""
-    tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
-    title = (
-        f"{profile.provenance.kind} profile of {profile.model} ({count_text(model.params)} parameters, "
-        f"{len(profile.layers)} layers{tokens}, {profile.precision})"
-    )
-    header = ("device", "tensor", "micro-batch", "forward", "backward", "samples/s")
-    rows = tuple(summary_row(table) for table in profile.tables)
-    notes = ("whole model on one tensor group, without all-reduces between its devices",)
-    return Table(title, header, rows, notes, right=(1, 2, 3, 4, 5))
-
-
-def summary_row(table: ProfileTable) -> tuple[str, ...]:
-    """Sums over the layers."""
-    seconds = sum(table.seconds())
-    return (
-        table.device,
-        str(table.tensor),
-        str(table.micro_batch),
-        seconds_text(sum(table.forward_seconds)),
-        seconds_text(sum(table.backward_seconds)),
-        number_text(table.micro_batch / seconds if seconds > 0 else None, 4),
-    )

@@ -13,10 +13,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hetplan.cli.streams import say
 from hetplan.solvers.run import Progress, Run
+from hetplan.solvers.threads import Work
 from hetplan.text import number_text, percent_text
 
 if TYPE_CHECKING:
@@ -119,30 +120,15 @@ def watched(
 
     on: the display, instead of the one that suits where stderr goes.
     """
-    outcome: dict[str, Any] = {}
-    done = threading.Event()
-
-    def body() -> None:
-        try:
-            outcome["value"] = work()
-        except BaseException as error:  # noqa: BLE001 (raised again on the main thread)
-            outcome["error"] = error
-        finally:
-            done.set()
-
     shown = display(label, quiet) if on is None or quiet else on
-    thread = threading.Thread(target=body, name="hetplan-work", daemon=True)
     with stop_on_interrupt(run):
-        thread.start()
+        thread = Work(work)
         try:
-            while not done.wait(TICK):
+            while not thread.wait(TICK):
                 shown.update(Progress(run.elapsed, run.incumbent, run.bound, run.note))
         finally:
             shown.close()
-    if "error" in outcome:
-        raise outcome["error"]
-    value: T = outcome["value"]
-    return value
+    return thread.value()
 
 
 def stop_on_interrupt(run: Run) -> contextlib.AbstractContextManager[None]:

@@ -44,6 +44,10 @@ def report(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="DIR", help="A study's pictures as PNG files in a folder.")
     ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option("--rows", metavar="FILE", help="A study's rows as one Parquet file, to keep."),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -51,8 +55,8 @@ def report(
     check_target(output)
     check_target(markdown)
     if os.path.isdir(subject):
-        return report_study(Path(subject), name, output, markdown, png, json=json)
-    for option, value in (("--markdown", markdown), ("--png", png)):
+        return report_study(Path(subject), name, output, markdown, png, rows, json=json)
+    for option, value in (("--markdown", markdown), ("--png", png), ("--rows", rows)):
         if value is not None:
             raise InputError("is for the folder of a study", where=option, got=subject)
     return report_paper(subject, name, output, json=json, quiet=quiet)
@@ -90,10 +94,11 @@ def report_study(
     output: Path | None,
     markdown: Path | None,
     png: Path | None,
+    packed: Path | None,
     *,
     json: bool,
 ) -> int:
-    """A study's findings: on the terminal, as a page, as Markdown, as pictures.
+    """A study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in one file.
 
     Exit code 1 where rows contradict each other.
     """
@@ -102,7 +107,7 @@ def report_study(
     from hetplan.files import write_text
     from hetplan.studies import page
     from hetplan.studies.findings import Study
-    from hetplan.studies.rows import read_rows
+    from hetplan.studies.rows import read_rows, write_rows
 
     rows = [row for row in read_rows(folder) if name is None or fnmatch.fnmatchcase(row["instance"], name)]
     if not rows:
@@ -114,6 +119,8 @@ def report_study(
         write_text(markdown, page.markdown(found, title))
     if png is not None:
         write_pictures(found, png)
+    if packed is not None:
+        write_rows(packed, rows)
     conflicts = found.conflicts()
     if json:
         print_json({"folder": str(folder), "problems": figures(found), "conflicts": conflicts})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hetplan.cli import sources
+from hetplan.cli import completion, sources
 from hetplan.cli.options import (
     JsonOption,
     PlanArgument,
@@ -68,6 +68,20 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the folder's latest checkpoint.")
     ] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Replan without the node of a lost rank, and go on."),
+    ] = False,
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategies", metavar="A[,B…]", help="To replan with.", autocompletion=completion.strategies
+        ),
+    ] = None,
+    replan_seconds: Annotated[
+        float | None,
+        typer.Option("--replan-seconds", metavar="SECONDS", help="For each method of a replanning."),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Write the last iteration for Perfetto (JSON)."),
@@ -79,6 +93,8 @@ def run(
 
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
+    from hetplan.cli import elastic as survival
+    from hetplan.runtime.elastic import launch_elastic
     from hetplan.runtime.job import Job
     from hetplan.runtime.launch import launch
     from hetplan.runtime.measured import Measured
@@ -88,18 +104,29 @@ def run(
     check_numbers(steps, time_scale, learning_rate, hang_after, every)
     if resume and checkpoint is None:
         raise InputError("--resume needs --checkpoint with a folder")
+    survival.check_elastic(elastic, checkpoint, every, strategies, replan_seconds)
     loaded = load_plan(plan)
-    rehearsal = rehearse(loaded, cluster, model, profile, time_scale, virtual=virtual)
+
+    def rehearsed(of: Plan) -> Rehearsal | None:
+        return rehearse(of, cluster, model, profile, time_scale, virtual=virtual)
+
     job = Job(
-        plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsal, virtual=virtual,
+        plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsed(loaded), virtual=virtual,
         optimizer=optimizer, learning_rate=learning_rate, seed=seed, hang_seconds=hang_after,
         checkpoint=None if checkpoint is None else str(checkpoint), every=every, resume=resume,
     )  # fmt: skip
 
     def tell(report: StepReport) -> None:
-        note(f"step {report.step}: loss {number_text(report.loss)}")
+        if not quiet:
+            note(f"step {report.step}: loss {number_text(report.loss)}")
 
-    found = Measured(job, launch(job, None if quiet else tell))
+    if elastic and checkpoint is not None:
+        survival.check_known(loaded, job.rehearsal)
+        more = survival.options(cluster, model, profile, strategies, replan_seconds)
+        again = survival.Replanner(plan, checkpoint, rehearsed, more, quiet)
+        found = launch_elastic(job, again, tell, None if quiet else survival.tell_loss)
+    else:
+        found = Measured(job, launch(job, tell))
     if trace is not None:
         write_document(trace, found.trace())
     if json:
@@ -145,4 +172,10 @@ def rehearse(
     if not virtual and cluster is None and told.cluster not in example_clusters():
         return None
     workload = sources.workload_of(plan, cluster, model, profile)
-    return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=len(os.sched_getaffinity(0)))
+    return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=free_cores())
+
+
+def free_cores() -> float:
+    """Of this process's cores, the part that it gets beside what else keeps them busy."""
+    cores = len(os.sched_getaffinity(0))
+    return cores * cores / (cores + os.getloadavg()[0])

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     PLAN = "plan"
     CLUSTER = "cluster"
     PROFILE = "profile"
+    MODEL = "model"
 
 
 # Kind -> the pydantic model of its file.
@@ -28,6 +29,7 @@ MODELS = {
     Kind.PLAN: "hetplan.runtime.plan:Plan",
     Kind.CLUSTER: "hetplan.profiling.cluster:ClusterFile",
     Kind.PROFILE: "hetplan.profiling.profile:Profile",
+    Kind.MODEL: "hetplan.profiling.described:ModelFile",
 }
 
 

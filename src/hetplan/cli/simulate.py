@@ -10,6 +10,7 @@ import typer
 from hetplan.cli import sources
 from hetplan.cli.options import (
     JsonOption,
+    LinksOption,
     PlanArgument,
     PlanClusterOption,
     PlanModelOption,
@@ -46,6 +47,7 @@ def simulate(
         Path | None,
         typer.Option("--calibration", metavar="FILE", help="Constants, as `hetplan calibrate` writes them."),
     ] = None,
+    links: LinksOption = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (JSON).")
     ] = None,
@@ -64,6 +66,9 @@ def simulate(
         raise InputError("--overlap", got=overlap, expected="1 part or more")
     loaded = load_plan(plan)
     workload = sources.workload_of(loaded, cluster, model, profile)
+    if links is not None and calibration is not None:
+        raise InputError("does not go with --calibration", where="--links")
+    workload = sources.with_links(workload, links)
     beside = 0.0
     if calibration is not None:
         workload, beside = calibrated(loaded, workload, calibration)

@@ -79,3 +79,14 @@ def workload_of(plan: Plan, cluster: str | None, model: str | None, profile: Pat
         precision=told.precision,
         profile=profile,
     )
+
+
+def with_links(workload: Workload, path: Path | None) -> Workload:
+    """The workload with a learned efficiency of its links, where a file is given; raises InputError."""
+    if path is None:
+        return workload
+    from dataclasses import replace
+
+    from hetplan.profiling.link_efficiency import LearnedLinks, load_link_efficiency
+
+    return replace(workload, links=LearnedLinks(load_link_efficiency(path)))

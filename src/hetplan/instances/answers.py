@@ -36,6 +36,7 @@ class Answer(BaseModel):
     bound: Figure | None = None
     gap: Figure | None = None
     decision: dict[str, Any] | None = None
+    solver: str | None = None
 
 
 class AnswerFile(BaseModel):

@@ -15,6 +15,11 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "a tiny instance or two per problem: a study in a minute",
         ("*/tiny-*", "poplar/poplar-b-llama-0.5b-zero[03]", "hap/hap-chain-2x2"),
     ),
+    "real": ("from measured profiles, others' and hetplan's own", ("*/real-*",)),
+    "hard": (
+        "small ones on which general solvers fail or heuristics are worst",
+        ("*/hard-*",),
+    ),
     "random": ("drawn from catalogued devices, published models, usual networks", ("*/random-*",)),
     "scaling": ("one axis at a time: layers, devices, types, batch", ("*/scaling-*",)),
     "papers": (

@@ -18,7 +18,12 @@ def shelved(root: Traversable | None = None) -> Iterator[tuple[str, str, Travers
     top = root if root is not None else files("hetplan.instances") / "library"
     for folder in sorted((f for f in top.iterdir() if f.is_dir()), key=lambda f: f.name):
         for file in sorted(folder.iterdir(), key=lambda f: f.name):
-            ending = next((e for e in INSTANCE if file.name.endswith(e)), None)
-            if ending is not None and not file.name.endswith(BEST):
-                name = file.name.removesuffix(ending)
-                yield folder.name, name, file, folder / f"{name}{BEST}"
+            record = record_name(file.name)
+            if record is not None:
+                yield folder.name, record.removesuffix(BEST), file, folder / record
+
+
+def record_name(file: str) -> str | None:
+    """The name of the record beside an instance file; None for what is not named as one."""
+    ending = next((e for e in INSTANCE if file.endswith(e)), None)
+    return None if ending is None or file.endswith(BEST) else file.removesuffix(ending) + BEST

@@ -11,6 +11,7 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.known import solve_unless_known
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, PlanWorkload, Replica, Stage
 from hetplan.solvers.registry import solve
@@ -29,7 +30,11 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> l
             reason = "not begun: stopped from the keyboard"
             candidates.append(Candidate(strategy="amp", method=method, status="unknown", message=reason))
             continue
-        result = solve(family("amp"), data, method, inner_run(run, f"amp/{method}"))
+        own = inner_run(run, f"amp/{method}")
+        if method == "auto":
+            result = solve_unless_known(family("amp"), data, own)
+        else:
+            result = solve(family("amp"), data, method, own)
         candidates.append(candidate(workload, data, result))
     return candidates
 

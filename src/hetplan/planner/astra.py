@@ -23,6 +23,7 @@ from hetplan.formulations.astra.search.result import Candidate as Found
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.amp import inner_run, plan_workload
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.known import compute_unless_known
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Recomputation, Replica, Stage
 from hetplan.solvers.run import Run
@@ -59,7 +60,13 @@ def one(workload: Workload, method: str, pool: Pool, run: Run) -> Candidate:
     given = Assumptions(reserved_bytes=workload.reserved_bytes, profile=workload.profile)
     job = Job(workload.model, workload.global_batch)
     try:
-        found = search(job, pool, space=plannable(workload, pool), given=given, run=run, top=1)
+        space = plannable(workload, pool)
+        found = compute_unless_known(
+            f"astra/{method}",
+            (job, pool, space, workload.reserved_bytes, times_of(workload, pool)),
+            lambda result: result.proven,
+            lambda: search(job, pool, space=space, given=given, run=run, top=1),
+        )
     except UnsupportedError as error:
         return nothing(method, "unknown", str(error), time.perf_counter() - begun)
     seconds = time.perf_counter() - begun
@@ -80,6 +87,12 @@ def one(workload: Workload, method: str, pool: Pool, run: Run) -> Candidate:
         message=found.proof,
         tables=(table(best),),
     )
+
+
+def times_of(workload: Workload, pool: Pool) -> object:
+    """What the profile has of the pool's types."""
+    names = {offer.name for offer in pool.offers}
+    return workload.profile.layers, [table for table in workload.profile.tables if table.device in names]
 
 
 def plannable(workload: Workload, pool: Pool) -> Space:

@@ -22,7 +22,7 @@ class Candidate:
     the strategy's own problem; a bound of one strategy is none for another. peak_bytes: memory held by each
     device of the cluster [D]. fits_memory: None without a plan. message: the reason where nothing was found,
     or anything worth telling. tables: the plan for people. replayed: None where the plan was not replayed.
-    details: what the strategy's own evaluator says beside the objective.
+    details: what the strategy's own evaluator says beside the objective. precision: the one planned in.
     """
 
     strategy: str
@@ -40,6 +40,7 @@ class Candidate:
     tables: tuple[Table, ...] = ()
     closed_form_seconds: float | None = None
     replayed: Replay | None = field(default=None, repr=False, compare=False)
+    precision: str | None = None
 
     @property
     def name(self) -> str:
@@ -97,5 +98,6 @@ class Candidate:
             "closed_form_seconds": self.closed_form_seconds,
             "replayed": self.replayed is not None,
             "recomputation": None if self.plan is None else self.plan.recomputation,
+            "precision": self.precision,
             "details": dict(self.details),
         }

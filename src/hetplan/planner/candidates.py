@@ -1,8 +1,9 @@
 """One strategy's candidates, replayed: as it proposes them, tightened where the replay needs more memory, and with
 recomputation where memory costs time.
 
-A family's memory model is simpler than the replay's (tensor ranks that keep some activations whole, working memory of
-recomputation). Where a plan fits by the model and not in the replay, the problem is posed again with that much less.
+A family's memory model may be simpler than the replay's (tensor ranks that keep some activations whole, working memory
+of recomputation). What it proves holds with the replay's, too. Where its plan does not fit in the replay, the problem
+is posed again with the replay's memory (`planner.replayed_memory`), or, where that is not known, with less.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from hetplan.planner.strategies import Strategy
 from hetplan.profiling.recomputation import Recomputation
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived
+from hetplan.solvers.registry import load
 from hetplan.solvers.run import Run
 from hetplan.text import bytes_text, seconds_text
 
 FREE = "recomputation not tried: without memory limits nothing is faster"
 ROUNDS = 4  # of posing a problem again with less memory
+WITHIN = "solved within the memory that the replay counts"
 SAME = 1e-6  # relative: differences below are none
 
 Given = Mapping[str, object] | None
@@ -31,7 +34,8 @@ Tell = Callable[[Candidate], None]
 @dataclass(frozen=True)
 class Search:
     """One strategy on one workload. tell: called with every candidate as it is found, replayed. methods: which to
-    try, all by default (strategies without a choice of methods try theirs)."""
+    try, all by default (strategies without a choice of methods try theirs). precision_named: whether names of methods
+    end with the workload's precision, as `auto+bf16`."""
 
     strategy: Strategy
     workload: Workload
@@ -39,6 +43,13 @@ class Search:
     given: Given = None
     tell: Tell | None = None
     methods: Sequence[str] | None = None
+    precision_named: bool = False
+
+    @property
+    def name(self) -> str:
+        """`amp`, or `amp in bf16`."""
+        of = f" in {self.workload.precision}" if self.precision_named else ""
+        return f"{self.strategy.name}{of}"
 
     def candidates(self) -> tuple[list[Candidate], list[str]]:
         """All of them, and notes on what was tried in vain."""
@@ -97,7 +108,7 @@ class Search:
         found = self.strategy.propose(posed, run or self.run, self.given, methods=methods)
         done = []
         for candidate in found:
-            replayed = simulated(labelled(candidate, mode), self.workload)
+            replayed = simulated(self.named(labelled(candidate, mode)), self.workload)
             if self.strategy.recomputes and reserve == 0.0 and exact(candidate):
                 replayed = self.tightened(replayed, mode, candidate, run or self.budget())
             if self.tell is not None and reserve == 0.0:
@@ -105,7 +116,35 @@ class Search:
             done.append(replayed)
         return done
 
+    def named(self, candidate: Candidate) -> Candidate:
+        """The candidate with its precision, in its method's name too where there are several."""
+        own = self.workload.precision
+        method = f"{candidate.method}+{own}" if self.precision_named else candidate.method
+        return replace(candidate, precision=own, method=method)
+
     def tightened(self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run) -> Candidate:
+        """The first candidate where its replay fits, else what the problem gives with the replay's memory, if anything;
+        what is proven of the problem as first posed, with more memory, holds for it."""
+        if replay_excess(first, posed) <= 0 or budget.should_stop:
+            return first
+        if self.strategy.within_replay is None:
+            return self.reserved(first, mode, posed, budget)
+        optimum = load(self.strategy.within_replay)
+        with derived(
+            f"{self.workload.model.name} on {self.workload.cluster.name} within the replay's memory"
+        ):
+            (found,) = optimum(recomputed(self.workload, mode), budget, first.bound)
+        again = simulated(self.named(labelled(found, mode)), self.workload)
+        if again.plan is None:
+            none = again.status == "infeasible" and self.strategy.name == "amp"
+            return replace(first, message=joined(first.message, "no plan does" if none else ""))
+        return replace(
+            again,
+            solve_seconds=first.solve_seconds + again.solve_seconds,
+            message=joined(again.message, WITHIN),
+        )
+
+    def reserved(self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run) -> Candidate:
         """The candidate whose replay fits, if less memory in the model finds one; the first's bound holds for it."""
         reserve, current = 0.0, first
         for left in range(ROUNDS, 0, -1):
@@ -171,7 +210,7 @@ def part_of(budget: Run, parts: int) -> Run:
 
 def exact(candidate: Candidate) -> bool:
     """Whether a method that proves its answers proposes it."""
-    return candidate.method.startswith("auto") or candidate.method == "enumeration"
+    return candidate.method.startswith(("auto", "enumeration"))
 
 
 def same(one: Candidate, other: Candidate) -> bool:

@@ -29,7 +29,7 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) ->
     if METHOD not in methods:
         return []
     begun = time.perf_counter()
-    data = pose(workload)
+    data = posed(workload)
     choices = decisions(data)
     if not choices:
         message = (
@@ -45,6 +45,17 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) ->
         key=lambda pair: (not fits(data, pair[1]), pair[0]),
     )
     return [candidate(workload, data, best[1], best[0], time.perf_counter() - begun)]
+
+
+def posed(workload: Workload) -> AmpData:
+    """AMP's data with the memory of plain data parallelism: a sample's activations are there once, with what is
+    computed again beside them."""
+    data = pose(workload)
+    assert data.memory is not None
+    kept = list(data.memory.layer_bytes_per_sample)
+    kept[0] += workload.working_bytes.get(1, 0.0)
+    memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
+    return data.model_copy(update={"memory": memory})
 
 
 def decisions(data: AmpData) -> list[AmpDecision]:

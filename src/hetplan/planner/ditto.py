@@ -19,6 +19,7 @@ from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.pose import group_size, micro_batch_sizes, pose
 from hetplan.planner.amp import inner_run, plan_workload
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.known import solve_unless_known
 from hetplan.planner.template import Groups, Priced, place, price
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
@@ -75,9 +76,13 @@ def one(workload: Workload, problems: dict[int, DittoData], method: str, run: Ru
         part = own.part(time_limit=own.remaining / left)
         own.report(note=f"{label} micro-batches of {size}")
         try:
-            solved.append(Posed(size, data, solve(family("ditto"), data, method, part)))
+            if method == "auto":
+                result = solve_unless_known(family("ditto"), data, part)
+            else:
+                result = solve(family("ditto"), data, method, part)
         except UnsupportedError as error:
             return nothing(method, "unknown", str(error), own.elapsed)
+        solved.append(Posed(size, data, result))
     return candidate(workload, solved, method)
 
 

@@ -98,7 +98,7 @@ def explain(planning: Planning) -> Explanation:
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
-    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices")
+    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices", "workload")
     return all(getattr(one.plan, key) == getattr(other.plan, key) for key in keys)
 
 

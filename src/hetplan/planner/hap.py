@@ -110,11 +110,11 @@ def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
 
 
 def in_whole_units(posed: Posed, decision: HapDecision) -> HapDecision:
-    """The decision with ratios that cut samples whole, where that makes the program in whole units no slower."""
+    """The decision with ratios that cut samples whole, where the program in whole units then fits and is no slower."""
     batch = posed.samples
     cut = [[n / batch for n in shard_lengths(row, batch)] for row in decision.ratios]
     rounded = decision.model_copy(update={"ratios": cut})
-    return min((rounded, decision), key=lambda d: whole_seconds(posed.theory, d))
+    return min((rounded, decision), key=lambda d: (not posed.fits(d), whole_seconds(posed.theory, d)))
 
 
 def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetplan.planner.candidates import Tell
+from hetplan.planner.precisions import make_workloads
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.settings import Settings
 from hetplan.profiling.cluster import Cluster, example_cluster, load_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.workload import make_workload
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
@@ -25,7 +25,7 @@ def plan(
     *,
     global_batch: int,
     sequence: int | None = None,
-    precision: str = "fp16",
+    precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
     strategies: Sequence[str] | None = None,
     settings: Settings | None = None,
@@ -39,19 +39,20 @@ def plan(
     """Plan the training of a model on a cluster, as `hetplan plan` does.
 
     model: a built-in name, a config.json, or a Model (which brings its own sequence and precision). cluster: a file,
-    the name of an example, or a Cluster. global_batch: samples per iteration. profile: measured; None: predicted.
+    the name of an example, or a Cluster. global_batch: samples per iteration. precision: one, several, or "auto" for
+    all that every device has (`planner.precisions`). profile: measured; None: predicted.
     time_limit: seconds for each method. money_limit, cheapest_within, parts, settings, found_one: see `make_plans`.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's `predicted_seconds` are
     replayed, `bound` is proven for its `objective`, `plan` is what a plan file holds. Raises InputError.
     """
-    workload = make_workload(
+    choice = make_workloads(
         model, opened(cluster), global_batch, sequence=sequence, precision=precision, profile=profile
     )
     options = (
         Options(time_limit=time_limit) if threads is None else Options(time_limit=time_limit, threads=threads)
     )
     return make_plans(
-        workload,
+        choice.workloads,
         strategies,
         Run(options),
         money_limit=money_limit,
@@ -59,6 +60,7 @@ def plan(
         found_one=found_one,
         parts=parts,
         cheapest_within=cheapest_within,
+        notes=choice.notes,
     )
 
 

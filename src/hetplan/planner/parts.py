@@ -40,6 +40,7 @@ def on_parts(
     run: Run,
     settings: Settings,
     tell: Tell | None = None,
+    precision_named: bool = False,
 ) -> list[Candidate]:
     """The candidates of every part, as plans for the whole cluster; those of heuristics are left out."""
     found: list[Candidate] = []
@@ -50,7 +51,14 @@ def on_parts(
         for strategy in strategies:
             if run.cancelled:
                 return found
-            search = Search(strategy, inner, run, settings.get(strategy.name), methods=strategy.exact)
+            search = Search(
+                strategy,
+                inner,
+                run,
+                settings.get(strategy.name),
+                methods=strategy.exact,
+                precision_named=precision_named,
+            )
             for candidate in search.candidates()[0]:
                 if candidate.plan is None or not candidate.fits_memory:
                     continue
@@ -80,12 +88,14 @@ def lifted(candidate: Candidate, workload: Workload, nodes: Sequence[int], name:
 
 
 def lifted_plan(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
-    """The plan with the whole cluster's devices; numbers: the device that each of the part's is there."""
+    """The plan with the whole cluster's devices; numbers: the device that each of the part's is there, below 0 for one
+    that is not and that the plan does not use."""
     shares = None
     if plan.zero_shares is not None:
         shares = [0.0] * len(workload.cluster.devices)
         for own, share in zip(numbers, plan.zero_shares, strict=True):
-            shares[own] = share
+            if own >= 0:
+                shares[own] = share
     return plan.model_copy(
         update={
             "name": f"{workload.model.name} on {workload.cluster.name}"[:200],

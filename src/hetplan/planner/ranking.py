@@ -26,7 +26,8 @@ from hetplan.text import number_text
 class Planning:
     """Candidates best first. winner: index of the best one that fits (and costs no more than the limit).
 
-    notes: what was tried in vain. relaxations: where no plan fits in memory, what would make one fit.
+    workload: in the winner's precision. notes: what was tried in vain. relaxations: where no plan fits in memory, what
+    would make one fit. precisions: all that were planned. money_limit: dollars per million tokens.
     """
 
     workload: Workload
@@ -34,6 +35,8 @@ class Planning:
     winner: int | None
     notes: tuple[str, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
+    precisions: tuple[str, ...] = ()
+    money_limit: float | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -43,7 +46,7 @@ class Planning:
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         return {
-            "workload": workload_document(self.workload),
+            "workload": {**workload_document(self.workload), "precisions": list(self.precisions)},
             "candidates": [candidate.document(self.workload) for candidate in self.candidates],
             "winner": self.winner,
             "pareto": pareto(self.candidates, self.workload),
@@ -54,7 +57,7 @@ class Planning:
 
 
 def make_plans(
-    workload: Workload,
+    workload: Workload | Sequence[Workload],
     strategies: Sequence[str] | None = None,
     run: Run | None = None,
     *,
@@ -63,59 +66,79 @@ def make_plans(
     found_one: Tell | None = None,
     parts: bool = False,
     cheapest_within: float | None = None,
+    notes: Sequence[str] = (),
 ) -> Planning:
     """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds, then money.
 
-    A plan that does not fit in memory, or costs more than `money_limit` dollars per million tokens, never
-    wins. The run's time limit is for each method of a strategy. settings: strategy -> name -> value, what a
-    strategy has to set of its own. found_one: called with every candidate as it is found. parts: plan on every
-    part of the cluster by device type, too (`planner.parts`). cheapest_within: percent; not the fastest wins but
-    the cheapest that is at most so much slower. Raises InputError for unknown strategies or settings, a money
-    limit without prices, or a workload that cannot be posed.
+    Several workloads, the same in different precisions (`planner.precisions`), are ranked together. A plan that does
+    not fit in memory, or costs more than `money_limit` dollars per million tokens, never wins. The run's time limit is
+    for each method of a strategy. settings: strategy -> name -> value, what a strategy has to set of its own.
+    found_one: called with every candidate as it is found. parts: plan on every part of the cluster by device type, too
+    (`planner.parts`). cheapest_within: percent; not the fastest wins but the cheapest that is at most so much slower.
+    notes: to stand before those of the planning. Raises InputError for unknown strategies or settings, a money limit
+    without prices, or a workload that cannot be posed.
     """
-    run, settings = run or Run(), settings or {}
-    picked = picked_strategies(workload, strategies, money_limit=money_limit, settings=settings)
-    check_percent(workload, cheapest_within)
-    searches = [Search(s, workload, run, settings.get(s.name), found_one) for s in picked]
-    found: dict[str, list[Candidate]] = {}
-    tried: dict[str, list[str]] = {}
-    for late in (False, True):
-        propose_each([search for search in searches if search.strategy.late is late], found, tried)
-    every = [candidate for search in searches for candidate in found[search.strategy.name]]
-    notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
+    every = (workload,) if isinstance(workload, Workload) else tuple(workload)
+    run, settings, first = run or Run(), settings or {}, every[0]
+    picked = picked_strategies(first, strategies, money_limit=money_limit, settings=settings)
+    check_percent(first, cheapest_within)
+    several = len(every) > 1
+    searches = [
+        Search(s, w, run, settings.get(s.name), found_one, precision_named=several)
+        for s in picked
+        for w in every
+    ]
+    found, tried = searched([search for search in searches if not search.strategy.late])
+    more, vain = searched([search for search in searches if search.strategy.late])
+    found, told = [*found, *more], [*notes, *tried, *vain]
     if parts:
-        on_some = on_parts(workload, picked, run, settings, found_one)
-        every, left_out = undominated(every, on_some, workload)
-        notes += left_out
-    judged = [over_budget(c, workload, money_limit) for c in every]
-    ranked = sorted(judged, key=lambda pair: rank(pair[0], workload, pair[1]))
+        on_some = [c for w in every for c in on_parts(w, picked, run, settings, found_one, several)]
+        found, left_out = undominated(found, on_some, first)
+        told += left_out
+    judged = [over_budget(c, first, money_limit) for c in found]
+    ranked = sorted(judged, key=lambda pair: rank(pair[0], first, pair[1]))
     candidates = tuple(candidate for candidate, _ in ranked)
     won = 0 if ranked and eligible(*ranked[0]) else None
     if won is not None and cheapest_within is not None:
         allowed = [candidate for candidate, over in ranked if eligible(candidate, over)]
-        won = cheapest(allowed, workload, cheapest_within)
-    relaxed: list[Relaxation] = []
+        won = cheapest(allowed, first, cheapest_within)
+    relaxed: tuple[Relaxation, ...] = ()
     pipelines = any(strategy.name == "amp" for strategy in picked)  # whose problem answers what would fit
     if pipelines and not any(candidate.fits_memory for candidate in candidates) and not run.cancelled:
-        with derived(f"{workload.model.name} on {workload.cluster.name} with more memory"):
-            relaxed = relaxations(workload, run)
-    return Planning(workload, candidates, won, tuple(notes), tuple(relaxed))
+        relaxed = what_would_fit(every, run)
+    winning = first if won is None else of_precision(every, candidates[won].precision)
+    precisions = tuple(w.precision for w in every)
+    return Planning(winning, candidates, won, tuple(told), relaxed, precisions, money_limit)
 
 
-def propose_each(
-    searches: Sequence[Search], found: dict[str, list[Candidate]], tried: dict[str, list[str]]
-) -> None:
-    """Add each strategy's candidates to `found`, and to `tried` what was tried in vain with the strategies' names."""
-    # What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
-    for search in searches:
-        found[search.strategy.name] = search.exact_ones()
-    for search in searches:
-        more, told = search.with_recomputation(found[search.strategy.name])
-        found[search.strategy.name] += more
+def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
+    """All candidates, strategy by strategy, and notes on what was tried in vain.
+
+    What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
+    """
+    found = [search.exact_ones() for search in searches]
+    tried: dict[str, list[str]] = {}
+    for own, search in zip(found, searches, strict=True):
+        more, told = search.with_recomputation(own)
+        own += more
         for text in told:
-            tried.setdefault(text, []).append(search.strategy.name)
-    for search in searches:
-        found[search.strategy.name] += search.other_ones()
+            tried.setdefault(text, []).append(search.name)
+    for own, search in zip(found, searches, strict=True):
+        own += search.other_ones()
+    notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
+    return [candidate for own in found for candidate in own], notes
+
+
+def what_would_fit(workloads: Sequence[Workload], run: Run) -> tuple[Relaxation, ...]:
+    """The relaxations of the workload whose layers keep least."""
+    least = min(workloads, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers))
+    with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
+        return tuple(relaxations(least, run))
+
+
+def of_precision(workloads: Sequence[Workload], precision: str | None) -> Workload:
+    """The one in that precision."""
+    return next((w for w in workloads if w.precision == precision), workloads[0])
 
 
 def undominated(

@@ -13,6 +13,7 @@ from hetplan.profiling.operators import Layer
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
 from hetplan.profiling.recomputation import Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.costs import Costs
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
 # More than any device has: with it no memory limit binds.
@@ -20,10 +21,7 @@ UNLIMITED = 1e18
 
 
 def recomputed(workload: Workload, mode: Recomputation) -> Workload:
-    """The workload with `mode` in its layers' times and in what they keep.
-
-    What one layer needs beside while it is computed again is no part of it: the replay counts that.
-    """
+    """The workload with `mode` in its layers' times and in what they keep, and with the memory of the layer at work."""
     if mode == "none":
         return workload
     profile = workload.profile
@@ -34,7 +32,9 @@ def recomputed(workload: Workload, mode: Recomputation) -> Workload:
         if table.device in workload.cluster.specs
     ]
     changed = {**dict(profile), "layers": layers, "tables": tables}
-    return replace(workload, profile=Profile(**changed))
+    costs, every = Costs(workload, mode), (0, len(layers))
+    working = {degree: costs.working_bytes(every, degree) for degree in {1, *(t.tensor for t in tables)}}
+    return replace(workload, profile=Profile(**changed), working_bytes=working)
 
 
 def kept_layer(workload: Workload, at: int, mode: Recomputation) -> ProfileLayer:

@@ -27,8 +27,10 @@ class Strategy:
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
     recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
-    which of its `methods` to try. exact: those of them that prove their answers. late: whether it is planned after
-    all others, so that its warmers, which take longest, can still run meanwhile.
+    which of its `methods` to try. exact: those of them that prove their answers. within_replay:
+    "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
+    counts, where its own problem cannot say that. late: whether it is planned after all others, so that its warmers,
+    which take longest, can still run meanwhile.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Strategy:
     methods: tuple[str, ...] = ()
     exact: tuple[str, ...] = ("auto",)
     recomputes: bool = False
+    within_replay: str | None = None
     late: bool = False
 
     def propose(
@@ -84,6 +87,7 @@ STRATEGIES: dict[str, Strategy] = {
             ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
             methods=("auto", "paper", "megatron"),
             recomputes=True,
+            within_replay="hetplan.planner.replayed_memory:amp_optimum",
         ),
         Strategy(
             "poplar",
@@ -107,6 +111,7 @@ STRATEGIES: dict[str, Strategy] = {
             ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
             methods=("auto", "paper", "oobleck", "greedy"),
             recomputes=True,
+            within_replay="hetplan.planner.replayed_memory:ditto_optimum",
         ),
         Strategy(
             "dp",

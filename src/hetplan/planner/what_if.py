@@ -1,8 +1,9 @@
 """What a change of the cluster is worth: more devices, fewer, a faster network; each planned anew.
 
-What runs on the cluster as it is runs on a larger or faster one, too: the old winner is replayed there, and a change
-that only adds never costs. Without changes given, the marginal ones are asked: one more node of each kind, one less, a
-network twice as fast.
+What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices are gone: the old
+winner is replayed there, and a change that only adds never costs. What is proven of one cluster's problems is carried
+over to the others', as far as it holds there (`planner.known`). Without changes given, the marginal ones are asked: one
+more node of each kind, one less, each kind of link twice as fast.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.candidates import Tell
-from hetplan.planner.parts import lifted
+from hetplan.planner.known import Known, remembering
+from hetplan.planner.parts import lifted_plan
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.settings import Settings
 from hetplan.profiling.catalogue import DeviceSpec, device
 from hetplan.profiling.cluster import GBIT, Cluster, Node
 from hetplan.profiling.models import Model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
 _AMOUNT = re.compile(r"(\d{1,4})x(.+)")
@@ -29,8 +32,11 @@ _AMOUNT = re.compile(r"(\d{1,4})x(.+)")
 
 @dataclass(frozen=True)
 class Change:
-    """A named change: the nodes that are kept, by number, those added behind them, and the network's bandwidth of all
-    (bytes per second, None: as it is)."""
+    """A named change: the nodes that are kept, by number, and those added behind them.
+
+    network, intra: bandwidth (bytes per second, None: as it is) of the nodes' networks and of the links inside them, of
+    all nodes or `only` of some device type's.
+    """
 
     name: str
     kept: tuple[int, ...]
@@ -38,15 +44,23 @@ class Change:
     specs: Mapping[str, DeviceSpec] | None = None
     network: float | None = None
     devices: int = 0
+    intra: float | None = None
+    only: str | None = None
 
     def apply(self, cluster: Cluster) -> Cluster:
         """The changed cluster."""
-        nodes = [*(cluster.nodes[n] for n in self.kept), *self.added]
-        if self.network is not None:
-            nodes = [replace(node, network_bandwidth=self.network) for node in nodes]
+        nodes = [self.linked(node) for node in (*(cluster.nodes[n] for n in self.kept), *self.added)]
         kinds = {node.device for node in nodes}
         specs = {k: s for k, s in {**cluster.specs, **(self.specs or {})}.items() if k in kinds}
         return Cluster(f"{cluster.name}, {self.name}"[:200], tuple(nodes), specs)
+
+    def linked(self, node: Node) -> Node:
+        """The node with its changed links."""
+        if self.only not in (None, node.device):
+            return node
+        network = node.network_bandwidth if self.network is None else self.network
+        intra = node.intra_bandwidth if self.intra is None else self.intra
+        return replace(node, network_bandwidth=network, intra_bandwidth=intra)
 
 
 @dataclass(frozen=True)
@@ -72,14 +86,19 @@ class Variant:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """base: as it is. variants: in the order asked."""
+    """base: as it is. variants: in the order asked. decided: problems that were decided without solving, and why."""
 
     base: Variant
     variants: tuple[Variant, ...]
+    decided: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
-        return {"base": self.base.document(), "variants": [v.document() for v in self.variants]}
+        return {
+            "base": self.base.document(),
+            "variants": [v.document() for v in self.variants],
+            "decided_without_solving": list(self.decided),
+        }
 
 
 def addition(text: str, cluster: Cluster) -> Change:
@@ -154,7 +173,8 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
 
 
 def marginal(cluster: Cluster) -> list[Change]:
-    """One more node of each kind, one less, and a network twice as fast."""
+    """One more node of each kind, one less; networks twice as fast, of all nodes and of each kind's; links inside the
+    nodes of each kind twice as fast."""
     found = []
     for name in cluster.types:
         size = next(node.devices for node in cluster.nodes if node.device == name)
@@ -165,6 +185,22 @@ def marginal(cluster: Cluster) -> list[Change]:
     fastest = max(node.network_bandwidth for node in cluster.nodes) / GBIT
     if len(cluster.nodes) > 1:
         found.append(faster_network(2 * fastest, cluster))
+    return [*found, *faster_links(cluster)]
+
+
+def faster_links(cluster: Cluster) -> list[Change]:
+    """Each device type's networks, where there are several types, and links within nodes at twice their bandwidth."""
+    found, every = [], tuple(range(len(cluster.nodes)))
+    for name in cluster.types:
+        own = [node for node in cluster.nodes if node.device == name]
+        if len(cluster.types) > 1:
+            network = 2 * max(node.network_bandwidth for node in own)
+            text = f"network of {name} nodes at {network / GBIT:g} Gbit/s"
+            found.append(Change(text, every, network=network, only=name))
+        if any(node.devices > 1 for node in own):
+            intra = 2 * max(node.intra_bandwidth for node in own)
+            text = f"links inside {name} nodes at {intra / GBIT:g} Gbit/s"
+            found.append(Change(text, every, intra=intra, only=name))
     return found
 
 
@@ -178,19 +214,21 @@ def what_if(
     found_one: Tell | None = None,
 ) -> WhatIf:
     """Plan as it is and after each change. The workload's profile must be predicted where devices are added."""
-    run = run or Run()
+    run, known = run or Run(), Known()
     as_is = Change("as it is", tuple(range(len(workload.cluster.nodes))))
-    planning = make_plans(workload, strategies, run, settings=settings, found_one=found_one)
-    base = Variant(as_is, workload, planning.best, None)
-    variants = []
-    for change in changes:
-        if run.cancelled:
-            break
-        changed = changed_workload(workload, change)
-        best = make_plans(changed, strategies, run, settings=settings, found_one=found_one).best
-        best = better(best, carried(base.best, workload, changed, change))
-        variants.append(Variant(change, changed, best, gain_of(base.best, best)))
-    return WhatIf(base, tuple(variants))
+    with remembering(known):
+        planning = make_plans(workload, strategies, run, settings=settings, found_one=found_one)
+        base = Variant(as_is, workload, planning.best, None)
+        known.decided.clear()  # of problems as they are: nothing was known before
+        variants = []
+        for change in changes:
+            if run.cancelled:
+                break
+            changed = changed_workload(workload, change)
+            best = make_plans(changed, strategies, run, settings=settings, found_one=found_one).best
+            best = better(best, carried(base.best, workload, changed, change))
+            variants.append(Variant(change, changed, best, gain_of(base.best, best)))
+    return WhatIf(base, tuple(variants), tuple(known.decided))
 
 
 def changed_workload(workload: Workload, change: Change) -> Workload:
@@ -216,10 +254,33 @@ def carried(
     best: Candidate | None, workload: Workload, changed: Workload, change: Change
 ) -> Candidate | None:
     """The plan as it is on the changed cluster, where nothing that it uses is gone."""
-    every = tuple(range(len(workload.cluster.nodes)))
-    if best is None or change.kept != every:
+    if best is None or best.plan is None:
         return None
-    return replace(lifted(best, changed, every, ""), method=best.method, message="the plan as it is")
+    places = [-1] * len(workload.cluster.devices)
+    nodes = list(range(len(change.kept)))  # those that are kept come first
+    kept, there = workload.cluster.devices_of(change.kept), changed.cluster.devices_of(nodes)
+    for number, place in zip(kept, there, strict=True):
+        places[number] = place
+    if any(places[number] < 0 for number in best.plan.ranks):
+        return None
+    plan = lifted_plan(best.plan, changed, places)
+    try:
+        found = replay(plan, changed)
+    except UnsupportedError:
+        return None
+    return replace(
+        best,
+        status="feasible",
+        plan=plan,
+        predicted_seconds=found.seconds,
+        closed_form_seconds=None,
+        objective=None,  # objective and bound are of the problem as it is
+        bound=None,
+        replayed=found,
+        fits_memory=found.fits,
+        peak_bytes=found.peak_bytes,
+        message="the plan as it is",
+    )
 
 
 def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:

@@ -14,7 +14,8 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from pydantic import Field
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.files import read_json, to_json, write_text
+from hetplan.profiling.counted import Counted
 from hetplan.profiling.operators import Matmul, Operator
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Provenance
@@ -126,6 +128,16 @@ def load_efficiency(path: str | os.PathLike[str]) -> EfficiencyFile:
     return parse(EfficiencyFile, value, where=where)
 
 
+@cache
+def packaged(device: str, precision: str) -> EfficiencyFile | None:
+    """What comes with hetplan of a device type, by the name that it was measured under; None of most."""
+    for path in sorted(Path(__file__).with_name("learned").glob("*.efficiency.json.gz")):
+        found = load_efficiency(path)
+        if (found.device, found.precision) == (device, precision):
+            return found
+    return None
+
+
 def features(count: float, m: float, k: float, n: float, elements: float) -> list[float]:
     """What trees see of an operator: logarithms of its sizes, FLOPs, elements and of FLOPs per element."""
     flops = 2 * count * m * k * n
@@ -153,7 +165,7 @@ def train(data: OperatorData, seed: int = 0) -> EfficiencyFile:
 
 
 def _train(kind: Kind, operators: Sequence[MeasuredOperator], data: OperatorData, seed: int) -> TrainedKind:
-    xgboost = _xgboost()
+    xgboost = xgboost_library()
     rows = np.array([features(op.count, op.m, op.k, op.n, op.elements) for op in operators])
     ideal = np.array(
         [
@@ -192,7 +204,7 @@ class Learned:
 
     @cached_property
     def _boosters(self) -> dict[str, Any]:
-        xgboost = _xgboost()
+        xgboost = xgboost_library()
         found: dict[str, Any] = {}
         for trained in self.file.kinds:
             try:
@@ -204,29 +216,34 @@ class Learned:
 
     def seconds(self, op: Operator, micro_batch: int, tensor: int, element_bytes: int) -> float | None:
         """Forward seconds of an operator, None where its kind was not trained."""
-        kind: Kind = "product" if isinstance(op, Matmul) else "elementwise"
+        count, m, k, n, moved = sizes_of(op, micro_batch, tensor)
+        kind: Kind = "product" if count else "elementwise"
         if kind not in self._boosters:
             return None
-        moved = max(op.moved(micro_batch, tensor), 1.0)
-        count = m = k = n = flops = 0.0
-        if isinstance(op, Matmul):
-            shape = op.shape(micro_batch, tensor)
-            count, m, k, n, flops = (
-                float(shape.count),
-                float(shape.m),
-                float(shape.k),
-                float(shape.n),
-                shape.flops,
-            )
-        row = _xgboost().DMatrix(np.array([features(count, m, k, n, moved)]))
+        row = xgboost_library().DMatrix(np.array([features(count, m, k, n, moved)]))
         share = float(np.exp(np.clip(self._boosters[kind].predict(row)[0], np.log(SMALLEST), 0.0)))
         file = self.file
         return (
-            ideal_seconds(flops, moved * element_bytes, file.flops_per_second, file.bytes_per_second) / share
+            ideal_seconds(
+                2 * count * m * k * n, moved * element_bytes, file.flops_per_second, file.bytes_per_second
+            )
+            / share
         )
 
 
-def _xgboost() -> Any:
+def sizes_of(op: Operator, micro_batch: int, tensor: int) -> tuple[float, float, float, float, float]:
+    """(count, m, k, n, elements moved) of an operator; the first four 0 for what is no product."""
+    if isinstance(op, Counted):
+        sizes = (0.0, 0.0, 0.0, 0.0) if op.product is None else op.product.at(micro_batch)
+        return (*sizes, max(op.all_moved(micro_batch), 1.0))
+    moved = max(op.moved(micro_batch, tensor), 1.0)
+    if isinstance(op, Matmul):
+        shape = op.shape(micro_batch, tensor)
+        return float(shape.count), float(shape.m), float(shape.k), float(shape.n), moved
+    return 0.0, 0.0, 0.0, 0.0, moved
+
+
+def xgboost_library() -> Any:
     """The library; raises UnsupportedError where it is not installed."""
     try:
         import xgboost

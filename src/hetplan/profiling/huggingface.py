@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.files import read_json
 from hetplan.profiling.architecture import Transformer
 from hetplan.profiling.configurations import DERIVED, FAMILIES, Config
 from hetplan.profiling.zoo import ModelSpec, text_model
@@ -22,16 +21,11 @@ from hetplan.schema import parse
 LONGEST_DEFAULT_SEQUENCE = 4096
 
 
-def load_config(path: str | os.PathLike[str]) -> ModelSpec:
-    """The model of a config.json; its name is the file's, or its folder's for one called config.json.
-
-    Raises InputError for an unreadable file, an unsupported model_type, a missing dimension or sizes that
-    do not fit together.
-    """
-    where = os.fspath(path)
-    stem = Path(where).stem
-    name = Path(where).resolve().parent.name if stem == "config" else stem
-    return from_config(read_json(path), name=name or "model", where=where)
+def name_of(path: str | os.PathLike[str]) -> str:
+    """The file's name, or its folder's for one called config.json."""
+    stem = Path(path).stem
+    name = Path(path).resolve().parent.name if stem == "config" else stem
+    return name or "model"
 
 
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:

@@ -75,7 +75,16 @@ def find_model(name: str | os.PathLike[str]) -> ModelSpec:
     text = os.fspath(name)
     is_folder = os.path.isdir(text)  # Path.is_dir raises where a name is too long or a folder is closed
     if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or is_folder:
-        from hetplan.profiling.huggingface import load_config
-
-        return load_config(Path(text) / "config.json" if is_folder else text)
+        return load_file(Path(text) / "config.json" if is_folder else Path(text))
     return built_in(text)
+
+
+def load_file(path: Path) -> ModelSpec:
+    """A traced model, or a Hugging Face configuration, whichever the file is."""
+    from hetplan.files import read_json
+    from hetplan.profiling import described, huggingface
+
+    value = read_json(path)
+    if isinstance(value, dict) and value.get("format") == described.FORMAT:
+        return described.model_of(value, where=str(path))
+    return huggingface.from_config(value, name=huggingface.name_of(path), where=str(path))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hetplan.profiling.counted import Counted
 from hetplan.profiling.precision import Precision
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -102,7 +103,23 @@ class Elementwise:
         return float(micro_batch * _share(self.backward, tensor if self.split else 1))
 
 
-Operator = Matmul | Elementwise
+Operator = Matmul | Elementwise | Counted
+
+
+def launches(op: Operator) -> tuple[int, int]:
+    """Kernels of the forward and of the backward pass."""
+    if isinstance(op, Counted):
+        return (0, 1) if op.backward else (1, 0)
+    return 1, op.backward_products if isinstance(op, Matmul) else 1
+
+
+def flops_of(op: Operator) -> tuple[float, float]:
+    """FLOPs of matrix products for one sample: forward, backward."""
+    if isinstance(op, Counted):
+        return (0.0, op.flops()) if op.backward else (op.flops(), 0.0)
+    if isinstance(op, Matmul):
+        return op.shape().flops, op.shape().flops * op.backward_products
+    return 0.0, 0.0
 
 
 @dataclass(frozen=True)
@@ -156,11 +173,11 @@ class Layer:
 
     def forward_flops(self) -> float:
         """FLOPs of the matrix products, forward."""
-        return sum(op.shape().flops for op in self.operators if isinstance(op, Matmul))
+        return sum(flops_of(op)[0] for op in self.operators)
 
     def backward_flops(self) -> float:
         """FLOPs of the matrix products, backward."""
-        return sum(op.shape().flops * op.backward_products for op in self.operators if isinstance(op, Matmul))
+        return sum(flops_of(op)[1] for op in self.operators)
 
     def traffic_bytes(self, precision: Precision) -> float:
         """Bytes read and written, forward and backward, one sample."""

@@ -49,9 +49,9 @@ def predict(
             precision=model.precision,
             provenance=Provenance(
                 kind="predicted",
-                source="hetplan roofline from datasheets"
-                + (f", learned efficiency of {', '.join(learned)}"[:150] if learned else ""),
+                source="hetplan roofline from datasheets",
                 date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
+                learned=list(learned or ()),
             ),
             layers=profile_layers(model),
             tables=[

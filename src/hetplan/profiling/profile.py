@@ -24,12 +24,24 @@ Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
 class Provenance(StrictModel):
-    """Where the numbers come from. calibrated: whether measurements corrected a prediction."""
+    """Where the numbers come from. calibrated: whether measurements corrected a prediction.
+
+    learned: device types predicted with an efficiency learned from measured operators; others have the plain roofline.
+    """
 
     kind: Literal["predicted", "measured"]
     source: Name
     date: Date
     calibrated: bool = False
+    learned: list[Name] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _without_learned(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written without the key where nothing was learned."""
+        content: dict[str, Any] = handler(self)
+        if not content.get("learned"):
+            content.pop("learned", None)
+        return content
 
 
 class ProfileLayer(StrictModel):

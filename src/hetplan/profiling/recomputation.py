@@ -15,7 +15,10 @@ from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, Rates, opera
 
 Recomputation = Literal["none", "selective", "full"]
 
-BLOCKS = ("block", "moe-block")  # what recomputation applies to; embeddings and heads keep everything
+BLOCKS = ("block", "moe-block")  # of described transformers
+TRACED = "traced"  # a layer between the first and the last of a traced module
+# What recomputation applies to; embeddings and heads keep everything.
+REPEATED = (*BLOCKS, TRACED)
 CORE = ("scores", "softmax", "context")
 CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
 
@@ -30,7 +33,7 @@ def repeated_share(
     efficiency: Efficiency = DEFAULT_EFFICIENCY,
 ) -> float:
     """The share of the layer's forward seconds that its backward pass spends again."""
-    if mode == "none" or layer.kind not in BLOCKS:
+    if mode == "none" or layer.kind not in REPEATED:
         return 0.0
     if mode == "full":
         return 1.0
@@ -42,7 +45,7 @@ def repeated_share(
 
 def kept_bytes(layer: Layer, mode: Recomputation, precision: Precision, tensor: int, before: float) -> float:
     """Bytes per sample that each device of a tensor group keeps. before: bytes per sample of the layer's input."""
-    if mode == "full" and layer.kind in BLOCKS:
+    if mode == "full" and layer.kind in REPEATED:
         return before
     kept = [t for t in layer.saved if not (mode == "selective" and t.name in CORE_SAVED)]
     return sum(t.size(precision) / (tensor if t.split else 1) for t in kept)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec
-from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul, Operator, Shape
+from hetplan.profiling.counted import Counted
+from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul, Operator, Shape, launches
 from hetplan.profiling.precision import Precision
 
 if TYPE_CHECKING:
@@ -80,10 +81,10 @@ def layer_time(
             learned_time(learned, op, plain, micro_batch, tensor, ELEMENT_BYTES[precision])
             for op, plain in zip(layer.operators, times, strict=True)
         ]
-    kernels = [op.backward_products if isinstance(op, Matmul) else 1 for op in layer.operators]
+    kernels = [launches(op) for op in layer.operators]
     return LayerTime(
-        forward=max(sum(t.forward for t in times), len(times) * efficiency.launch_seconds),
-        backward=max(sum(t.backward for t in times), sum(kernels) * efficiency.launch_seconds),
+        forward=max(sum(t.forward for t in times), sum(k[0] for k in kernels) * efficiency.launch_seconds),
+        backward=max(sum(t.backward for t in times), sum(k[1] for k in kernels) * efficiency.launch_seconds),
     )
 
 
@@ -107,12 +108,28 @@ class Rates:
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
     """The roofline of one operator, forward and backward."""
+    if isinstance(op, Counted):
+        return one_pass(op, counted_seconds(op, rates, micro_batch))
     moved = op.moved(micro_batch, tensor) * rates.element_seconds
     if isinstance(op, Matmul):
         flops = tiled_flops(op.shape(micro_batch, tensor), rates.tile)
         forward = max(flops / rates.flops_per_s, moved)
         return LayerTime(forward, forward * op.backward_products)
     return LayerTime(moved, op.moved_back(micro_batch, tensor) * rates.element_seconds)
+
+
+def counted_seconds(op: Counted, rates: Rates, samples: int) -> float:
+    """The roofline of a traced operator."""
+    moved = op.all_moved(samples) * rates.element_seconds
+    if op.product is None:
+        return moved
+    count, m, k, n = op.product.at(samples)
+    return max(2.0 * count * _tiled(m, rates.tile) * k * _tiled(n, rates.tile) / rates.flops_per_s, moved)
+
+
+def one_pass(op: Counted, seconds: float) -> LayerTime:
+    """Seconds in the pass of a traced operator."""
+    return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
 
 
 def learned_time(
@@ -122,14 +139,19 @@ def learned_time(
     seconds = learned.seconds(op, micro_batch, tensor, element_bytes)
     if seconds is None:
         return plain
+    if isinstance(op, Counted):
+        return one_pass(op, seconds)
     return LayerTime(seconds, seconds * (plain.backward / plain.forward if plain.forward > 0 else 0.0))
 
 
 def tiled_flops(shape: Shape, tile: int) -> float:
     """FLOPs with m and n rounded up to whole tiles."""
-    m = -(-shape.m // tile) * tile
-    n = -(-shape.n // tile) * tile
-    return 2.0 * shape.count * m * n * shape.k
+    return 2.0 * shape.count * _tiled(shape.m, tile) * _tiled(shape.n, tile) * shape.k
+
+
+def _tiled(size: float, tile: int) -> float:
+    """Rounded up to whole tiles."""
+    return -(-size // tile) * tile
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import GIB
@@ -12,6 +14,9 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
+
+if TYPE_CHECKING:
+    from hetplan.profiling.link_efficiency import LearnedLinks
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4 + 4 in
 # mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in both cases 16.
@@ -27,7 +32,9 @@ class Workload:
     """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
 
     profile: has tables of every device type of the cluster, layers as the model's.
-    reserved_bytes: memory of each device that training cannot use.
+    reserved_bytes: memory of each device that training cannot use. working_bytes: what each device of a tensor group of
+    that degree needs per sample beside what its layers keep, while one of them is computed again.
+    links: learned efficiency of messages and collectives, None: links reach the cluster file's bandwidths.
     """
 
     model: Model
@@ -35,6 +42,8 @@ class Workload:
     profile: Profile
     global_batch: int
     reserved_bytes: float = RESERVED_BYTES
+    working_bytes: Mapping[int, float] = field(default_factory=dict)
+    links: LearnedLinks | None = None
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)

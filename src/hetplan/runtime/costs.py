@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.recomputation import BLOCKS, Recomputation, kept_bytes, repeated_share
+from hetplan.profiling.recomputation import REPEATED, Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.times import DEFAULT_EFFICIENCY
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Stage, split
@@ -146,15 +146,27 @@ class Costs:
                     pairs += [(g[r * len(g) // most], h[r * len(h) // most], each) for r in ranks]
         return self.messages(pairs)
 
-    def messages(self, pairs: Iterable[tuple[int, int, float]]) -> Traffic:
-        """Messages (from, to, bytes) at once: the slowest pair or the fullest card, whichever takes longer."""
+    def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
+        """The share of its links' bandwidth that a message or collective reaches; latency is part of a learned one."""
+        links = self.workload.links
+        if links is None or size == 0:
+            return 1.0
+        inside = len({self.node(rank) for rank in ranks}) == 1
+        return links.share(operation, "node" if inside else "between", len(ranks), size)
+
+    def messages(self, pairs: Iterable[tuple[int, int, float]], *, ring: bool = False) -> Traffic:
+        """Messages (from, to, bytes) at once: the slowest pair or the fullest card, whichever takes longer.
+
+        ring: they are a collective's round, whose efficiency is not theirs.
+        """
         loads: dict[int, float] = {}
         seconds = latency = 0.0
         for a, b, size in pairs:
             if a == b:
                 continue
-            seconds = max(seconds, size / self.bandwidth[a, b])
-            latency = max(latency, float(self.delay[a, b]))
+            share = 1.0 if ring else self._reached("send", (a, b), size)
+            seconds = max(seconds, size / (self.bandwidth[a, b] * share))
+            latency = max(latency, 0.0 if self.workload.links else float(self.delay[a, b]))
             if self.node(a) != self.node(b):
                 for card in (2 * self.node(a), 2 * self.node(b) + 1):
                     loads[card] = loads.get(card, 0.0) + size
@@ -177,8 +189,9 @@ class Costs:
         for group in groups:
             order = sorted(group)
             pairs += [(a, b, size / len(group)) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
-        once = self.messages(pairs)
-        seconds, latency, cards = once.seconds, once.latency, once.cards
+        once = self.messages(pairs, ring=True)
+        reached = min(self._reached("all-reduce", group, size) for group in groups if len(group) > 1)
+        seconds, latency, cards = once.seconds / reached, once.latency, once.cards
         return Traffic(rounds * (seconds + latency), 0.0, cards)
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
@@ -215,7 +228,7 @@ class Costs:
         return max(
             sum(tensor_.size(precision) / (tensor if tensor_.split else 1) for tensor_ in layer.saved)
             - kept_bytes(layer, self.mode, precision, tensor, self.inputs[first + i])
-            if layer.kind in BLOCKS
+            if layer.kind in REPEATED
             else 0.0
             for i, layer in enumerate(self.workload.model.layers[first:last])
         )

@@ -62,3 +62,18 @@ class StepReport:
 
 
 Report = Callable[[StepReport], None]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A node lost. error: what the run ended with; step: where it went on, under which plan, how many seconds later."""
+
+    error: str
+    node: int
+    step: int
+    plan: str
+    seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        return asdict(self)

@@ -32,7 +32,15 @@ SLOW = ("start", "checkpoint")
 
 
 class RankError(HetplanError):
-    """A rank died, failed or hung; names it and its place in the plan."""
+    """A rank died, failed or hung; names it and its place in the plan.
+
+    device: the rank's, where it was lost (killed, ended or hung), so that the plan could go on without it; None where
+    it failed by an error of its own, which would come again.
+    """
+
+    def __init__(self, text: str, device: int | None = None) -> None:
+        super().__init__(text)
+        self.device = device
 
 
 @dataclass
@@ -46,6 +54,7 @@ class Rank:
     state: dict[str, Any] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
     failure: tuple[str, bool] | None = None  # text, whether it only lost its peers
+    lost: bool = False  # its process ended without a word
     done: bool = False
     gone: bool = False
 
@@ -163,9 +172,10 @@ class Supervisor:
             if os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
                 hint = ", as by the kernel where memory is short" if name == "SIGKILL" else ""
-                rank.failure = (f"was killed by {name}{hint}", False)
+                rank.failure, rank.lost = (f"was killed by {name}{hint}", False), True
             elif not rank.done and rank.failure is None:
-                rank.failure = (f"ended with exit code {os.waitstatus_to_exitcode(status)}", False)
+                code = os.waitstatus_to_exitcode(status)
+                rank.failure, rank.lost = (f"ended with exit code {code}", False), True
 
     def _explain(self) -> NoReturn:
         """Wait a moment for the cause behind the first sign, then tell it."""
@@ -176,7 +186,7 @@ class Supervisor:
             self._reap()
         failed = [(n, r.failure) for n, r in enumerate(self.ranks) if r.failure is not None]
         number, (text, _) = min(failed, key=lambda item: item[1][1])
-        raise RankError(f"{self._told(number)}: {text}")
+        raise self._error(number, text, lost=self.ranks[number].lost)
 
     def _look_for_hung(self) -> None:
         """Raise RankError for a rank without a sign of life, or that is at one thing for too long."""
@@ -185,30 +195,31 @@ class Supervisor:
         for number, rank in alive:
             silent = now - rank.heard
             if silent > (limit if rank.state else STARTING):
-                raise RankError(f"{self._told(number)}: hangs; no sign of life for {silent:.0f} s")
-        waiting = 0
+                raise self._error(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
+        waiting, longest = 0, max((r.state.get("longest", 0.0) for _, r in alive), default=0.0)
         for number, rank in alive:
             what, seconds = rank.state.get("what", "start"), rank.state.get("seconds", 0.0)
-            longest = rank.state.get("longest", 0.0)
-            patience = max(limit, 10 * longest)
-            if what in SLOW or not longest:  # nothing to compare with
+            own = rank.state.get("longest", 0.0)
+            patience = max(limit, 10 * own)
+            if what in SLOW or not own:  # nothing to compare with
                 patience = max(limit, STARTING)
             if what in WAITS:
-                waiting += seconds > max(limit, *(10 * r.state.get("longest", 0.0) for _, r in alive))
+                waiting += seconds > max(limit, 10 * longest)
             elif seconds > patience:
-                raise RankError(f"{self._told(number)}: hangs; {self._doing(rank)} for {seconds:.0f} s")
+                raise self._error(number, f"hangs; {self._doing(rank)} for {seconds:.0f} s", lost=True)
         if alive and waiting == len(alive):
             number, rank = max(alive, key=lambda item: item[1].state["seconds"])
-            raise RankError(f"{self._told(number)}: waits, as all others do; {self._doing(rank)}")
+            raise self._error(number, f"waits, as all others do; {self._doing(rank)}", lost=False)
 
     def _doing(self, rank: Rank) -> str:
         state = rank.state
         return f"at {state['what']} of chunk {state['chunk']}, micro-batch {state['batch']}"
 
-    def _told(self, number: int) -> str:
+    def _error(self, number: int, text: str, *, lost: bool) -> RankError:
         from hetplan.runtime.execution.places import Layout
 
-        return Layout(self.job.plan).told(number)
+        layout = Layout(self.job.plan)
+        return RankError(f"{layout.told(number)}: {text}", layout.places[number].device if lost else None)
 
     def end(self) -> None:
         """Kill and collect whoever is left."""

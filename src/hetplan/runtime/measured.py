@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 from typing import Any
 
-from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.runtime.plan import Plan
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
@@ -19,10 +19,15 @@ WARM_UP = 1  # steps that are not counted: connections are made, memory is touch
 
 @dataclass(frozen=True)
 class Measured:
-    """reports [ranks][steps]. Figures are medians over the steps behind the first."""
+    """reports [ranks][steps]. Figures are medians over the steps behind the first.
+
+    lost: nodes lost before these steps; earlier: step -> loss of what ran until then.
+    """
 
     job: Job
     reports: Sequence[Sequence[StepReport]]
+    lost: Sequence[Loss] = ()
+    earlier: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def counted(self) -> range:
@@ -39,9 +44,10 @@ class Measured:
         )
 
     @property
-    def losses(self) -> list[float]:
-        """Of each step."""
-        return [report.loss for report in self.reports[0]]
+    def losses(self) -> dict[int, float]:
+        """By step."""
+        found = {**self.earlier, **{report.step: report.loss for report in self.reports[0]}}
+        return dict(sorted(found.items()))
 
     def busy(self, rank: int) -> float:
         """Seconds of forward and backward passes."""
@@ -84,8 +90,9 @@ class Measured:
             "error": None if predicted is None else self.seconds / predicted - 1.0,
             "bubble": self.bubble,
             "steps": [
-                {"step": r.step, "loss": r.loss if isfinite(r.loss) else None} for r in self.reports[0]
+                {"step": step, "loss": loss if isfinite(loss) else None} for step, loss in self.losses.items()
             ],
+            "lost_nodes": [loss.document() for loss in self.lost],
             "ranks": [
                 {
                     "rank": rank,
@@ -138,15 +145,29 @@ class Measured:
             where = "" if self.job.virtual else " on the plan's devices"
             error = f", off by {percent_text(self.seconds / self.predicted - 1)}" if self.job.virtual else ""
             notes.append(f"predicted: {seconds_text(self.predicted)} per iteration{where}{error}")
+        late = self.late()
+        if late is not None:
+            notes.append(late)
         slow = self.slowest()
         if slow is not None:
             notes.append(slow)
-        first, last = self.reports[0][0], self.reports[0][-1]
-        texts = (f"{number_text(report.loss)} at step {report.step}" for report in (first, last))
+        notes += [f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost]
+        losses = list(self.losses.items())
+        texts = (f"{number_text(loss)} at step {step}" for step, loss in (losses[0], losses[-1]))
         notes.append(f"loss {', '.join(texts)}")
         if len(self.reports) > LISTED:
             notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
         return notes
+
+    def late(self) -> str | None:
+        """What to do where this machine is too slow or too busy for a rehearsal's real work and messages."""
+        if not self.job.virtual or self.job.rehearsal is None or self.predicted is None:
+            return None
+        ratio = self.seconds / self.predicted
+        if ratio < LATE:
+            return None
+        scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
+        return f"late: this machine did not keep up with the ranks' work and messages; --time-scale {scale} may do"
 
     def slowest(self) -> str | None:
         """A rank that takes far longer than predicted, compared with the others."""
@@ -161,8 +182,9 @@ class Measured:
         worst, rank = max(ratios)
         if worst < SLOW * usual:
             return None
-        i, j, _, _ = positions(self.job.plan)[rank]
-        place = f"rank {rank} (replica {i}, stage {j})"
+        from hetplan.runtime.execution.places import Layout
+
+        place = Layout(self.job.plan).told(rank)
         return f"slow: {place} took {worst:.3g} times its prediction, the others {usual:.3g}"
 
     def trace(self) -> dict[str, Any]:
@@ -181,7 +203,7 @@ class Measured:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-SLOW = 1.5
+SLOW, LATE = 1.5, 1.1
 
 
 def positions(plan: Plan) -> list[tuple[int, int, int, int]]:

@@ -7,8 +7,10 @@ whole attention heads as batches of small products. torch is imported by the fun
 from __future__ import annotations
 
 import datetime
+import platform
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -53,7 +55,7 @@ def measure_operators(
         if tell is not None and (i + 1) % 10 == 0:
             tell(f"{2 * (i + 1)} of {2 * count} operators")
     width = ELEMENT_BYTES[precision]
-    called = name or device_name(device)
+    called = name or (cpu_name(torch.get_num_threads()) if device == "cpu" else device_name(device))
     spec = catalogue().get(called)
     peak = max(2 * op.count * op.m * op.k * op.n / op.seconds for op in found)
     bandwidth = max(op.elements * width / op.seconds for op in found)
@@ -72,6 +74,19 @@ def measure_operators(
         ),
         operators=found,
     )
+
+
+def cpu_name(threads: int) -> str:
+    """The processor as Linux names it, and how many threads torch computes with."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux
+        text = ""
+    lines = (line.partition(":") for line in text.splitlines())
+    found = next(
+        (value.strip() for key, _, value in lines if key.strip() == "model name"), platform.machine()
+    )
+    return f"{found}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:

@@ -40,7 +40,7 @@ class Rehearsal:
     scale: float
 
     @classmethod
-    def of(cls, plan: Plan, workload: Workload, scale: float | None = None, cores: int = 1) -> Rehearsal:
+    def of(cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1) -> Rehearsal:
         """A plan's; scale: default such that an iteration takes a second, or as long as its messages need here."""
         check_same(plan, workload)
         costs, zero, settings = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload), Settings()
@@ -54,7 +54,7 @@ class Rehearsal:
         """Predicted seconds of an iteration here: the simulator's, scaled."""
         return self.scale * simulate_replicas(self.pipelines, self.collectives).seconds
 
-    def comfortable_scale(self, cores: int) -> float:
+    def comfortable_scale(self, cores: float) -> float:
         """Such that an iteration takes a second, or as long as the real work needs: all of it on the cores, and
         that of the busiest stage's ranks in the time of its passes."""
         predicted = self.seconds

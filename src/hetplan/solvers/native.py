@@ -12,7 +12,6 @@ import atexit
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
+from hetplan.solvers.threads import Work
 
 T = TypeVar("T")
 # (incumbent, bound) in the instance's unit; None where nothing new is known.
@@ -131,11 +131,11 @@ class Latest:
 
 
 # Threads that did not stop in time.
-_left: list[threading.Thread] = []
+_left: list[Work[Any]] = []
 
 
-def _leave(thread: threading.Thread) -> None:
-    _left[:] = [*(other for other in _left if other.is_alive()), thread]
+def _leave(thread: Work[Any]) -> None:
+    _left[:] = [*(other for other in _left if other.alive), thread]
 
 
 @atexit.register
@@ -146,7 +146,7 @@ def _settle() -> None:
     """
     deadline = time.perf_counter() + SETTLE_SECONDS
     for thread in _left:
-        thread.join(max(0.0, deadline - time.perf_counter()))
+        thread.wait(max(0.0, deadline - time.perf_counter()))
 
 
 def end_process(code: int) -> None:
@@ -154,7 +154,7 @@ def end_process(code: int) -> None:
 
     For the command line, which has nothing to do after its answer: an ordinary exit would wait for that code.
     """
-    if any(thread.is_alive() for thread in _left):
+    if any(thread.alive for thread in _left):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -175,23 +175,10 @@ def drive(
     then ends by itself and its answer is dropped.
     What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too early.
     """
-    done = threading.Event()
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:  # noqa: BLE001 - handed to the calling thread below
-            failure.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=target, name="hetplan-native", daemon=True)
-    thread.start()
+    thread = Work(work)
     asked_at: float | None = None
     try:
-        while not done.wait(POLL_SECONDS):
+        while not thread.wait(POLL_SECONDS):
             poll()
             if run.should_stop:
                 now = time.perf_counter()
@@ -203,9 +190,7 @@ def drive(
         poll()
     except BaseException:
         interrupt()
-        if not done.wait(GRACE_SECONDS):
+        if not thread.wait(GRACE_SECONDS):
             _leave(thread)
         raise
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    return thread.value()

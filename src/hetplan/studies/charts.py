@@ -9,6 +9,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.studies.findings import Study, cactus, profile
+from hetplan.studies.sizes import SIZES, row_size
 
 # Okabe and Ito's palette, told apart by the colour-blind.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B0A800")
@@ -36,8 +37,14 @@ def charts(study: Study, problem: str) -> Mapping[str, Any]:
     """Title -> figure, those for which the problem has rows."""
     makers: Sequence[tuple[str, Callable[[Study, str], Any | None]]] = (
         ("Predicted time above the best known, one dot per run", excesses),
+        (
+            "Predicted speed-up of the best known plan over each heuristic's: half of the runs, all runs",
+            speedups,
+        ),
+        ("Gaps at the end of the exact methods' runs", gaps),
         ("Proofs against time", proofs),
         ("Performance profile of the exact methods", profiles),
+        ("Seconds against the size of the instance; crosses: ended without a proof", scaling),
     )
     found = {title: maker(study, problem) for title, maker in makers}
     return {title: made for title, made in found.items() if made is not None}
@@ -69,6 +76,90 @@ def excesses(study: Study, problem: str) -> Any | None:
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
     axes.set_xlabel("% above the best known (left edge: the optimum; bar: median)")
+    return made
+
+
+def speedups(study: Study, problem: str) -> Any | None:
+    """A bar per heuristic from the lower to the upper quartile of its time over the best known, a line over all."""
+    found = {}
+    for method in study.methods(problem, exact=False):
+        runs = [row for row in study.of(problem) if row["method"] == method]
+        values = sorted(1 + excess for row in runs if (excess := study.excess(row)) is not None)
+        if values:
+            found[method] = values
+    if not found:
+        return None
+    made, axes = figure(0.9 + 0.38 * len(found))
+    for at, values in enumerate(found.values()):
+        low, middle, high = (quantile(values, share) for share in (0.25, 0.5, 0.75))
+        axes.plot([values[0], values[-1]], [at, at], color=COLOURS[0], linewidth=1)
+        axes.barh(at, high - low, left=low, height=0.5, color=COLOURS[5], edgecolor=COLOURS[0])
+        axes.plot([middle, middle], [at - 0.25, at + 0.25], color=COLOURS[1], linewidth=2.2)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    axes.set_xlabel("times the best known predicted time (bar in the middle: median)")
+    return made
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of ascending values, between neighbours in proportion."""
+    place = share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
+
+
+def gaps(study: Study, problem: str) -> Any | None:
+    """Share of an exact method's runs whose gap is at most so much; those without a gap never come."""
+    methods = study.methods(problem, exact=True)
+    if not methods:
+        return None
+    made, axes = figure(3.0)
+    for colour, method in zip(COLOURS, methods, strict=False):
+        runs = [row for row in study.of(problem) if row["method"] == method and row["status"] != "infeasible"]
+        left = sorted(100 * max(row["gap"], LEAST_EXCESS) for row in runs if row["gap"] is not None)
+        if not left:
+            axes.plot([], [], label=f"{method} (none)", color=colour)
+            continue
+        shares = [100 * (k + 1) / len(runs) for k in range(len(left))]
+        axes.step(
+            [left[0], *left, 100.0], [0.0, *shares, shares[-1]], where="post", label=method, color=colour
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(0, 103)
+    axes.set_xlabel("gap in % (left edge: none to speak of)")
+    axes.set_ylabel("% of runs")
+    axes.legend(frameon=False, fontsize=8)
+    return made
+
+
+def scaling(study: Study, problem: str) -> Any | None:
+    """Seconds of each run against its instance's size, exact methods."""
+    if problem not in SIZES:
+        return None
+    points: dict[str, list[tuple[int, float, bool]]] = {}
+    for row in study.of(problem):
+        size = row_size(row) if row["exact"] and row["seconds"] is not None else None
+        if size:
+            ended = row["status"] in ("optimal", "infeasible")
+            points.setdefault(row["method"], []).append((size, max(row["seconds"], LEAST_SECONDS), ended))
+    if not points:
+        return None
+    made, axes = figure(3.4)
+    for colour, (method, found) in zip(COLOURS, points.items(), strict=False):
+        axes.scatter([], [], s=16, color=colour, label=method)
+        for ended, marker in ((True, "o"), (False, "x")):
+            sizes = [size for size, _, proof in found if proof is ended]
+            times = [seconds for _, seconds, proof in found if proof is ended]
+            axes.scatter(sizes, times, s=16, alpha=0.6, marker=marker, color=colour)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(SIZES[problem][0])
+    axes.set_ylabel("seconds")
+    axes.legend(frameon=False, fontsize=8)
     return made
 
 

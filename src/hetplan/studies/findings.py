@@ -192,3 +192,9 @@ def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, lis
         for method, value in times.items():
             ratios[method].append(value / fastest)
     return {method: sorted(values) for method, values in ratios.items()}
+
+
+def instances_of(study: Study) -> list[tuple[str, str, str]]:
+    """(set, problem, instance) of the rows, each instance once."""
+    found = {instance_of(row): row["set"] for row in study.rows}
+    return [(name, *instance) for instance, name in found.items()]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from urllib.parse import quote
 
+from hetplan.solvers.result import relative_gap
 from hetplan.studies.charts import as_svg, charts
-from hetplan.studies.findings import Study, Summary
+from hetplan.studies.findings import Study, Summary, instances_of
 from hetplan.studies.rows import Row
+from hetplan.studies.sizes import SIZES, row_size
 from hetplan.text import bytes_text, number_text, percent_text, seconds_text
 
 WORST = 20
 HEADER = (
     "method", "proves optima", "runs", "solved", "proven", "misses the optimum", "median above", "mean above",
-    "most above", "median time", "longest", "peak memory",
+    "most above", "speed-up of the best", "median time", "longest", "peak memory",
 )  # fmt: skip
 CASES = ("instance", "method", "above the best known", "best known", "time")
+INSTANCES = ("instance", "set", "problem", "size", "best known", "bound", "gap", "found by")
 ROWS = (
     "set",
     "problem",
@@ -53,9 +57,37 @@ def cells(summary: Summary) -> tuple[str, ...]:
         percent_text(summary.median_excess),
         percent_text(summary.mean_excess),
         percent_text(summary.worst_excess),
+        speedup_text(summary),
         seconds_text(summary.median_seconds),
         seconds_text(summary.most_seconds),
         "-" if summary.most_bytes is None else bytes_text(summary.most_bytes),
+    )
+
+
+def speedup_text(summary: Summary) -> str:
+    """How much faster the best known plan is predicted to be: in the median, and at most."""
+    if summary.median_excess is None or summary.worst_excess is None:
+        return "-"
+    return f"{1 + summary.median_excess:.3g}×, to {1 + summary.worst_excess:.3g}×"
+
+
+def instance_cells(study: Study, name: str, problem: str, instance: str) -> tuple[str, ...]:
+    """What is known of an instance, as texts."""
+    best = study.references[problem, instance]
+    rows = [row for row in study.of(problem) if row["instance"] == instance]
+    size = row_size(rows[0])
+    by = [
+        row["method"] for row in rows if row["objective"] is not None and row["objective"] == best.objective
+    ]
+    return (
+        instance,
+        name,
+        problem,
+        "-" if size is None else f"{size} ({SIZES[problem][0]})",
+        number_text(best.objective, 8),
+        number_text(best.bound, 8),
+        percent_text(relative_gap(best.objective, best.bound)),
+        ", ".join(dict.fromkeys(by)) or ("the library" if best.objective is not None else "-"),
     )
 
 
@@ -127,30 +159,44 @@ def _html(study: Study, title: str) -> Iterator[str]:
     worst = study.worst_cases(WORST)
     if worst:
         yield '<h2 id="worst">Worst cases of the heuristics</h2>'
-        links = [f"row-{row['key']}" for _, row in worst]
+        links = [{0: anchor(row), 1: f"row-{row['key']}"} for _, row in worst]
         yield from table(CASES, [case_cells(study, *pair) for pair in worst], links=links)
+    yield '<h2 id="instances">Instances</h2><p><code>hetplan instances show NAME</code> shows one of the library.</p>'
+    found = instances_of(study)
+    keys = [f"instance-{problem}-{instance}" for _, problem, instance in found]
+    yield from table(INSTANCES, [instance_cells(study, *one) for one in found], keys=keys)
     yield '<h2 id="rows">All runs</h2>'
-    yield from table(ROWS, [row_cells(row) for row in study.rows], keys=[row["key"] for row in study.rows])
+    yield from table(
+        ROWS,
+        [row_cells(row) for row in study.rows],
+        keys=[f"row-{row['key']}" for row in study.rows],
+        links=[{2: anchor(row)} for row in study.rows],
+    )
     yield "</body></html>"
+
+
+def anchor(row: Row) -> str:
+    """Of the row's instance in the table of instances."""
+    return f"instance-{row['problem']}-{row['instance']}"
 
 
 def table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    links: Sequence[str] | None = None,
+    links: Sequence[Mapping[int, str]] | None = None,
     keys: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """An HTML table. links: of the rows' first cells, to anchors of the page; keys: the rows' own anchors."""
+    """An HTML table. links: of a row's cells, by place, to anchors of the page; keys: the rows' own anchors."""
     yield (
         "<table><thead><tr>" + "".join(f"<th>{escape(name)}</th>" for name in header) + "</tr></thead><tbody>"
     )
     for at, row in enumerate(rows):
-        anchor = "" if keys is None else f' id="row-{keys[at]}"'
+        own = "" if keys is None else f' id="{escape(keys[at])}"'
         texts = [escape(cell) for cell in row]
-        if links is not None:
-            texts[0] = f'<a href="#{links[at]}">{texts[0]}</a>'
-        yield f"<tr{anchor}>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
+        for place, target in (links[at] if links is not None else {}).items():
+            texts[place] = f'<a href="#{escape(quote(target))}">{texts[place]}</a>'
+        yield f"<tr{own}>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
     yield "</tbody></table>"
 
 

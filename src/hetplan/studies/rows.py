@@ -16,6 +16,8 @@ from hetplan.errors import InputError
 from hetplan.files import write_bytes
 
 FOLDER = "rows"
+# Many rows in one file.
+PACKED = "all.parquet"
 VERSION = "1"
 # name -> Arrow type; `_json` columns hold JSON text. Unknown figures are null. Seconds, bytes.
 COLUMNS: Mapping[str, str] = {
@@ -80,9 +82,24 @@ def write_row(folder: Path, row: Row) -> None:
     write_bytes(folder / FOLDER / f"{row['key']}.parquet", buffer.getvalue())
 
 
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Many rows as one file, to keep; as the file PACKED in a folder `rows` they are a study again."""
+    pa = arrow()
+    table = pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows], schema=schema())
+    buffer = io.BytesIO()
+    pa.parquet.write_table(table, buffer, compression="zstd", compression_level=19)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, buffer.getvalue())
+
+
 def keys(folder: Path) -> set[str]:
     """Of the rows there."""
-    return {path.stem for path in (folder / FOLDER).glob("*.parquet")}
+    found = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
+    if Path(PACKED).stem in found:
+        pa = arrow()
+        kept = pa.parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
+        found = (found - {Path(PACKED).stem}) | set(kept["key"].to_pylist())
+    return found
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -90,7 +107,7 @@ def read_rows(folder: Path) -> list[Row]:
     pa = arrow()
     if not (folder / FOLDER).is_dir():
         raise InputError("holds no study", where=str(folder), expected=f"a folder {FOLDER} of Parquet files")
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         try:
             table = pa.parquet.read_table(io.BytesIO(path.read_bytes()))
@@ -98,8 +115,10 @@ def read_rows(folder: Path) -> list[Row]:
             raise InputError(f"cannot be read: {str(error).splitlines()[0]}", where=str(path)) from None
         if not table.schema.equals(schema(), check_metadata=True):
             raise InputError("holds other columns than a study's", where=str(path))
-        rows += table.to_pylist()
-    return sorted(rows, key=lambda row: (row["problem"], row["instance"], row["method"], row["seed"]))
+        rows |= {row["key"]: row for row in table.to_pylist()}
+    return sorted(
+        rows.values(), key=lambda row: (row["problem"], row["instance"], row["method"], row["seed"])
+    )
 
 
 def text(value: object) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.instances.envelope import Instance, load_instance
-from hetplan.instances.library import BestKnown, find, library
+from hetplan.instances.library import Entry, find, library
 from hetplan.instances.sets import SETS, in_set
+from hetplan.instances.shelf import record_name
 from hetplan.names import unknown_name
 from hetplan.solvers.options import Options
 
@@ -88,14 +89,13 @@ def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
 def named(name: str) -> Iterator[Subject]:
     """The instances behind one name."""
     if os.path.isdir(name):
-        files = sorted(p for p in Path(name).rglob("*.json*") if ".best." not in p.name)
+        files = sorted(p for p in Path(name).rglob("*.json*") if record_name(p.name) is not None)
         if not files:
             raise InputError("holds no instance files", where=name)
-        for path in files:
-            yield Subject(load_instance(path))
+        yield from map(of_file, files)
         return
     if os.path.isfile(name):
-        yield Subject(load_instance(name))
+        yield of_file(Path(name))
         return
     entry = find(name)
     entries = [entry] if entry is not None else [e for e in library() if in_set(e, name)]
@@ -103,11 +103,21 @@ def named(name: str) -> Iterator[Subject]:
         known = [*SETS, *dict.fromkeys(e.problem for e in library())]
         raise unknown_name("neither a set, a problem, an instance, a pattern nor a file:", name, known)
     for found in entries:
-        best: BestKnown | None = found.best_known()
-        if best is None:
-            yield Subject(found.load())
-        else:
-            yield Subject(found.load(), best.objective, best.bound)
+        yield of_entry(found)
+
+
+def of_entry(entry: Entry) -> Subject:
+    """The instance with what its record says, if it has one."""
+    best = entry.best_known()
+    return Subject(entry.load()) if best is None else Subject(entry.load(), best.objective, best.bound)
+
+
+def of_file(path: Path) -> Subject:
+    """A file with the record beside it."""
+    found, record = load_instance(path), record_name(path.name)
+    if record is None:
+        return Subject(found)
+    return of_entry(Entry(found.problem, found.name, path, path.with_name(record)))
 
 
 def tasks(

@@ -14,6 +14,7 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run
 from hetplan.studies.machine import machine, peak_bytes, versions
 from hetplan.studies.rows import Row, text
+from hetplan.studies.sizes import KEY, size_of
 from hetplan.studies.tasks import Task
 
 Tell = Callable[[Progress], None]
@@ -35,7 +36,7 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
         **{name: found[name] for name in ("seconds", "build_seconds", "solve_seconds")},
         "peak_bytes": peak_bytes(),
         "decision_json": None if found["decision"] is None else text(found["decision"]),
-        "details_json": text(found["details"]),
+        "details_json": text({**found["details"], KEY: size_of(instance)}),
     }
 
 

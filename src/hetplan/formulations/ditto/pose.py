@@ -25,12 +25,13 @@ def micro_batch_sizes(workload: Workload) -> list[int]:
     return sorted(size for size in common if workload.global_batch % size == 0)
 
 
-def pose(workload: Workload, micro_batch: int, *, memory: bool = True) -> DittoData:
+def pose(workload: Workload, micro_batch: int, *, memory: bool = True, width: int | None = None) -> DittoData:
     """The `ditto` data of `workload` with micro-batches of that many samples.
 
+    width: most devices of a stage, a power of two up to `group_size`, which it is by default.
     Raises UnsupportedError where the profile has no times of single devices for this micro-batch.
     """
-    cluster, profile, size = workload.cluster, workload.profile, group_size(workload)
+    cluster, profile, size = workload.cluster, workload.profile, width or group_size(workload)
     nodes: Counter[Kind] = Counter()
     for node in cluster.nodes:
         nodes[kind_of(node)] += node.devices // size

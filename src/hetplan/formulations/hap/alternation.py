@@ -74,6 +74,8 @@ def alternate(data: HapData, run: Run | None = None) -> Alternated | None:
         seen.add(tuple(found.program))
         exact += found.exact
         priced = best_ratios(problem, problem.stages(found.program), run)
+        if not priced.fits:
+            break
         ratios, first = priced.ratios, min(first, priced.seconds) if len(seen) == 1 else first
         if best is None or priced.seconds < best.seconds:
             best = Alternated(priced.seconds, found.program, ratios, first, len(seen), exact)

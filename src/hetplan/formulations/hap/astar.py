@@ -16,14 +16,15 @@ from hetplan.solvers.run import Run
 @dataclass
 class _Partial:
     """A partial program: properties (known: without redundant ones; ever: all) and what was done once (told) as
-    bits, time to the last synchronisation, seconds [K] since then, and how it came about. `alive`: still in the
-    queue S of Fig. 10."""
+    bits, time to the last synchronisation, seconds [K] since then, bytes [K] (None without memory), and how it came
+    about. `alive`: still in the queue S of Fig. 10."""
 
     known: int
     ever: int
     told: int
     cost: float
     busy: Floats
+    held: Floats | None
     move: Fused | None
     before: _Partial | None
     alive: bool = True
@@ -37,6 +38,8 @@ class _Search:
         self.problem = theory.problem
         self.ratios = ratios
         self.times = [self._time(move) for move in theory.moves]
+        self.room = self.problem.capacity
+        self.bytes = [self._bytes(move) for move in theory.moves] if self.room is not None else []
         self.by_pre: dict[int, list[int]] = {}
         self.sources: list[int] = []
         for n, move in enumerate(theory.moves):
@@ -56,6 +59,17 @@ class _Search:
             else:
                 told.append((False, 0.0, (step.fixed + step.shared * row) / self.problem.speeds))
         return told
+
+    def _bytes(self, move: Fused) -> Floats:
+        """[K]: what a move adds on one device of each type."""
+        held = np.zeros(self.problem.K)
+        for step in move.steps:
+            held += step.fixed_bytes + step.shared_bytes * self.ratios[step.segment]
+        return held
+
+    def fits(self, partial: _Partial) -> bool:
+        """Whether what a partial program holds fits in memory."""
+        return partial.held is None or self.room is None or bool((partial.held <= self.room).all())
 
     def _distances(self) -> dict[int, float]:
         """property -> least computing, on the type that has least of it, on a way from it to the goal; key -1:
@@ -111,7 +125,8 @@ class _Search:
                 busy = busy + computing
         known, ever = partial.known | move.post, partial.ever | move.post
         told = partial.told | move.tensor
-        return _Partial(self._useful(known, ever, told), ever, told, cost, busy, move, partial)
+        held = None if partial.held is None else partial.held + self.bytes[n]
+        return _Partial(self._useful(known, ever, told), ever, told, cost, busy, held, move, partial)
 
     def _useful(self, known: int, ever: int, told: int) -> int:
         """Without the properties that only triples with nothing new to give, or no longer allowed, need."""
@@ -143,10 +158,12 @@ def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = Non
     """The program that Fig. 10 finds at ratios [g, K], extending at most `most` partial programs.
 
     Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a partial
-    program; what differs since then is not seen.
+    program; what differs since then is not seen. With memory, what does not fit is left out, and a partial program
+    beats another only if it holds no more.
     """
     look = _Search(theory, ratios)
-    empty = _Partial(0, 0, 0, 0.0, np.zeros(theory.problem.K), None, None)
+    held = None if look.room is None else np.zeros(theory.problem.K)
+    empty = _Partial(0, 0, 0, 0.0, np.zeros(theory.problem.K), held, None, None)
     order = itertools.count()
     queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
     same: dict[int, list[_Partial]] = {}
@@ -166,6 +183,8 @@ def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = Non
         extensions += 1
         for n in look.applicable(partial):
             after = look.extended(partial, n)
+            if not look.fits(after):
+                continue
             total = after.cost + float(after.busy.max())
             if after.known & theory.goal:
                 if total < least:
@@ -187,17 +206,24 @@ def _beaten(after: _Partial, same: dict[int, list[_Partial]]) -> bool:
     """Lines 9 to 14: whether another partial program has all its properties and costs no more; those that it
     beats itself leave the queue."""
     for known, others in list(same.items()):
-        if known & after.known == after.known and any(o.alive and o.cost <= after.cost for o in others):
+        if known & after.known == after.known and any(o.alive and _no_dearer(o, after) for o in others):
             return True
     for known, others in list(same.items()):
         if known & after.known == known:
             for other in others:
-                if after.cost <= other.cost:
+                if _no_dearer(after, other):
                     other.alive = False
         others[:] = [o for o in others if o.alive]
         if not others:
             del same[known]
     return False
+
+
+def _no_dearer(one: _Partial, other: _Partial) -> bool:
+    """Whether one costs and holds no more than the other."""
+    if one.held is not None and other.held is not None and (one.held > other.held).any():
+        return False
+    return one.cost <= other.cost
 
 
 def _steps(partial: _Partial) -> list[int]:

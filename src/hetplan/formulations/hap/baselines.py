@@ -27,6 +27,7 @@ _OTHER_DIMENSION = re.compile(r"\|\s*all-gather\(\s*[1-9]\d*\s*\)\s*$", re.IGNOR
 _OTHER_COLLECTIVE = re.compile(r"reduce-scatter|all-to-all|all-gather|grouped-broadcast", re.IGNORECASE)
 # A second of replicated work weighs like so many seconds of anything else.
 REPLICATED = 1e3
+DOES_NOT_FIT = "data parallelism at these ratios does not fit in memory"
 
 
 Row = Callable[[HapProblem], Floats]
@@ -53,7 +54,11 @@ def _at(data: HapData, run: Run, row: Row) -> Outcome[HapDecision]:
     else:
         problem = posed.problem
         program = data_parallel(posed, np.tile(row(problem), (problem.g, 1)))
-    decision = problem.decision(program, np.tile(row(problem), (problem.g, 1)))
+    ratios = np.tile(row(problem), (problem.g, 1))
+    if not problem.fits(problem.stages(program), ratios):
+        spent = time.perf_counter() - begun
+        return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT, solve_seconds=spent)
+    decision = problem.decision(program, ratios)
     return Outcome(stop=Stop.DONE, decision=decision, solve_seconds=time.perf_counter() - begun)
 
 

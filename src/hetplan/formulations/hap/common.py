@@ -16,6 +16,9 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run
 
+NO_RATIOS = "no ratios fit the given program in memory"
+NONE_FITS = "no program fits in memory"
+
 
 @dataclass(frozen=True)
 class Posed:
@@ -53,6 +56,12 @@ def ratios_only(problem: HapProblem, program: Sequence[int], run: Run, begun: fl
     stages = problem.stages(program)
     built = time.perf_counter()
     found = best_ratios(problem, stages, run)
+    if not found.fits:
+        stop, message = (
+            (Stop.INFEASIBLE, NO_RATIOS) if found.impossible else (stopped(run), "no ratios found that fit")
+        )
+        spent = time.perf_counter() - built
+        return Outcome(stop=stop, message=message, build_seconds=built - begun, solve_seconds=spent)
     proven = found.bound is not None and found.seconds - found.bound <= OPTIMAL_GAP * found.seconds
     return Outcome(
         stop=Stop.OPTIMAL if proven else stopped(run),
@@ -76,18 +85,20 @@ def ended(
     message: str = "",
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
-    """The outcome with `program` (triple numbers) under its best ratios. A bound is at least the empty one."""
+    """The outcome with `program` (triple numbers) under its best ratios, if any fit in memory. A bound is at least
+    the empty one."""
     decision = None
     if program is not None:
         kept = posed.theory.program(program)
         found = best_ratios(posed.problem, posed.problem.stages(kept), Run(run.options, None, run.cancel))
-        decision = posed.problem.decision(kept, found.ratios)
+        if found.fits:
+            decision = posed.problem.decision(kept, found.ratios)
     if bound is not None and not np.isfinite(bound):
         bound = None
     return Outcome(
         stop=stop,
         decision=decision,
-        bound=None if bound is None else max(bound, 0.0),
+        bound=None if bound is None else max(float(bound), 0.0),
         build_seconds=built - posed.begun,
         solve_seconds=time.perf_counter() - built,
         solver=solver,

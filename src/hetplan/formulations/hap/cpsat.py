@@ -7,6 +7,8 @@ Min    max_d c_(empty set)d   s.t.
 (1) z is a path from {goal} to the empty set   (2) STEPS - K < sum_d y_kd <= STEPS
 (3) z_a, a computation from u to h: c_hd >= c_ud + (F + S B_kd) / v_d
 (4) z_a, a communication: c_hd >= c_ue + fixed + shared top_k for all types d, e (everyone waits)
+(5) with memory, of each device: sum_a (fixed_bytes z_a + shared_bytes z_a B_kd) <= device_bytes_d
+(6) of programs found that no ratios fit in memory, not all triples together, and the model is solved again
 All numbers are rounded down and every rounding lowers the cost, so the bound holds as it is; the decision's
 ratios are re-optimised, and what rounding hid remains as a small gap. On a canonical graph (theories too wide
 for the other) sums over the whole program replace (3) and (4), as in `programme`.
@@ -15,15 +17,16 @@ for the other) sums over the whole program replace (3) and (4), as in `programme
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hetplan.formulations.hap.common import ended, pose
+from hetplan.formulations.hap.common import NONE_FITS, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.first import first_program, simple_bound
+from hetplan.formulations.hap.first import fitting_program, simple_bound
 from hetplan.formulations.hap.graphs import WIDE, choose
 from hetplan.formulations.hap.problem import Floats, HapProblem, Ints
 from hetplan.formulations.hap.programme import walked
@@ -36,6 +39,7 @@ from hetplan.solvers.run import Run
 
 STATES = 8_000
 STEPS = 2**16
+BYTES = 2.0**34  # of a device's memory, in integer units
 LARGEST = 2.0**38  # of a total, in integer time units; finer units make the search crawl
 
 
@@ -150,14 +154,42 @@ def add_the_whole(
     return total
 
 
+def fit_memory(cp: cp_model.CpModel, problem: HapProblem, graph: Graph, v: Variables) -> None:  # (5)
+    """Each type's bytes in parts of its memory; all of them are rounded down, which lets in too much at worst."""
+    if problem.capacity is None:
+        return
+    for d, (room, n) in enumerate(zip(problem.capacity, problem.counts, strict=True)):
+        unit = BYTES / float(room) if room > 0 else 1.0
+        terms: list[Any] = []
+        for a, (z, s) in enumerate(zip(v.z, graph.step, strict=True)):
+            step = graph.theory.steps[s]
+            fixed = int(min(step.fixed_bytes * unit, 2 * BYTES))
+            shared = int(min(step.shared_bytes * unit, 256 * BYTES) / (STEPS * n))
+            if fixed:
+                terms.append(fixed * z)
+            if shared:
+                part = cp.new_int_var(0, STEPS, f"held{a}_{d}")
+                cp.add(part >= v.y[step.segment][d]).only_enforce_if(z)
+                terms.append(shared * part)
+        if terms:
+            cp.add(sum(terms) <= int(room * unit))
+
+
+def forbid(cp: cp_model.CpModel, graph: Graph, v: Variables, program: Sequence[int]) -> None:  # (6)
+    """These triples (numbers) together hold too much, and so does whatever else a program adds."""
+    chosen = set(program)
+    positions = {n for n, step in enumerate(graph.theory.steps) if step.index in chosen}
+    arcs = [z for z, s in zip(v.z, graph.step, strict=True) if s in positions]
+    cp.add(sum(arcs) <= len(positions) - 1)
+
+
 def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     """The optimum up to the rounding of the ratios, or what there is when time runs out."""
     posed = pose(data, run)
     if isinstance(posed, Outcome):
         return posed
     problem, theory = posed.problem, posed.theory
-    first = first_program(theory)
-    least = best_ratios(problem, problem.stages(first), run).seconds
+    first, least = fitting_program(theory, run)
     floor = simple_bound(theory)
     chosen = choose(theory, STATES, STATES, run) if least > 0 and not run.should_stop else None
     if chosen is None or chosen.graph is None:
@@ -167,27 +199,41 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
             message="" if chosen is None or run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
     graph = chosen.graph
-    per_second = 2.0 ** np.floor(np.log2(LARGEST / least))
-    costs = costs_of(problem, graph, per_second, least)
+    upper = least if np.isfinite(least) else problem.most_seconds or 1.0
+    per_second = 2.0 ** np.floor(np.log2(LARGEST / upper))
+    costs = costs_of(problem, graph, per_second, upper)
     cp = cp_model.CpModel()
     v = make_variables(cp, problem, graph)
-    horizon = int(np.floor(least * per_second)) + 1
+    horizon = int(np.floor(upper * per_second)) + 1
     follow_a_path(cp, graph, costs, v)
     share_out(cp, problem, v)
+    fit_memory(cp, problem, graph, v)
     leave_out_the_hopeless(cp, costs, v, horizon)
     price = run_the_clocks if chosen.exact else add_the_whole
     cp.minimize(price(cp, problem, graph, costs, v, horizon))
     built = time.perf_counter()
-    answer = cpsat.solve(
-        cp, linearised(run), Scale(per_unit=per_second, under=least),
-        lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound),
-    )  # fmt: skip
     program = first
-    if answer.has_solution:
+    while True:
+        answer = cpsat.solve(
+            cp, linearised(run), Scale(per_unit=per_second, under=upper),
+            lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound),
+        )  # fmt: skip
+        if not answer.has_solution:
+            break
         z: Floats = np.array([answer.value(z) for z in v.z], dtype=float)
         found = theory.program(walked(theory, graph, z))
-        seconds = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel)).seconds
-        program = found if seconds <= least else first
+        ratios = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel))
+        if ratios.seconds <= least:
+            program, least = found, ratios.seconds
+        if answer.stop is not Stop.OPTIMAL or not ratios.impossible:
+            break
+        forbid(cp, graph, v, found)
+    if answer.stop is Stop.INFEASIBLE and problem.capacity is not None:
+        none = not np.isfinite(least)
+        return ended(
+            posed, None if none else program, run=run, stop=Stop.INFEASIBLE if none else Stop.ERROR,
+            bound=None if none else floor, built=built, solver=answer.solver, message=NONE_FITS if none else "",
+        )  # fmt: skip
     note = f"ratios rounded down to 1/{STEPS} in the model" if chosen.exact else WIDE
     stop = answer.stop if chosen.exact or answer.stop is not Stop.OPTIMAL else Stop.LIMIT
     return ended(

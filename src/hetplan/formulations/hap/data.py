@@ -3,14 +3,15 @@
 Sets   j in 0..m-1 devices, k in 0..g-1 segments, i triples {pre_i} instruction_i {post_i} over properties.
 Data   v_j flops_per_second; a compute triple has fixed_flops F_i and shared_flops S_i, a comm triple
        fixed_seconds and shared_seconds; every triple belongs to one segment; a goal property; optionally a
-       program, when only the ratios are asked for.
+       program, when only the ratios are asked for; optionally memory: device_bytes W_j, and on every triple
+       fixed_bytes P_i and shared_bytes A_i (0 where left out).
 Decide a sequence Q of distinct triples and ratios B[k][j] >= 0 with sum_j B[k][j] = 1.
 Min    sum over stages of (comm + max_j compute_j), a stage beginning at each comm instruction, with
        comm = fixed_seconds + shared_seconds max_j B[k][j] and
        compute_j = sum over the stage's compute instructions of (F + S B[k][j]) / v_j.
 S.t.   (1) pre of each instruction among the posts of the earlier ones, (2) the goal among all posts,
-       (3) no triple twice.
-Source HAP, Section 3.2 (cost), 4.2 (background theory as Hoare triples), 5.2 (segments).
+       (3) no triple twice; with memory (4) sum over the program of (P_i + A_i B[segment_i][j]) <= W_j for all j.
+Source HAP, Section 3.2 (cost), 4.2 (background theory as Hoare triples), 5.2 (segments); (4) is hetplan's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import FailFast, Field, model_validator
 
-from hetplan.schema import Count, Matrix, Name, NonNegative, Positive, PositiveCount, StrictModel
+from hetplan.schema import Count, Matrix, Name, NonNegative, Positive, PositiveCount, Row, StrictModel
 
 Property = Annotated[str, Field(min_length=1, max_length=400)]
 Properties = Annotated[list[Property], FailFast()]
@@ -43,6 +44,8 @@ class Compute(StrictModel):
     segment: Count = 0
     fixed_flops: NonNegative
     shared_flops: NonNegative
+    fixed_bytes: NonNegative | None = None
+    shared_bytes: NonNegative | None = None
 
 
 class Communication(StrictModel):
@@ -55,9 +58,21 @@ class Communication(StrictModel):
     segment: Count = 0
     fixed_seconds: NonNegative
     shared_seconds: NonNegative
+    fixed_bytes: NonNegative | None = None
+    shared_bytes: NonNegative | None = None
 
 
 Triple = Annotated[Compute | Communication, Field(discriminator="kind")]
+
+
+class Memory(StrictModel):
+    """The optional memory constraint: bytes of each device, in the order of `devices`.
+
+    What an instruction adds stays until the program ends: parameters with their gradients and optimizer states, and
+    what its mirror in the backward pass needs.
+    """
+
+    device_bytes: Row
 
 
 class HapData(StrictModel):
@@ -68,9 +83,11 @@ class HapData(StrictModel):
     triples: Annotated[list[Triple], FailFast(), Field(min_length=1, max_length=200_000)]
     goal: Property
     program: Program | None = None
+    memory: Memory | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_memory()
         for i, triple in enumerate(self.triples):
             if triple.segment >= self.segments:
                 raise ValueError(
@@ -82,6 +99,20 @@ class HapData(StrictModel):
                     f"program[{position}] is {i}, expected less than the number of triples ({len(self.triples)})"
                 )
         return self
+
+    def _check_memory(self) -> None:
+        if self.memory is None:
+            for i, triple in enumerate(self.triples):
+                for key in ("fixed_bytes", "shared_bytes"):
+                    if (got := getattr(triple, key)) is not None:
+                        raise ValueError(
+                            f"triples[{i}].{key} is {got!r}, expected none without memory.device_bytes"
+                        )
+        elif len(self.memory.device_bytes) != len(self.devices):
+            raise ValueError(
+                f"memory.device_bytes has {len(self.memory.device_bytes)} entries, "
+                f"expected one per device ({len(self.devices)})"
+            )
 
 
 class HapDecision(StrictModel):

@@ -9,11 +9,14 @@ from hetplan.solvers.registry import Evaluation
 
 # Ratios that sum to 1 up to this are taken as they stand.
 SUM_TOLERANCE = 1e-9
+# Bytes beyond a device's memory by up to this share of it are rounding.
+MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
     """Objective in seconds, or every constraint that `decision` breaks. Source: HAP, Section 3.2."""
     violations = [*_program_violations(data, decision.program), *_ratio_violations(data, decision.ratios)]
+    violations = violations or _memory_violations(data, decision)
     if violations:
         return Evaluation(None, tuple(violations))
     communication, computation = [], []
@@ -75,3 +78,26 @@ def _ratio_violations(data: HapData, ratios: list[list[float]]) -> list[str]:
         elif abs(math.fsum(row) - 1.0) > SUM_TOLERANCE:
             problems.append(f"ratios[{k}] sums to {math.fsum(row)!r}, expected 1")
     return problems
+
+
+def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
+    """[m] bytes that the program leaves on each device, constraint (4); 0 without memory."""
+    held: list[list[float]] = [[] for _ in data.devices]
+    for i in decision.program:
+        triple = data.triples[i]
+        fixed, shared = triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0
+        for parts, share in zip(held, decision.ratios[triple.segment], strict=True):
+            parts.append(fixed + shared * share)
+    return [math.fsum(parts) for parts in held]
+
+
+def _memory_violations(data: HapData, decision: HapDecision) -> list[str]:
+    """(4), of a program and ratios that keep to all else."""
+    if data.memory is None:
+        return []
+    limits = data.memory.device_bytes
+    return [
+        f"device {j} ({data.devices[j].name}) holds {held:.6g} bytes, it has {limit:.6g}"
+        for j, (held, limit) in enumerate(zip(held_bytes(data, decision), limits, strict=True))
+        if held > limit * (1 + MEMORY_TOLERANCE)
+    ]

@@ -12,9 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from hetplan.formulations.hap.problem import Floats, Step
+from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
+from hetplan.solvers.run import Run
 
 Price = Callable[[Step], float]
+# Prices of all memory together, as multiples of what everything costs at most.
+BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
 def greedy_program(theory: Theory, price: Price) -> list[int]:
@@ -106,6 +110,29 @@ def simple_bound(theory: Theory) -> float:
     cost, _ = derivations(theory, least_price(theory), max)
     assert theory.goal is not None
     return cost[theory.goal] * (1 - 1e-12)
+
+
+def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
+    """(A program, its seconds under its best ratios): the first one; with memory the cheapest that fits of those that
+    derive everything by prices of time and of bytes, more or less dear; infinite seconds where none fits."""
+    problem, program = theory.problem, first_program(theory)
+    best = best_ratios(problem, problem.stages(program), run).seconds, program
+    if problem.capacity is None:
+        return best[1], best[0]
+    room = float(problem.capacity @ problem.counts)
+    seconds = price_at(theory, np.tile(problem.proportional, (problem.g, 1)))
+    for price in BYTE_PRICES:
+        each = price * (problem.most_seconds or 1.0) / (room or 1.0)
+
+        def both(step: Step, each: float = each) -> float:
+            held = float(problem.counts.sum()) * step.fixed_bytes + step.shared_bytes
+            return seconds(step) + each * held
+
+        program = greedy_program(theory, both)
+        best = min(best, (best_ratios(problem, problem.stages(program), run).seconds, program))
+        if run.should_stop and np.isfinite(best[0]):
+            break
+    return best[1], best[0]
 
 
 def first_program(theory: Theory) -> list[int]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.experiments import NETWORK, P100, V100
+from hetplan.formulations.hap.spmd.holding import holding_of
 from hetplan.formulations.hap.spmd.links import ring
 from hetplan.formulations.hap.spmd.models import model
 from hetplan.formulations.hap.spmd.models.networks import sizes, vit
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, theory_of
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, theory_of
 from hetplan.formulations.hap.spmd.segments import segmented
 
 DEVICES = [Device(name="V100", flops_per_second=V100)] * 2 + [Device(name="P100", flops_per_second=P100)] * 4
@@ -31,14 +32,19 @@ NETWORKS = {
     "hap-llama-blocks-6": "4 blocks of Llama 7B, 2 samples per device",
     "hap-vgg19-6-segments2": "VGG19 on CIFAR-10, 64 samples per device, two segments of layers",
     "hap-vit-2blocks-6-segments2": "ViT of 2 blocks, 64 samples per device, two segments of layers",
+    "hap-vgg19-6-memory": "VGG19 on CIFAR-10, 64 samples per device, 0.6 GiB on each",
+    "hap-bert-moe-6-memory": "BERT-base with 6 experts in every second block, 32 samples per device, 8 GiB on each",
+    "hap-gpt2-6-memory": "GPT-2, 8 samples per device, 8 GiB on each",
 }
+# GiB of each device where memory is limited: less than data parallelism and the optimum without limit hold
+MEMORY_GIB = {"vgg19": 0.6, "bert-moe": 8.0, "gpt2": 8.0}
 
 
 def program_named(name: str, *, tiny: bool = False) -> SingleProgram:
     """The single-device program behind a packaged instance, on small tensors if asked."""
     if name not in NETWORKS:
         raise InputError("no such packaged network", got=name, expected=f"one of {', '.join(NETWORKS)}")
-    kind, _, segments = name.removeprefix("hap-").partition("-segments")
+    kind, _, segments = name.removeprefix("hap-").removesuffix("-memory").partition("-segments")
     kind = kind.removesuffix(f"-{M}")
     batch = M * (2 if tiny else SAMPLES.get(kind, 64))
     if kind == "vit-2blocks":
@@ -55,5 +61,9 @@ def program_named(name: str, *, tiny: bool = False) -> SingleProgram:
 
 
 def theory_named(name: str, *, tiny: bool = False) -> Theory:
-    """Its theory on two V100 and four P100."""
-    return theory_of(program_named(name, tiny=tiny), DEVICES, ring(M, NETWORK / 8 * 1e9))
+    """Its theory on two V100 and four P100 (of small tensors, without memory)."""
+    program, holding = program_named(name, tiny=tiny), None
+    if name.endswith("-memory") and not tiny:
+        room = MEMORY_GIB[name.removeprefix("hap-").removesuffix(f"-{M}-memory")] * 2**30
+        holding = holding_of(program, [room] * M, element_bytes=ELEMENT_BYTES)
+    return theory_of(program, DEVICES, ring(M, NETWORK / 8 * 1e9), holding=holding)

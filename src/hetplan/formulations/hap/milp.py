@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from hetplan.formulations.hap.common import Posed, ended, pose
+from hetplan.formulations.hap.common import NONE_FITS, Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.first import first_program, simple_bound
+from hetplan.formulations.hap.first import fitting_program, simple_bound
 from hetplan.formulations.hap.graphs import WIDE, choose
-from hetplan.formulations.hap.programme import build, walked
+from hetplan.formulations.hap.programme import build, forbid, walked
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.linear_model import LinearModel, MilpAnswer
 from hetplan.solvers.native import Scale
@@ -36,36 +36,56 @@ def solve_through(backend: Backend, data: HapData, run: Run) -> Outcome[HapDecis
     return posed if isinstance(posed, Outcome) else search(backend, posed, run)
 
 
-def search(backend: Backend, posed: Posed, run: Run) -> Outcome[HapDecision]:
-    """The same for a theory already reduced."""
+def search(
+    backend: Backend,
+    posed: Posed,
+    run: Run,
+    *,
+    known: Sequence[int] | None = None,
+    floor: float = 0.0,
+    details: Mapping[str, object] | None = None,
+) -> Outcome[HapDecision]:
+    """The same for a theory already reduced. known: a program (triple numbers) that fits; floor: a bound in seconds."""
     problem, theory = posed.problem, posed.theory
-    first = first_program(theory)
-    least = best_ratios(problem, problem.stages(first), run).seconds
-    floor = simple_bound(theory)
+    first, least = (list(known), np.inf) if known is not None else fitting_program(theory, run)
+    if known is not None:
+        least = best_ratios(problem, problem.stages(first), run).seconds
+    floor = max(floor, simple_bound(theory))
     if least <= 0:
         return ended(posed, first, run=run, stop=Stop.OPTIMAL, bound=0.0, built=time.perf_counter())
-    run.report(incumbent=least, bound=floor)
+    run.report(incumbent=least if np.isfinite(least) else None, bound=floor)
     chosen = choose(theory, STATES, CANONICAL_STATES, run)
     if chosen.graph is None or run.should_stop:
         return ended(
             posed, first, run=run, stop=Stop.LIMIT, bound=floor, built=time.perf_counter(),
             message="" if run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
-    unit = 2.0 ** (10 - np.ceil(np.log2(least)))
-    programme = build(problem, chosen.graph, unit, least, relaxed=not chosen.exact)
+    upper = least if np.isfinite(least) else problem.most_seconds
+    unit = 2.0 ** (10 - np.ceil(np.log2(upper))) if upper > 0 else 1.0
+    programme = build(problem, chosen.graph, unit, upper, relaxed=not chosen.exact)
     built = time.perf_counter()
-    answer = backend(programme.model, run, Scale(per_unit=unit))
     program = first
-    if answer.has_solution:
+    while True:
+        answer = backend(programme.model, run, Scale(per_unit=unit))
+        if not answer.has_solution:
+            break
         found = theory.program(walked(theory, chosen.graph, answer.values(programme.z)))
-        seconds = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel)).seconds
-        program = found if seconds <= least else first
+        ratios = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel))
+        if ratios.seconds <= least:
+            program, least = found, ratios.seconds
+        if answer.stop is not Stop.OPTIMAL or not ratios.impossible:
+            break
+        forbid(programme, found)
     stop = answer.stop
+    if stop is Stop.INFEASIBLE and problem.capacity is not None and not np.isfinite(least):
+        return ended(
+            posed, None, run=run, stop=stop, bound=None, built=built, solver=answer.solver, message=NONE_FITS
+        )
     if not chosen.exact and stop is Stop.OPTIMAL:
         stop = Stop.LIMIT
     return ended(
         posed, program, run=run, stop=Stop.ERROR if stop is Stop.INFEASIBLE else stop,
         bound=floor if answer.bound is None else max(floor, answer.bound), built=built, solver=answer.solver,
         message=answer.message or ("" if chosen.exact else WIDE),
-        details={**answer.statistics, "states": chosen.graph.n, "arcs": len(chosen.graph.head)},
+        details={**(details or {}), **answer.statistics, "states": chosen.graph.n, "arcs": len(chosen.graph.head)},
     )  # fmt: skip

@@ -3,7 +3,8 @@
 Source: HAP, Section 3.1 (alternation, from ratios proportional to speed, until the program repeats; the best
 pair is kept), Fig. 10 (A* with dominance), Section 4.5 (fusion, one communication per tensor, redundant
 properties), Section 5.1 (linear programme). A partial program costs its time up to the last synchronisation;
-the estimate of the rest assumes infinite bandwidth.
+the estimate of the rest assumes infinite bandwidth. With memory, which HAP does not limit, partial programs that do
+not fit at the fixed ratios are pruned, and ratios are those of the linear programme with memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from hetplan.formulations.hap.astar import Found, search
 from hetplan.formulations.hap.common import Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.first import greedy_program, price_at
+from hetplan.formulations.hap.first import fitting_program, greedy_program, price_at
 from hetplan.formulations.hap.fusion import fuse
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.ratios import best_ratios
@@ -47,15 +48,22 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
             break
         seen.add(tuple(program))
         found = best_ratios(problem, problem.stages(program), run)
+        if not found.fits:
+            break
         ratios = found.ratios
         if best is None or found.seconds < best[0]:
             best = found.seconds, program
             run.report(incumbent=found.seconds)
     note = rules.value
+    if best is None and problem.capacity is not None:
+        note = DOES_NOT_FIT
     return ended(
         posed, None if best is None else best[1], run=run, bound=None, built=built,
         stop=stopped(run) if run.should_stop else Stop.DONE, message=note, details={"rounds": len(seen)},
     )  # fmt: skip
+
+
+DOES_NOT_FIT = "no program was found that fits in memory at the ratios tried"
 
 
 class Rules(Enum):
@@ -88,7 +96,7 @@ def _program(posed: Posed, ratios: Floats, run: Run, rules: Rules) -> tuple[Sequ
         met.append(search(fuse(posed.theory, once=False), ratios, _share(run, 2), STRICT_EXTENSIONS))
         if met[-1].finished and met[-1].program is not None:
             return met[-1].program, rules
-    return _cheapest(posed, ratios, met), Rules.COMPLETED
+    return _cheapest(posed, ratios, met, run), Rules.COMPLETED
 
 
 def _share(run: Run, parts: int) -> Run:
@@ -96,14 +104,22 @@ def _share(run: Run, parts: int) -> Run:
     return run.part(time_limit=None if run.options.time_limit is None else run.remaining / parts)
 
 
-def _cheapest(posed: Posed, ratios: Floats, met: Sequence[Found]) -> Sequence[int]:
+def _cheapest(posed: Posed, ratios: Floats, met: Sequence[Found], run: Run) -> Sequence[int]:
     """Of the programs that searches cut short met, of what completes their partial ones by the cheapest
-    derivations, and of those derivations alone, the cheapest at these ratios."""
+    derivations, and of those derivations alone, the cheapest at these ratios; where none fits at them, the cheapest
+    that derivations priced with bytes give for any ratios."""
     theory, problem = posed.theory, posed.problem
     alone = price_at(theory, ratios)
-    found = [greedy_program(theory, alone), *(f.program for f in met if f.program is not None)]
+    found = [fitting_program(theory, run)[0]] if problem.capacity is not None else []
+    found += [greedy_program(theory, alone), *(f.program for f in met if f.program is not None)]
     for partial in (steps for f in met for steps in f.partial):
         done = frozenset(partial)
         rest = greedy_program(theory, lambda step, done=done: 0.0 if step.index in done else alone(step))  # type: ignore[misc]
         found.append(theory.program([*partial, *rest]))
-    return min(found, key=lambda program: problem.seconds(problem.stages(program), ratios))
+
+    def seconds(program: Sequence[int]) -> tuple[bool, float]:
+        stages = problem.stages(program)
+        return not problem.fits(stages, ratios), problem.seconds(stages, ratios)
+
+    least = min(found, key=seconds)
+    return found[0] if seconds(least)[0] else least

@@ -5,7 +5,7 @@ micro-batch within a device's even share; a layer's FLOP are weighted so that it
 mean over devices. Within a layer, moved entries weigh against products as on the first type's roofline. Collectives
 are rings over the slowest link, as AMP prices them, with a launch per hop.
 One program takes the whole global batch. Where that does not fit in memory it is run `steps` times on equal parts,
-with gradients synchronised once.
+with gradients synchronised once. Memory is a constraint of the problem, with the profile's saved activations.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.spmd.holding import Holding, worked_out
 from hetplan.formulations.hap.spmd.links import Links, links_of
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS
@@ -45,20 +46,22 @@ class Posed:
         return self.workload.global_batch // self.steps
 
     def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
-        """[m] predicted bytes: states of the parameters held, and the profile's saved activations of what is computed.
-
-        A layer's activations count by the part of its tensors' entries that a device holds.
-        """
-        found, profile = held(self.theory, decision), self.workload.profile
+        """[m] predicted bytes in whole units: states of the parameters held, and the tensors kept."""
+        found = held(self.theory, decision)
         states = self.workload.state_bytes_per_param_byte * ELEMENT_BYTES[self.workload.precision]
-        total = np.zeros(len(self.theory.data.devices))
+        total = found.saved
         program = self.theory.program
         for name, part in found.parameters.items():
             total += states * program.node(name).elements * part
-        for layer in profile.layers:
-            if layer.name in found.layers:
-                total += layer.saved_bytes * self.samples * found.layers[layer.name]
         return tuple(float(x) for x in total)
+
+    def fits(self, decision: HapDecision) -> bool:
+        """Whether every device holds its part in whole units."""
+        memory = self.theory.data.memory
+        assert memory is not None, "posed with memory"
+        return all(
+            held <= room for held, room in zip(self.device_bytes(decision), memory.device_bytes, strict=True)
+        )
 
 
 def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -> Posed:
@@ -75,6 +78,12 @@ def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -
     program = program_of(workload.model, workload.global_batch // steps)
     devices, weights = priced(workload, program)
     precision = workload.precision
+    usable = workload.device_bytes()
+    holding = Holding(
+        tuple(usable[device.type] for device in workload.cluster.devices),
+        workload.state_bytes_per_param_byte * ELEMENT_BYTES[precision],
+        saved_bytes(workload, program),
+    )
     theory = theory_of(
         program,
         devices,
@@ -82,9 +91,21 @@ def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -
         element_bytes=ELEMENT_BYTES[precision],
         weights=weights,
         steps=steps,
+        holding=holding,
         run=run,
     )
     return Posed(workload, theory, steps)
+
+
+def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
+    """Node -> bytes of its tensor kept: a layer's, as the profile says, divide over its tensors by their entries."""
+    samples, nodes, found = program.nodes[0].shape[0], worked_out(program), dict[str, float]()
+    for layer in workload.profile.layers:
+        members = [node for node in nodes if node.layer == layer.name]
+        entries = sum(node.elements for node in members)
+        for node in members:
+            found[node.name] = layer.saved_bytes * samples * node.elements / entries
+    return found
 
 
 def ring_links(workload: Workload) -> Links:

@@ -1,7 +1,8 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module).
 
 Devices of equal speed become one type: t(Q, .) is convex and indifferent to exchanging them, so giving them
-equal ratios loses nothing, and no cost below depends on how many there are.
+equal ratios loses nothing, and no cost below depends on how many there are. With memory, so do devices of equal
+speed and memory: what each holds is linear in its ratios.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+# Half of the evaluator's tolerance for memory, so that sums in another order cannot make it reject what was found.
+MEMORY_TOLERANCE = 5e-10
 
 
 @dataclass(frozen=True)
 class Step:
-    """One triple: its number in the data, property numbers, and work in FLOP (compute) or seconds (comm)."""
+    """One triple: its number in the data, property numbers, and work in FLOP (compute) or seconds (comm); bytes are 0
+    without memory."""
 
     index: int
     comm: bool
@@ -31,30 +35,36 @@ class Step:
     segment: int
     fixed: float
     shared: float
+    fixed_bytes: float = 0.0
+    shared_bytes: float = 0.0
 
     @property
     def free(self) -> bool:
-        """A computation that costs nothing: it fits into any stage."""
-        return not self.comm and self.fixed == 0 and self.shared == 0
+        """A computation that costs and holds nothing: it fits into any stage."""
+        return not (self.comm or self.fixed or self.shared or self.fixed_bytes or self.shared_bytes)
 
 
 @dataclass(frozen=True)
 class Stages:
     """A program's cost: constant + sum_k comm[k] max_j B[k][j] + sum_s max_j (F[s] + S[s] . B[:, j]) / v_j.
 
-    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP, one row per distinct mixture of work.
+    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP, one row per distinct mixture of work. With memory,
+    a device of type d holds fixed_bytes + shared_bytes [g] . B[:, d].
     """
 
     constant: float
     comm: Floats
     F: Floats
     S: Floats
+    fixed_bytes: float = 0.0
+    shared_bytes: Floats | None = None
 
 
 @dataclass(frozen=True)
 class HapProblem:
-    """speeds [K] FLOP/s ascending and distinct, counts [K] devices of each; kind [m] device -> type;
-    g segments; steps by number; properties their names; goal a property number (None: no triple names it)."""
+    """speeds [K] FLOP/s ascending and (without memory) distinct, counts [K] devices of each; kind [m] device -> type;
+    g segments; steps by number; properties their names; goal a property number (None: no triple names it);
+    capacity [K] bytes of one device of each type, the tolerance included, None without memory."""
 
     speeds: Floats
     counts: Ints
@@ -64,6 +74,7 @@ class HapProblem:
     properties: tuple[str, ...]
     goal: int | None
     given: tuple[int, ...] | None
+    capacity: Floats | None = None
 
     @property
     def K(self) -> int:
@@ -80,7 +91,7 @@ class HapProblem:
         """[K]: the same ratio for all devices."""
         return np.full(self.K, 1.0 / self.counts.sum())
 
-    def stages(self, program: Iterable[int]) -> Stages:
+    def stages(self, program: Sequence[int]) -> Stages:
         """The cost of a program as a function of the ratios; proportional rows merged."""
         constant, comm = 0.0, np.zeros(self.g)
         rows: list[Floats] = [np.zeros(1 + self.g)]
@@ -94,7 +105,29 @@ class HapProblem:
                 rows[-1][0] += step.fixed
                 rows[-1][1 + step.segment] += step.shared
         merged = _merged(np.array(rows))
-        return Stages(constant, comm, merged[:, 0], merged[:, 1:])
+        return Stages(constant, comm, merged[:, 0], merged[:, 1:], *self._bytes(program))
+
+    def _bytes(self, program: Sequence[int]) -> tuple[float, Floats | None]:
+        if self.capacity is None:
+            return 0.0, None
+        steps = [self.steps[i] for i in program]
+        shared = np.zeros(self.g)
+        for step in steps:
+            shared[step.segment] += step.shared_bytes
+        return math.fsum(step.fixed_bytes for step in steps), shared
+
+    def fits(self, stages: Stages, ratios: Floats) -> bool:
+        """Whether every device holds its part at ratios [g, K]."""
+        if self.capacity is None or stages.shared_bytes is None:
+            return True
+        held = stages.fixed_bytes + stages.shared_bytes @ ratios
+        return bool((held <= self.capacity * (1 + MEMORY_TOLERANCE / 2)).all())
+
+    @cached_property
+    def most_seconds(self) -> float:
+        """What no program without repeated triples exceeds, whatever the ratios."""
+        slowest = float(self.speeds[0])
+        return math.fsum((s.fixed + s.shared) / (1.0 if s.comm else slowest) for s in self.steps)
 
     def seconds(self, stages: Stages, ratios: Floats) -> float:
         """Cost at ratios [g, K] (one device of each type)."""
@@ -128,7 +161,11 @@ def _merged(rows: Floats) -> Floats:
 def compile_problem(data: HapData) -> HapProblem:
     """`data` as arrays."""
     speed = np.array([device.flops_per_second for device in data.devices])
-    speeds, kind, counts = np.unique(speed, return_inverse=True, return_counts=True)
+    limited = data.memory is not None
+    room = np.array(data.memory.device_bytes) if data.memory is not None else np.zeros(len(speed))
+    types, kind, counts = np.unique(
+        np.column_stack([speed, room]), axis=0, return_inverse=True, return_counts=True
+    )
     numbers: dict[str, int] = {}
 
     def number(name: str) -> int:
@@ -138,13 +175,13 @@ def compile_problem(data: HapData) -> HapProblem:
     for i, triple in enumerate(data.triples):
         pre, post = frozenset(map(number, triple.pre)), frozenset(map(number, triple.post))
         if isinstance(triple, Communication):
-            steps.append(
-                Step(i, True, pre, post, triple.segment, triple.fixed_seconds, triple.shared_seconds)
-            )
+            work = triple.fixed_seconds, triple.shared_seconds
         else:
-            steps.append(Step(i, False, pre, post, triple.segment, triple.fixed_flops, triple.shared_flops))
+            work = triple.fixed_flops, triple.shared_flops
+        held = (triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0) if limited else (0.0, 0.0)
+        steps.append(Step(i, triple.kind == "comm", pre, post, triple.segment, *work, *held))
     return HapProblem(
-        speeds=speeds,
+        speeds=types[:, 0].copy(),
         counts=counts.astype(np.int64),
         kind=kind.ravel().astype(np.int64),
         g=data.segments,
@@ -152,6 +189,7 @@ def compile_problem(data: HapData) -> HapProblem:
         properties=tuple(numbers),
         goal=numbers.get(data.goal),
         given=None if data.program is None else tuple(data.program),
+        capacity=types[:, 1] * (1 + MEMORY_TOLERANCE) if limited else None,
     )
 
 

@@ -9,14 +9,19 @@ Min    sum_a t_a + sum_comm (fixed z_a + shared m_a)   s.t.
 (2) w is a flow along z: what enters a node leaves it, it begins as B;  (3) sum_d n_d w_akd = z_a
 (4) l is a flow that gains (F z_a + S w_akd) / v_d on a computation and starts anew after a communication
 (5) l_ad <= U z_a     (6) t_a >= l_ad (+ the computation's own seconds)     (7) m_a >= w_akd
-With z whole, (1)-(3) make w = z B exact because B does not change along the path.
+(8) with memory  sum_a (fixed_bytes z_a + shared_bytes w_akd) <= device_bytes_d, k the segment of a
+(9) of programs found that no ratios fit after all (tolerances), not all triples together
+With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs a triple twice
+holds no less than the program without the second time.
 
 `relaxed` is for theories too wide for that graph: on the canonical graph, whose paths stand for sets of triples
-in any order, one maximum over the whole program replaces the stages' maxima; a lower bound of the problem.
+in any order, one maximum over the whole program replaces the stages' maxima; a lower bound of the problem. Memory
+does not depend on the order: what fits nothing there fits nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +30,11 @@ from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.states import Graph
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
+
+# A triple that would fill a device's memory so many times over counts as filling it so often.
+MOST_TIMES = 1e6
+# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; ratios are priced exactly later.
+SLACK = 1e-8
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,7 @@ def build(
     carry_the_ratios(model, graph, arcs, w, ratio)
     share_out(model, problem, z, w)
     pay_for_communication(model, problem, arcs, z, w)
+    fit_memory(model, problem, graph, arcs, z, w)
     if relaxed:
         bound_by_the_whole(model, problem, arcs, z, w)
     else:
@@ -161,6 +172,32 @@ def pay_for_stages(
             columns = [*load[out, d], *load[into, d], *z[into], *(w[a, arcs.segment[a], d] for a in into)]
             values = [*np.ones(len(out)), *-np.ones(len(into)), *-arcs.fixed[into, d], *-arcs.shared[into, d]]
             model.equal("load", columns, values, to=0.0)
+
+
+def fit_memory(
+    model: LinearModel, problem: HapProblem, graph: Graph, arcs: Arcs, z: Columns, w: Columns
+) -> None:  # (8)
+    """Each type's bytes, as parts of its memory (of a byte where it has none); what is too small becomes 0. What would
+    fill it alone is in no program."""
+    if problem.capacity is None:
+        return
+    steps = [graph.theory.steps[s] for s in graph.step]
+    fixed, shared = np.array([(s.fixed_bytes, s.shared_bytes) for s in steps]).T
+    for d, room in enumerate(problem.capacity):
+        unit = float(room) if room > 0 else 1.0
+        shares = np.array([w[a, k, d] for a, k in enumerate(arcs.segment)], dtype=np.int64)
+        model.fix(z[fixed > room], 0.0)
+        parts = np.concatenate([np.minimum(fixed, 2.0 * unit), shared]) / unit
+        parts = np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
+        model.row("memory", np.concatenate([z, shares]), parts, upper=float(room) / unit * (1 + SLACK))
+
+
+def forbid(programme: Programme, program: Sequence[int]) -> None:  # (9)
+    """These triples (numbers), which no ratios fit in memory, together: nor does anything with more of them."""
+    chosen, steps = set(program), programme.graph.theory.steps
+    positions = {n for n, step in enumerate(steps) if step.index in chosen}
+    columns = [z for z, n in zip(programme.z, programme.graph.step, strict=True) if n in positions]
+    programme.model.row("forbidden", columns, upper=len(positions) - 1.0)
 
 
 def bound_by_the_whole(model: LinearModel, problem: HapProblem, arcs: Arcs, z: Columns, w: Columns) -> None:

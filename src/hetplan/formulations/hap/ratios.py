@@ -7,7 +7,12 @@ form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting p
     min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >= B_kd,
     sum_d n_d B_kd = 1,   B >= 0,
 
-whose rows (stage, type) are added as they are violated. Source: HAP, Section 5.1, eq. 3, and Section 5.2.
+whose rows (stage, type) are added as they are violated. With memory, ratios that are the best without it and fit are
+the best; others come from the linear programme with the rows
+
+    sum_k A_k B_kd <= W_d - P        for each type d (A, P: the program's shared and fixed bytes).
+
+Source: HAP, Section 5.1, eq. 3, and Section 5.2.
 """
 
 from __future__ import annotations
@@ -22,34 +27,60 @@ from hetplan.formulations.hap.many_types import sweep
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
 from hetplan.solvers.native import Scale
+from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
 MAX_ROUNDS = 200
 # Rows violated by less than this share of the objective are left out; the bound is unharmed.
 VIOLATION = 1e-11
+# Share of the memory that is left free where a solver's tolerance alone is too much.
+MARGIN = 1e-8
 # Cutting planes serve up to so many device types, and are trusted up to this relative gap.
 MOST_TYPES, CLOSE = 8, 1e-9
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """ratios [g, K], their cost in seconds, and a proven lower bound of the problem (None: stopped early)."""
+    """ratios [g, K], their cost in seconds, and a proven lower bound of the problem (None: stopped early).
+
+    Where no ratios that fit in memory were found seconds are infinite, and the bound, too, where there are none.
+    """
 
     ratios: Floats
     seconds: float
     bound: float | None
     how: str
 
+    @property
+    def fits(self) -> bool:
+        """Whether these ratios fit in memory."""
+        return bool(np.isfinite(self.seconds))
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is proven that none do."""
+        return self.bound is not None and not np.isfinite(self.bound)
+
 
 def best_ratios(problem: HapProblem, stages: Stages, run: Run | None = None) -> Ratios:
     """The optimum for a program's stages."""
+    found = _at_once(problem, stages)
+    if found is not None and problem.fits(stages, found.ratios):
+        return found
+    if found is not None and problem.K == 1:  # what is best for equal devices holds least on the fullest, too
+        return _none_fits(problem)
+    return _by_rows(problem, stages, run or Run())
+
+
+def _at_once(problem: HapProblem, stages: Stages) -> Ratios | None:
+    """The optimum without memory where one of the quick ways applies."""
     if problem.K == 1:
         return _told(problem, stages, np.tile(problem.even, (problem.g, 1)), "one type")
     if problem.g == 1 and not stages.F.any():
         return _told(problem, stages, _all_shared(problem, stages)[None, :], "closed form")
     if problem.g == 1 and problem.K == 2:
         return _told(problem, stages, _two_types(problem, stages)[None, :], "breakpoints")
-    if problem.g == 1 and problem.K <= MOST_TYPES:
+    if problem.g == 1 and problem.K <= MOST_TYPES and (np.diff(problem.speeds) > 0).all():
         found = _by_cuts(problem, stages)
         if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
             return found
@@ -57,7 +88,12 @@ def best_ratios(problem: HapProblem, stages: Stages, run: Run | None = None) -> 
         found = _by_sweep(problem, stages)
         if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
             return found
-    return _by_rows(problem, stages, run or Run())
+    return None
+
+
+def _none_fits(problem: HapProblem) -> Ratios:
+    """It is proven that no ratios fit in memory."""
+    return Ratios(np.tile(problem.even, (problem.g, 1)), np.inf, np.inf, "no ratios fit in memory")
 
 
 def _told(problem: HapProblem, stages: Stages, ratios: Floats, how: str) -> Ratios:
@@ -131,37 +167,45 @@ def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
 
     start = np.tile(problem.proportional, (problem.g, 1))
     estimate = problem.seconds(stages, start)
-    if estimate <= 0:
+    best, least = start, estimate if problem.fits(stages, start) else np.inf
+    if estimate <= 0 and np.isfinite(least):
         return _told(problem, stages, start, "nothing to share")
-    best, least = start, estimate
+    unit = highs.objective_unit(estimate) if estimate > 0 else 1.0
     rows = {(s, int(d)) for point in (start, np.tile(problem.even, (problem.g, 1)))
             for s, d in enumerate(_slowest(problem, stages, point))}  # fmt: skip
     bound: float | None = None
-    quiet = replace(run.options, gap=0.0)
-    for _ in range(MAX_ROUNDS):
-        model, ratio, T = _programme(problem, stages, rows, highs.objective_unit(estimate))
-        part = run.part()
-        answer = highs.solve(
-            model, replace(part, options=replace(quiet, time_limit=part.options.time_limit)),
-            Scale(per_unit=highs.objective_unit(estimate)), report=lambda i, b: None,
-        )  # fmt: skip
-        if answer.x is None or answer.bound is None:
+    for margin in (0.0, MARGIN):
+        for _ in range(MAX_ROUNDS):
+            model, ratio, T = _programme(problem, stages, rows, unit, margin)
+            answer = highs.solve(model, _exactly(run), Scale(per_unit=unit), report=lambda i, b: None)
+            if answer.stop is Stop.INFEASIBLE and not margin:
+                return _none_fits(problem)
+            if answer.x is None or answer.bound is None:
+                break
+            if not margin:
+                bound = answer.bound if bound is None else max(bound, answer.bound)
+            point = np.maximum(answer.values(ratio), 0.0)
+            point /= (point @ problem.counts)[:, None]
+            seconds = problem.seconds(stages, point)
+            if seconds < least and problem.fits(stages, point):
+                best, least = point, seconds
+            busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
+            late = busy.max(axis=1) - answer.values(T) / unit
+            new = {
+                (s, int(d)) for s, d in enumerate(busy.argmax(axis=1)) if late[s] > VIOLATION * estimate
+            } - rows
+            if not new:
+                break
+            rows |= new
+        if np.isfinite(least):
             break
-        bound = answer.bound if bound is None else max(bound, answer.bound)
-        point = np.maximum(answer.values(ratio), 0.0)
-        point /= (point @ problem.counts)[:, None]
-        seconds = problem.seconds(stages, point)
-        if seconds < least:
-            best, least = point, seconds
-        busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
-        late = busy.max(axis=1) - answer.values(T) / highs.objective_unit(estimate)
-        new = {
-            (s, int(d)) for s, d in enumerate(busy.argmax(axis=1)) if late[s] > VIOLATION * estimate
-        } - rows
-        if not new:
-            break
-        rows |= new
     return Ratios(best, least, bound, "linear programme")
+
+
+def _exactly(run: Run) -> Run:
+    """A part of the run that asks for no gap."""
+    part = run.part()
+    return replace(part, options=replace(part.options, gap=0.0))
 
 
 def _slowest(problem: HapProblem, stages: Stages, ratios: Floats) -> Floats:
@@ -170,9 +214,10 @@ def _slowest(problem: HapProblem, stages: Stages, ratios: Floats) -> Floats:
 
 
 def _programme(
-    problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], unit: float
+    problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], unit: float, margin: float
 ) -> tuple[LinearModel, Columns, Columns]:
-    """The linear programme in units of 1/unit seconds with the given rows; its columns of B [g, K] and T."""
+    """The linear programme in units of 1/unit seconds with the given rows; its columns of B [g, K] and T. margin: share
+    of the memory that is left free."""
     model = LinearModel("hap-ratios")
     ratio = model.continuous("ratio", (problem.g, problem.K))
     top = model.continuous("top", problem.g)
@@ -184,6 +229,7 @@ def _programme(
         model.equal("whole", ratio[k], problem.counts.astype(float), to=1.0)
         for d in range(problem.K):
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
+    fit_memory(model, problem, stages, ratio, margin)
     for s, d in sorted(rows):
         work = _trimmed(stages.S[s] * (unit / problem.speeds[d]))
         model.row(
@@ -191,6 +237,18 @@ def _programme(
             lower=float(stages.F[s] * unit / problem.speeds[d]),
         )  # fmt: skip
     return model, ratio, T
+
+
+def fit_memory(
+    model: LinearModel, problem: HapProblem, stages: Stages, ratio: Columns, margin: float
+) -> None:
+    """Each type's bytes; in units of the largest coefficient, those too small for a solver become 0."""
+    if problem.capacity is None or stages.shared_bytes is None:
+        return
+    for d, room in enumerate(problem.capacity * (1 - margin) - stages.fixed_bytes):
+        unit = max(float(stages.shared_bytes.max()), abs(float(room)))
+        if unit > 0:
+            model.row("memory", ratio[:, d], _trimmed(stages.shared_bytes / unit), upper=float(room) / unit)
 
 
 def _trimmed(values: Floats) -> Floats:

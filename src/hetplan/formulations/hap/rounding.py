@@ -7,7 +7,7 @@ rounding error until they sum to the length. `best_lengths` is hetplan's: the op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,12 +25,13 @@ from hetplan.solvers.run import Run
 class Rounded:
     """lengths [g][m], each row summing to the length; seconds: the program's time at lengths / length, on the
     instance; loss: relative to the time at the ratios asked for (None when that is 0); bound: of the best
-    whole numbers, in seconds, where they were optimised."""
+    whole numbers, in seconds, where they were optimised; fits: whether every device has memory for its rows."""
 
     lengths: list[list[int]]
     seconds: float
     loss: float | None
     bound: float | None = None
+    fits: bool = True
 
 
 def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
@@ -64,14 +65,20 @@ def _priced(
         busy = (stages.F[:, None] + stages.S @ ratios) / speeds
         return float(stages.constant + stages.comm @ ratios.max(axis=1) + busy.max(axis=1).sum())
 
-    before, after = seconds(np.array(decision.ratios)), seconds(np.array(lengths) / length)
-    return Rounded(lengths, after, after / before - 1 if before > 0 else None, bound)
+    shares = np.array(lengths) / length
+    fits = True
+    if problem.capacity is not None and stages.shared_bytes is not None:
+        room = problem.capacity[problem.kind]
+        fits = bool((stages.fixed_bytes + stages.shared_bytes @ shares <= room).all())
+    before, after = seconds(np.array(decision.ratios)), seconds(shares)
+    return Rounded(lengths, after, after / before - 1 if before > 0 else None, bound, fits)
 
 
 def best_lengths(data: HapData, decision: HapDecision, length: int, run: Run | None = None) -> Rounded:
     """The whole numbers that minimise the program's time, by HiGHS; keeps the rounding when time runs out.
 
-    Lengths of equal devices are ordered, which loses nothing. Raises InputError where the program is none.
+    Lengths of equal devices are ordered, which loses nothing. Where no whole numbers fit in memory, the rounding is
+    told with `fits` false. Raises InputError where the program is none.
     """
     from hetplan.solvers import highs
 
@@ -81,10 +88,10 @@ def best_lengths(data: HapData, decision: HapDecision, length: int, run: Run | N
     if reason is not None:
         raise InputError(reason)
     rounded = round_ratios(data, decision, length)
-    if rounded.seconds <= 0:
-        return Rounded(rounded.lengths, rounded.seconds, rounded.loss, 0.0)
+    if rounded.seconds <= 0 and rounded.fits:
+        return replace(rounded, bound=0.0)
     stages, m = problem.stages(decision.program), len(data.devices)
-    unit = highs.objective_unit(rounded.seconds)
+    unit = highs.objective_unit(rounded.seconds) if rounded.seconds > 0 else 1.0
     model = LinearModel("hap-lengths")
     model.constant = stages.constant * unit
     size = model.integer("length", (data.segments, m), 0, length)
@@ -107,12 +114,18 @@ def best_lengths(data: HapData, decision: HapDecision, length: int, run: Run | N
             members = np.flatnonzero(problem.kind == d)
             for here, after in pairwise(members):
                 model.row("order", [size[0, here], size[0, after]], [1.0, -1.0], lower=0.0)
+    if problem.capacity is not None and stages.shared_bytes is not None:
+        for j, room in enumerate(problem.capacity[problem.kind] - stages.fixed_bytes):
+            scale = max(float(stages.shared_bytes.max()), abs(float(room)), 1e-300)
+            parts = stages.shared_bytes / scale / length
+            parts = np.where(parts < SMALLEST, 0.0, parts)
+            model.row("memory", size[:, j], parts, upper=float(room) / scale)
     answer = highs.solve(model, run, Scale(per_unit=unit), report=lambda i, b: None)
-    assert answer.stop is not Stop.INFEASIBLE, "whole numbers exist"
+    assert answer.stop is not Stop.INFEASIBLE or problem.capacity is not None, "whole numbers exist"
     if answer.x is None:
-        return Rounded(rounded.lengths, rounded.seconds, rounded.loss, answer.bound)
+        return replace(rounded, bound=answer.bound)
     lengths = [[round(x) for x in row] for row in answer.values(size)]
     found = _priced(data, decision, lengths, length, answer.bound)
-    if found.seconds > rounded.seconds:
-        return Rounded(rounded.lengths, rounded.seconds, rounded.loss, answer.bound)
+    if rounded.fits and (found.seconds > rounded.seconds or not found.fits):
+        return replace(rounded, bound=answer.bound)
     return found

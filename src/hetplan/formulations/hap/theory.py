@@ -2,11 +2,11 @@
 
 - Only triples that can apply and from which the goal can be reached.
 - Properties that computations of no cost establish from nothing are free: they are had at any time.
-- Of triples with the same preconditions, effects, kind and segment, only those of undominated cost.
+- Of triples with the same preconditions, effects, kind and segment, only those of undominated cost (and bytes).
 
 An optimal program can be taken to be minimal: without a triple whose every effect is already there or never
 needed. Dropping a computation costs nothing, and dropping a communication joins two stages, which costs no
-more because a stage's time is a sublinear function of its work.
+more because a stage's time is a sublinear function of its work; neither adds bytes.
 """
 
 from __future__ import annotations
@@ -59,13 +59,25 @@ def reduce_theory(problem: HapProblem) -> Theory:
             s.segment,
             s.fixed,
             s.shared,
+            s.fixed_bytes,
+            s.shared_bytes,
         )
         for s in applicable
     ]
     assert problem.goal is not None, "the goal of a feasible problem is a property"
     useful = _relevant(steps, problem.goal)
     steps = [
-        Step(s.index, s.comm, s.pre, s.post & useful, s.segment, s.fixed, s.shared)
+        Step(
+            s.index,
+            s.comm,
+            s.pre,
+            s.post & useful,
+            s.segment,
+            s.fixed,
+            s.shared,
+            s.fixed_bytes,
+            s.shared_bytes,
+        )
         for s in steps
         if s.post & useful
     ]
@@ -94,15 +106,16 @@ def _relevant(steps: Sequence[Step], goal: int) -> set[int]:
 
 
 def _undominated(steps: Sequence[Step]) -> list[Step]:
-    """Of interchangeable steps, those of undominated (fixed, shared), in their original order."""
+    """Of interchangeable steps, those of undominated work and bytes, in their original order."""
     groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
         groups.setdefault((step.comm, step.segment, step.pre, step.post), []).append(step)
     kept: list[Step] = []
     for group in groups.values():
-        least: float | None = None
-        for step in sorted(group, key=lambda s: (s.fixed, s.shared, s.index)):
-            if least is None or step.shared < least:
+        best: list[tuple[float, float, float]] = []
+        for step in sorted(group, key=lambda s: (s.fixed, s.shared, s.fixed_bytes, s.shared_bytes, s.index)):
+            rest = (step.shared, step.fixed_bytes, step.shared_bytes)
+            if not any(all(a <= b for a, b in zip(other, rest, strict=True)) for other in best):
                 kept.append(step)
-                least = step.shared
+                best.append(rest)
     return sorted(kept, key=lambda s: s.index)

@@ -39,7 +39,8 @@ STAGES = (0, 1, 2, 3)
 @dataclass(frozen=True)
 class States:
     """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest layer;
-    per_sample: activations kept for the backward pass of one sample; layers: how many."""
+    per_sample: activations kept for the backward pass of one sample, and those of the layer that is computed again;
+    layers: how many."""
 
     weights: float
     gradients: float
@@ -52,7 +53,7 @@ class States:
     def of(cls, workload: Workload) -> States:
         """From the profile's layers; tied parameters count once, as one device holds the whole model."""
         layers = workload.profile.layers
-        saved = sum(layer.saved_bytes for layer in layers)
+        saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
         return cls.of_weights([layer.param_bytes for layer in layers], workload.precision, saved)
 
     @classmethod

@@ -10,6 +10,8 @@ The contract. A model is a torch module with
 - `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless `distribute` gets data.
 - on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is layer.parameter.
 - layers run on the meta device as far as shapes go.
+- for passes in half precision: layers that take weights and values of any floating type, the last one with a loss in
+  fp32. Weights, their gradients and the optimizer's states stay what they are; each pass uses rounded weights.
 Where a stage is split over tensor ranks, modules inside the layers may have `tensor` (a TensorGroup, set before they
 run) and `cuts(part)` (see `execution.tensor`); the others compute everything on every tensor rank.
 Parameters shared by several layers (tied embeddings) are the same object in each of them.
@@ -48,7 +50,7 @@ class Parameter:
 class Chain:
     """A model as a chain. parameters by name; own [L]: name within the layer -> name; outputs [L]: (shape, dtype).
 
-    outputs: of one sample, of all layers but the last.
+    outputs: of one sample, of all layers but the last. compute: type of the passes, None: the parameters' own.
     """
 
     names: tuple[str, ...]
@@ -56,6 +58,11 @@ class Chain:
     parameters: Mapping[str, Parameter]
     own: tuple[Mapping[str, str], ...]
     outputs: tuple[tuple[tuple[int, ...], Any], ...]
+    compute: Any = None
+
+    def call(self, layer: int, x: Tensor, *more: Tensor | None) -> Tensor:
+        """A layer's pass, in the type of the passes."""
+        return called(self.layers[layer], self.compute, x, *more)
 
     def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
         """name -> what a tensor rank holds of each of a layer's parameters."""
@@ -66,7 +73,26 @@ class Chain:
         }
 
 
-def describe(module: nn.Module, names: Sequence[str], example: Tensor, targets: Tensor) -> Chain:
+def called(layer: nn.Module, compute: Any, x: Tensor, *more: Tensor | None, on_meta: bool = False) -> Tensor:
+    """A layer's pass with its floating-point weights and values rounded to `compute`; None: as they are."""
+    if compute is None and not on_meta:
+        made: Tensor = layer(x, *more)
+        return made
+
+    def rounded(value: Tensor) -> Tensor:
+        dtype = compute if compute is not None and value.is_floating_point() else value.dtype
+        return torch.empty_like(value, device="meta", dtype=dtype) if on_meta else value.to(dtype)
+
+    named = (*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False))
+    values = {id(value): rounded(value) for _, value in named}
+    state = {name: values[id(value)] for name, value in named}
+    result: Tensor = torch.func.functional_call(layer, state, (rounded(x), *more), tie_weights=False)
+    return result
+
+
+def describe(
+    module: nn.Module, names: Sequence[str], example: Tensor, targets: Tensor, compute: Any = None
+) -> Chain:
     """The chain that a module is; example, targets: of one sample. Raises InputError where it is none for the plan."""
     layers = layers_of(module, names)
     seen: dict[int, str] = {}
@@ -83,7 +109,8 @@ def describe(module: nn.Module, names: Sequence[str], example: Tensor, targets: 
         name: Parameter(name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)), dims.get(name, 0))
         for name, (p, where) in shapes.items()
     }
-    return Chain(tuple(names), layers, parameters, tuple(own), outputs_of(names, layers, example, targets))
+    outputs = outputs_of(names, layers, example, compute)
+    return Chain(tuple(names), layers, parameters, tuple(own), outputs, compute)
 
 
 def split_dimensions(layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]) -> dict[str, int]:
@@ -122,16 +149,14 @@ def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:
 
 
 def outputs_of(
-    names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, targets: Tensor
+    names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, compute: Any
 ) -> tuple[tuple[tuple[int, ...], Any], ...]:
     """Shapes and dtypes between the layers, of one sample, found on the meta device."""
     x, found = example[:1].to("meta"), []
     for name, layer in zip(names[:-1], layers[:-1], strict=True):
-        state = {key: torch.empty_like(value, device="meta") for key, value in layer.named_parameters()}
-        state |= {key: torch.empty_like(value, device="meta") for key, value in layer.named_buffers()}
         try:
             with torch.no_grad():
-                x = torch.func.functional_call(layer, state, (x,))
+                x = called(layer, compute, x, on_meta=True)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise InputError(
                 f"does not run on the meta device: {one_line(str(error))[:200]}", where=f"layer {name}"

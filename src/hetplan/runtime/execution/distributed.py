@@ -10,7 +10,8 @@ for step in range(steps):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from math import floor, log2
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,16 @@ from hetplan.runtime.execution.tensor import TensorGroup, join
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.watch import Watch
 
+# fp32: in the parameters' own type
+COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class Distributed:
-    """This rank's part of a model under a plan. seed: of dropout; step: iterations begun."""
+    """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
+
+    precision: of the passes and of what stages send each other; weights, gradients and updates stay what they are.
+    Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1.
+    """
 
     def __init__(
         self,
@@ -43,12 +51,16 @@ class Distributed:
         device: str = "cpu",
         seed: int = 0,
         watch: Watch | None = None,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ) -> None:
         check_world(plan, dist.get_world_size())
         self.module, self.plan, self.seed, self.step, self.device = module, plan, seed, 0, device
         self.layout = Layout(plan)
         self.place = self.layout.places[dist.get_rank()]
-        self.chain = describe(module, plan.workload.layers, *(example or example_of(module)))
+        self.chain = describe(
+            module, plan.workload.layers, *(example or example_of(module)), COMPUTE[precision]
+        )
+        self.scaled = precision == "fp16"
         self.watch = watch or Watch()
         plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step)
         stages = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
@@ -96,10 +108,15 @@ class Distributed:
         self.states.begin()
         weight = self._total(self.pipeline.weight(of_step))
         self.watch.ends("prepare", 0, step)
-        summed = self.pipeline.run(of_step, Position(self.seed, step), weight)
+        scale = 2.0 ** floor(log2(weight)) if self.scaled and weight >= 1 else 1.0
+        summed = self.pipeline.run(of_step, Position(self.seed, step), weight / scale)
         self.watch.begins("synchronise", 0, step)
         self.pipeline.mail.settle()
         self.states.end()
+        if scale != 1.0:
+            for _, parameter in self.states.updated():
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
         loss = self._total(summed) / weight
         self.watch.ends("synchronise", 0, step)
         return loss

@@ -70,7 +70,7 @@ class Pipeline:
         return float(sum(self.count(rows(a, b)[1]) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
-        """All passes; gradients are those of the loss divided by `weight`. Returns the sum of this rank's losses."""
+        """All passes; gradients are those of the losses divided by `weight`. Returns the sum of this rank's losses."""
         self.total, self.position = 0.0, position
         for backward, chunk, batch in self.actions:
             if backward:
@@ -138,15 +138,13 @@ class Pipeline:
         return y.detach()
 
     def _call(self, k: int, x: Tensor, targets: Tensor | None) -> Tensor:
-        layer = self.layers[k]
         if k + 1 < len(self.chain.names):
-            y: Tensor = layer(x)
-        elif self.loss is None:
-            y = layer(x, targets)
-        else:
-            assert targets is not None
-            y = self.loss(layer(x), targets)
-        return y
+            return self.chain.call(k, x)
+        if self.loss is None:
+            return self.chain.call(k, x, targets)
+        assert targets is not None
+        y = self.chain.call(k, x)
+        return self.loss(y if self.chain.compute is None else y.float(), targets)
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)

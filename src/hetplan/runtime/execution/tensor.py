@@ -76,9 +76,10 @@ ALONE = TensorGroup()
 
 
 def _reduced(x: Tensor, group: Any, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-    result = x.clone(memory_format=torch.contiguous_format)
+    half = x.dtype in (torch.float16, torch.bfloat16)  # summed in fp32: more exact, and gloo knows it
+    result = x.float() if half else x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(result, operation, group=group)
-    return result
+    return result.to(x.dtype)
 
 
 class _Enter(torch.autograd.Function):

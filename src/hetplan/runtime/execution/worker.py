@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import resource
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError
 from hetplan.runtime.execution.chain import describe
-from hetplan.runtime.execution.distributed import Distributed, example_of
+from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan
@@ -45,8 +45,8 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
     return reference(load_model(model, sequence=told.sequence, precision=told.precision), seed=seed)
 
 
-def from_factory(text: str, plan: Plan) -> nn.Module:
-    """What `module:function` makes of the plan."""
+def from_factory(text: str, plan: Plan | None) -> nn.Module:
+    """What `module:function` makes of the plan; None: there is none yet, the model is only described."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
@@ -64,12 +64,25 @@ def from_factory(text: str, plan: Plan) -> nn.Module:
 
 def check_job(job: Job) -> None:
     """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
+    check_folder(job)
     module = make_module(job)
-    describe(module, job.plan.workload.layers, *example_of(module))
-    if job.plan.workload.precision != "fp32" and job.factory is None and not job.virtual:
-        raise UnsupportedError(
-            "reference models run in fp32 on CPUs", where=job.plan.name, got=job.plan.workload.precision,
-            expected="--virtual, a plan for fp32, or --factory with a model of its own precision",
+    describe(module, job.plan.workload.layers, *example_of(module), COMPUTE[precision_of(job)])
+
+
+def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
+    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose theirs."""
+    return "fp32" if job.virtual or job.factory is not None else job.plan.workload.precision
+
+
+def check_folder(job: Job) -> None:
+    """Raise InputError where a run from the beginning would mix its checkpoints with another run's."""
+    from hetplan.runtime.execution.checkpoint import complete
+
+    found = complete(job.checkpoint) if job.checkpoint is not None and not job.resume else []
+    if found:
+        raise InputError(
+            "folder holds checkpoints", where=job.checkpoint, got=found[-1].name,
+            expected="an empty one, or --resume to go on from the latest",
         )  # fmt: skip
 
 
@@ -89,7 +102,7 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a step."""
     from hetplan.runtime.execution.checkpoint import load, save
 
-    model = Distributed(make_module(job), job.plan, seed=job.seed, watch=watch)
+    model = Distributed(make_module(job), job.plan, seed=job.seed, watch=watch, precision=precision_of(job))
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
     if job.resume and job.checkpoint is not None:
         load(model, optimizer, job.checkpoint)

@@ -12,7 +12,6 @@ The least bound of the open jobs is the bound of the whole; it is valid whenever
 from __future__ import annotations
 
 import heapq
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_
 from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
+from hetplan.solvers.threads import Work
 
 FIRST_WIDTH = 24
 WIDEN = 6
@@ -290,28 +290,17 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     problem = compile_problem(data)
     state = Search(problem, find_cells(problem), run)
     built = time.perf_counter()
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            state.execute()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
-            failure.append(error)
-
     # The kernels cannot look at the clock or at Ctrl-C: this thread does it for them.
-    worker = threading.Thread(target=work, name="amp-exact", daemon=True)
-    worker.start()
+    worker = Work(state.execute)
     try:
-        while worker.is_alive():
-            worker.join(0.05)
+        while not worker.wait(0.05):
             known = float(state.incumbent[0])
             run.report(incumbent=known if np.isfinite(known) else None, bound=state.bound)
             if run.should_stop:
                 state.stop[0] = 1
     finally:
         state.stop[0] = 1  # an interrupted caller must not leave a search behind
-    if failure:
-        raise failure[0]
+    worker.value()
     return _outcome(state, run, built - begun, time.perf_counter() - built)
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from hetplan.errors import UnsupportedError
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul
+from hetplan.profiling.operators import ELEMENT_BYTES, Elementwise, Layer, Matmul
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.recomputation import BLOCKS, CORE_SAVED
 
@@ -74,7 +74,7 @@ class ModelFacts:
     def experts_per_token(self) -> int | None:
         """How many experts each token visits; None for a dense model."""
         dispatch = [op for block in self.blocks for op in block.operators if op.name == "dispatch"]
-        if not dispatch or isinstance(dispatch[0], Matmul):
+        if not dispatch or not isinstance(dispatch[0], Elementwise):
             return None
         return dispatch[0].forward // (self.sequence * self.hidden) - 1
 
@@ -122,7 +122,7 @@ def model_facts(model: Model) -> ModelFacts:
     """The facts of a transformer; raises UnsupportedError for any other chain (it has no heads to split)."""
     chain = model.layers
     blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
-    if len(chain) != len(blocks) + 2 or chain[0].kind in BLOCKS or chain[-1].kind in BLOCKS:
+    if not blocks or len(chain) != len(blocks) + 2 or chain[0].kind in BLOCKS or chain[-1].kind in BLOCKS:
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in chain))
         raise UnsupportedError(
             "the search takes transformers: an embedding, blocks, a head",

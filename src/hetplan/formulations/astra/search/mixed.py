@@ -13,7 +13,7 @@ import numpy as np
 from hetplan.formulations.astra import warm
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.search.modes import Rows, Task, points_of, price_rows, twins, why_nothing
-from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking
+from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.pricing import Priced, after_pipeline
 from hetplan.formulations.astra.search.result import Candidate, Found, Parts
 from hetplan.formulations.astra.search.segment_figures import (
@@ -174,7 +174,8 @@ def _top(task: Task, part: Segments, first: SegmentFront, alone: Rows | None) ->
         order = ranking(task.job.tokens_per_iteration / alone.seconds, alone.money)
         order = order[~twins(alone.table, alone.share)[order]][: 2 * task.top]
         found += [alone.candidate(task, int(r)) for r in order]
-    found.sort(key=lambda c: (c.seconds, c.money or 0.0))
+    seconds, money = np.array([c.seconds for c in found]), np.array([c.money or 0.0 for c in found])
+    found = [found[i] for i in np.lexsort((tied(money), tied(seconds)))]
     distinct: dict[object, Candidate] = {}
     for candidate in found:
         distinct.setdefault((candidate.stages, *candidate.strategy.values()), candidate)

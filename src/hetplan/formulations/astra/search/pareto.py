@@ -13,12 +13,27 @@ Money = Floats
 ROUNDING = 1e-12
 
 
+def tied(values: Floats) -> Ints:
+    """[n] the rank of each value, ascending; values that differ by rounding alone have one.
+
+    The last digits of a sum depend on the machine, and where its arrays lie on the memory: what is sorted by these
+    ranks comes in one order everywhere, ties by place.
+    """
+    order = np.argsort(values, kind="stable")
+    ascending = values[order]
+    with np.errstate(invalid="ignore"):  # inf - inf
+        steps = np.diff(ascending) > ROUNDING * np.abs(ascending[:-1])
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])[: len(values)]
+    return ranks
+
+
 def ranking(throughput: Floats, money: Money) -> Ints:
-    """Indices by throughput, largest first, then by money, least first (eq. 33); ties keep their order.
+    """Indices by throughput, largest first, then by money, least first (eq. 33); ties keep their order (`tied`).
 
     throughput, money: [n] finite; money NaN where no price is known (then the order is by throughput alone).
     """
-    return np.lexsort((np.nan_to_num(money), -throughput))
+    return np.lexsort((tied(np.nan_to_num(money)), tied(-throughput)))
 
 
 def pareto(throughput: Floats, money: Money) -> Ints:

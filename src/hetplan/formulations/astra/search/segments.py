@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.astra.search.efficiency import Floats
+from hetplan.formulations.astra.search.pareto import ROUNDING, tied
 from hetplan.formulations.astra.search.segment_figures import FIRST, LAST, MIDDLE, SegmentFigures, Shape
 from hetplan.formulations.astra.search.segment_kernels import dominated, explore
 from hetplan.formulations.astra.search.table import Ints, Strategies
@@ -54,7 +55,7 @@ def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: 
     bound, cheapest = bounds.min(axis=0), least.min(axis=0)
     front = _Points.empty(len(figures.c))
     explored, counts, finished = 0, np.zeros(2, np.int64), True
-    for r in np.argsort(bound, kind="stable"):
+    for r in np.argsort(tied(bound), kind="stable"):
         if bound[r] == np.inf:
             break
         if dominated(bound[r], cheapest[r], front.seconds, front.money):
@@ -65,7 +66,7 @@ def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: 
         explored += 1
         exposed = figures.exposed(int(r))
         sizes = (int(P[r]), layers, int(K[r]))
-        for q in np.argsort(bounds[:, r], kind="stable"):
+        for q in np.argsort(tied(bounds[:, r]), kind="stable"):
             low = bounds[q, r]
             if low == np.inf:
                 break
@@ -86,7 +87,7 @@ def fastest(
     bound = bounds.min(axis=0)
     found: list[_Points] = []
     counts, finished = np.zeros(2, np.int64), front.finished
-    for r in np.argsort(bound, kind="stable"):
+    for r in np.argsort(tied(bound), kind="stable"):
         worst = found[count - 1].seconds[0] if len(found) >= count else np.inf
         if bound[r] >= worst:
             break
@@ -96,7 +97,7 @@ def fastest(
         exposed = figures.exposed(int(r))
         sizes = (int(P[r]), layers, int(K[r]))
         mine = _Points.empty(len(figures.c))
-        for q in np.argsort(bounds[:, r], kind="stable"):
+        for q in np.argsort(tied(bounds[:, r]), kind="stable"):
             limit = min(worst, mine.seconds[0] if len(mine.seconds) else np.inf)
             if bounds[q, r] >= limit:
                 break
@@ -108,7 +109,9 @@ def fastest(
             better = _explore(figures, int(r), pairs[q], exposed, sizes, wall, counts).head()
             mine = better if better.strategy[0] >= 0 else mine
         if len(mine.seconds):
-            found = sorted([*found, mine], key=lambda points: float(points.seconds[0]))[:count]
+            found.append(mine)
+            order = np.argsort(tied(np.array([points.seconds[0] for points in found])), kind="stable")
+            found = [found[i] for i in order[:count]]
     every = [_Points.empty(len(figures.c)), *found]
     return replace(
         front,
@@ -139,12 +142,12 @@ class _Points:
         return cls(np.zeros(0), np.zeros(0), np.zeros(0, np.int64), none, none, np.zeros((0, 4), np.int64))
 
     def merged(self, other: _Points) -> _Points:
-        """What neither set's points dominate; of equals the one that was there before."""
+        """What neither set's points dominate; of equals, up to rounding, the one that was there before."""
         joined = [np.concatenate(pair) for pair in zip(self._parts, other._parts, strict=True)]
-        order = np.lexsort((joined[1], joined[0]))
+        order = np.lexsort((tied(joined[1]), tied(joined[0])))
         money = joined[1][order]
         before = np.concatenate([[np.inf], np.minimum.accumulate(money)[:-1]])
-        return _Points(*(part[order[money < before]] for part in joined))
+        return _Points(*(part[order[money < before * (1 - ROUNDING)]] for part in joined))
 
     def head(self) -> _Points:
         """The fastest alone."""

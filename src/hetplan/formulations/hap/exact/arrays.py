@@ -51,7 +51,7 @@ class Arrays:
         used = np.zeros((2, g.n), dtype=np.bool_)
         used[0, tails[~hopeless]] = used[1, g.head[~hopeless]] = True
         used[1, self.start] = used[0, g.n - 1] = True
-        left = used.all(axis=0)
+        left = used[0] & used[1]
         left[self.start] = True
         nodes, number = np.flatnonzero(left), np.cumsum(left) - 1
         kept = ~hopeless & left[tails] & left[g.head]

@@ -202,7 +202,7 @@ def fewer(
         return arrays, potential
     step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, weights)
     least = kernels.through(arrays.reverse, arrays.graph.head, step, potential)
-    left, nodes = arrays.without((least >= threshold).any(axis=1), missing)
+    left, nodes = arrays.without(least.max(axis=1) >= threshold, missing)
     return left, np.ascontiguousarray(potential[nodes])
 
 

@@ -5,7 +5,7 @@ needs, and closed by listing all programs that can be best in it (`bounds`, `lab
 orders has too many states, sums on the canonical graph bound a cell until the states that they leave open are few
 (`opened`, `explore`, `parking`). Several segments, or more device types than a simplex can be cut in: the
 mixed-integer programme, because the argument for the simplex fails where a stage mixes segments. Theories too wide
-even so get a bound in which the order of parallel branches is relaxed, and say so.
+even so get a bound in which the order of parallel branches is relaxed, and say so. With memory: module `limited`.
 Source: hetplan, for HAP, Section 3.2.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from hetplan.formulations.hap import milp
+from hetplan.formulations.hap import limited, milp
 from hetplan.formulations.hap.common import Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.exact.arrays import priced_graph
@@ -38,7 +38,11 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     if isinstance(posed, Outcome):
         return posed
     segments = {step.segment for step in posed.theory.steps if step.shared > 0}
-    if len(segments) > 1 or posed.problem.K > MOST_TYPES:
+    several = len(segments) > 1 or posed.problem.K > MOST_TYPES
+    if posed.problem.capacity is not None:
+        unlimited = data.model_copy(update={"memory": None})
+        return limited.search(posed, run, None if several else lambda part: solve(unlimited, part))
+    if several:
         from hetplan.solvers import highs
 
         return milp.search(highs.solve, posed, run)

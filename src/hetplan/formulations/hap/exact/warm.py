@@ -43,10 +43,13 @@ def labels() -> None:
 
 
 def states() -> None:
-    """What finds states, orders them and bounds what follows."""
+    """What finds states and bounds what follows, without memory and with it."""
     from hetplan.formulations.hap.exact.kernels import potentials
     from hetplan.formulations.hap.exact.opened import Explorer
+    from hetplan.formulations.hap.graph_kernels import shortest_paths
 
     priced, only = arrays(), theory()
+    first, head, *_, component = priced.common
+    shortest_paths(first, head, component, ONE)
     potentials(*priced.common, ONE, priced.slow, ONE, ONE[0], True)
     Explorer(only.problem, only).open(ONE, ONE, np.inf, 10, Run(Options(threads=1)))

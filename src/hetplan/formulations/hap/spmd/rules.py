@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Memory, Triple
 from hetplan.formulations.hap.spmd.axes import Axes, ways_of
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form, Way, property_name, whole_way
+from hetplan.formulations.hap.spmd.holding import Holding
 from hetplan.formulations.hap.spmd.instructions import Change, Collective, Instruction, Run, Synchronise
 from hetplan.formulations.hap.spmd.links import Links, Price
 from hetplan.formulations.hap.spmd.operators import operator
@@ -39,12 +40,14 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Theory:
-    """data: the instance; instructions: one per triple; axes: where the program's dimensions may be cut."""
+    """data: the instance; instructions: one per triple; axes: where the program's dimensions may be cut; holding: what
+    its bytes are of, None without memory."""
 
     program: SingleProgram
     data: HapData
     instructions: tuple[Instruction, ...]
     axes: Axes
+    holding: Holding | None = None
 
 
 def theory_of(
@@ -56,16 +59,17 @@ def theory_of(
     all_dimensions: bool = False,
     weights: Mapping[str, float] | None = None,
     steps: int = 1,
+    holding: Holding | None = None,
     run: SolverRun | None = None,
 ) -> Theory:
     """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark `unsliced`.
 
     weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before parameters change;
-    gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it. Raises
-    `Stopped` where `run` should stop.
+    gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it.
+    holding: makes memory a constraint. Raises `Stopped` where `run` should stop.
     """
     writer = _Writer(program, len(devices), links, element_bytes, all_dimensions)
-    writer.weights, writer.steps = weights or {}, steps
+    writer.weights, writer.steps, writer.holding = weights or {}, steps, holding
     for node in program.computations:
         if run is not None:
             run.check()
@@ -75,8 +79,9 @@ def theory_of(
     data = HapData(
         devices=list(devices), segments=program.segments, triples=writer.triples,
         goal=property_name(program.loss.name, PARTIAL),
+        memory=None if holding is None else Memory(device_bytes=list(holding.device_bytes)),
     )  # fmt: skip
-    return Theory(program, data, tuple(writer.instructions), writer.axes)
+    return Theory(program, data, tuple(writer.instructions), writer.axes, holding)
 
 
 class _Writer:
@@ -91,6 +96,7 @@ class _Writer:
         self.gradients = program.needs_gradient()
         self.weights: Mapping[str, float] = {}
         self.steps = 1
+        self.holding: Holding | None = None
         self.triples: list[Triple] = []
         self.instructions: list[Instruction] = []
         self.forms: dict[str, set[Form]] = {}
@@ -110,7 +116,7 @@ class _Writer:
         self.triples.append(
             Compute(
                 kind="compute", instruction=instruction.text(), pre=list(dict.fromkeys(pre)), post=[post],
-                segment=segment, fixed_flops=fixed, shared_flops=shared,
+                segment=segment, fixed_flops=fixed, shared_flops=shared, **self._bytes(instruction),
             )
         )  # fmt: skip
 
@@ -120,9 +126,17 @@ class _Writer:
         self.triples.append(
             Communication(
                 kind="comm", instruction=instruction.text(), pre=[pre], post=[post], segment=segment,
-                fixed_seconds=price.fixed, shared_seconds=price.shared,
+                fixed_seconds=price.fixed, shared_seconds=price.shared, **self._bytes(instruction),
             )
         )  # fmt: skip
+
+    def _bytes(self, instruction: Instruction) -> dict[str, float]:
+        """What it adds to memory, where that is limited and more than 0."""
+        if self.holding is None:
+            return {}
+        fixed, shared = self.holding.of(self.program, instruction)
+        found = {"fixed_bytes": fixed, "shared_bytes": shared}
+        return {key: size for key, size in found.items() if size > 0}
 
     def size(self, *nodes: Node) -> float:
         """Bytes of tensors."""

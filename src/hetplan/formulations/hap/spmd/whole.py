@@ -14,6 +14,7 @@ import numpy as np
 from hetplan.formulations.hap.data import Communication, HapDecision
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form
+from hetplan.formulations.hap.spmd.holding import form_kept
 from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run
 from hetplan.formulations.hap.spmd.program import PARAMETER
 from hetplan.formulations.hap.spmd.rules import Theory
@@ -21,10 +22,11 @@ from hetplan.formulations.hap.spmd.rules import Theory
 
 @dataclass(frozen=True)
 class Held:
-    """Parts that each device holds: parameters: name -> [m], layers: name -> [m] of the tensors computed in it."""
+    """parameters: name -> [m] the part that each device holds; saved [m]: bytes of tensors kept for the backward pass
+    (0 where the theory has no memory)."""
 
     parameters: dict[str, Floats]
-    layers: dict[str, Floats]
+    saved: Floats
 
 
 class Parts:
@@ -86,11 +88,16 @@ def whole_seconds(theory: Theory, decision: HapDecision) -> float:
 
 
 def held(theory: Theory, decision: HapDecision) -> Held:
-    """What each device holds of parameters (and their gradients and optimizer states) and of each layer's tensors."""
+    """What each device holds, in whole units, of parameters (and their gradients and optimizer states; of one with
+    copies, the largest part), and of tensors."""
     parts, program = Parts(theory, decision.ratios), theory.program
     parameters: dict[str, Floats] = {}
-    computed: dict[str, Floats] = {}
-    entries: dict[str, float] = {}
+    saved = np.zeros(parts.m)
+    for i in decision.program:
+        kept = form_kept(theory.instructions[i])
+        if theory.holding is not None and kept is not None:
+            size = theory.holding.saved.get(kept[0], 0.0)
+            saved += size * parts.of(*kept, theory.data.triples[i].segment)
     for run in runs(theory, decision):
         node = program.node(run.node)
         for source, form in zip(program.inputs(node), run.way.inputs, strict=True):
@@ -100,10 +107,7 @@ def held(theory: Theory, decision: HapDecision) -> Held:
                     program.copies.get(source.name, source.name),
                 )
                 parameters[owner] = np.maximum(parameters.get(owner, part), part)
-        row = node.elements * parts.of(node.name, run.way.output, node.segment)
-        computed[node.layer] = computed.get(node.layer, np.zeros(parts.m)) + row
-        entries[node.layer] = entries.get(node.layer, 0.0) + node.elements
-    return Held(parameters, {layer: row / entries[layer] for layer, row in computed.items()})
+    return Held(parameters, saved)
 
 
 def runs(theory: Theory, decision: HapDecision) -> Iterator[Run]:

@@ -1,0 +1,197 @@
+"""What an operator of ATen reads, writes and multiplies, by name.
+
+Every operator reads its inputs (of broadcast ones, what is there) and writes its outputs; views do neither. Beyond that
+rules say which ones are matrix products, which read less than their inputs, and which names are known to be nothing but
+memory. Names are without overload: `aten.mm`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Product = tuple[float, float, float, float]  # count, m, k, n
+Arguments = Sequence[Any]
+
+# Their outputs are inputs by another name, though they are not marked as views.
+ALIASES = {"aten._unsafe_view", "aten._reshape_alias", "aten.lift_fresh", "aten.detach_", "aten.alias"}
+# They make memory without writing it, or only ask about it.
+FREE = {
+    "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
+    "aten.sym_size", "aten.is_same_size", "aten._local_scalar_dense", "aten.resize_",
+}  # fmt: skip
+# They write without reading.
+FILLS = {
+    "aten.zeros", "aten.zeros_like", "aten.ones", "aten.ones_like", "aten.full", "aten.full_like", "aten.new_zeros",
+    "aten.new_ones", "aten.new_full", "aten.arange", "aten.fill_", "aten.zero_", "aten.bernoulli_", "aten.uniform_",
+    "aten.normal_", "aten.randn", "aten.rand", "aten.randn_like", "aten.rand_like", "aten.randint", "aten.eye",
+    "aten.scalar_tensor", "aten.linspace", "aten.randperm",
+}  # fmt: skip
+# They read the rows that they are asked for, not the table: as much as they write, and the indices.
+GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten.take"}
+# Moved in place: what is given is added to or written over rows of a large tensor.
+SCATTERS = {
+    "aten.index_put_", "aten._index_put_impl_", "aten.index_add_", "aten.scatter_", "aten.scatter_add_",
+    "aten.index_copy_",
+}  # fmt: skip
+# Nothing but memory, and neither marked as pointwise nor as a reduction.
+MEMORY = {
+    "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm",
+    "aten._fused_rms_norm_backward", "aten.native_group_norm", "aten.native_group_norm_backward",
+    "aten.native_batch_norm", "aten.native_batch_norm_backward", "aten._native_batch_norm_legit",
+    "aten._native_batch_norm_legit_functional", "aten.cudnn_batch_norm", "aten.cudnn_batch_norm_backward",
+    "aten._batch_norm_with_update", "aten._softmax", "aten._softmax_backward_data", "aten._log_softmax",
+    "aten._log_softmax_backward_data", "aten.nll_loss_forward", "aten.nll_loss_backward", "aten.nll_loss2d_forward",
+    "aten.nll_loss2d_backward", "aten.native_dropout", "aten.native_dropout_backward", "aten.cat", "aten.stack",
+    "aten.clone", "aten.copy_", "aten._to_copy", "aten.constant_pad_nd", "aten.repeat", "aten.roll", "aten.flip",
+    "aten.tril", "aten.triu", "aten.tril_", "aten.triu_", "aten.cumsum", "aten.cumprod", "aten.sort", "aten.topk",
+    "aten.slice_backward", "aten.select_backward", "aten.embedding_dense_backward", "aten.max_pool2d_with_indices",
+    "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d", "aten.avg_pool2d_backward",
+    "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward", "aten.upsample_nearest2d",
+    "aten.upsample_nearest2d_backward", "aten.upsample_bilinear2d", "aten.upsample_bilinear2d_backward",
+    "aten.upsample_bicubic2d", "aten.upsample_bicubic2d_backward", "aten.reflection_pad2d",
+    "aten.reflection_pad2d_backward", "aten.im2col", "aten.col2im", "aten.one_hot", "aten.unfold_backward",
+    "aten.mse_loss", "aten.mse_loss_backward", "aten.glu", "aten.glu_backward", "aten.repeat_interleave",
+    "aten.scatter", "aten.scatter_add", "aten.index_add", "aten.index_put", "aten.mean", "aten.sum",
+    "aten._foreach_add_", "aten.bincount", "aten.logsumexp", "aten.var_mean", "aten.linalg_vector_norm",
+    "aten.argsort", "aten.slice_scatter", "aten.select_scatter", "aten.split_with_sizes_copy", "aten.pixel_shuffle",
+    "aten.pixel_unshuffle", "aten.channel_shuffle", "aten.as_strided_copy", "aten.as_strided_scatter",
+}  # fmt: skip
+
+
+def matrix(left: Tensor, right: Tensor) -> list[Product]:
+    """m x k by k x n."""
+    return [(1.0, float(left.shape[0]), float(left.shape[1]), float(right.shape[1]))]
+
+
+def batched(left: Tensor, right: Tensor) -> list[Product]:
+    """Products of a batch."""
+    return [(float(left.shape[0]), float(left.shape[1]), float(left.shape[2]), float(right.shape[2]))]
+
+
+def convolution_product(x: Tensor, weight: Tensor, transposed: bool, groups: int, out: Tensor) -> Product:
+    """A convolution as the product of its patches with its kernel; transposed: of its inputs."""
+    window = float(math.prod(weight.shape[2:]))
+    if transposed:
+        rows = float(x.shape[0] * math.prod(x.shape[2:]))
+        return float(groups), rows, float(x.shape[1] / groups), float(weight.shape[1]) * window
+    rows = float(out.shape[0] * math.prod(out.shape[2:]))
+    return float(groups), rows, float(weight.shape[1]) * window, float(weight.shape[0] / groups)
+
+
+def convolution(args: Arguments, out: Any) -> list[Product]:
+    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
+    return [convolution_product(args[0], args[1], args[6], args[8], out)]
+
+
+def convolution_backward(args: Arguments, out: Any) -> list[Product]:
+    """dX = G W^T, dW = X^T G; args: gradient, x, weight, five of sizes, transposed, padding, groups, mask."""
+    gradient, x, weight = args[:3]
+    count, m, k, n = convolution_product(x, weight, args[7], args[9], gradient)
+    mask = args[10]
+    return [(count, m, n, k)] * bool(mask[0]) + [(count, k, m, n)] * bool(mask[1])
+
+
+def attention(args: Arguments, out: Any) -> list[Product]:
+    """Scores and their product with the values; masks hide nothing of the work."""
+    return _attention(args[0], args[1], args[2], forward=True)
+
+
+def attention_backward(args: Arguments, out: Any) -> list[Product]:
+    """The scores again, and two products each for them and the values (Dao et al. 2022, Algorithm 4)."""
+    return _attention(args[1], args[2], args[3], forward=False)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *, forward: bool) -> list[Product]:
+    heads, rows, columns = float(q.shape[0] * q.shape[1]), float(q.shape[2]), float(k.shape[2])
+    width, out = float(q.shape[3]), float(v.shape[3])
+    scores, mixed = (heads, rows, width, columns), (heads, rows, columns, out)
+    if forward:
+        return [scores, mixed]
+    return [
+        scores, (heads, rows, out, columns), (heads, columns, rows, out), (heads, rows, columns, width),
+        (heads, columns, rows, width),
+    ]  # fmt: skip
+
+
+PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
+    "aten.mm": lambda args, out: matrix(args[0], args[1]),
+    "aten.addmm": lambda args, out: matrix(args[1], args[2]),
+    "aten._addmm_activation": lambda args, out: matrix(args[1], args[2]),
+    "aten.bmm": lambda args, out: batched(args[0], args[1]),
+    "aten.baddbmm": lambda args, out: batched(args[1], args[2]),
+    "aten.addbmm": lambda args, out: batched(args[1], args[2]),
+    "aten.mv": lambda args, out: matrix(args[0], args[1].unsqueeze(1)),
+    "aten.addmv": lambda args, out: matrix(args[1], args[2].unsqueeze(1)),
+    "aten.dot": lambda args, out: [(1.0, 1.0, float(args[0].numel()), 1.0)],
+    "aten.convolution": convolution,
+    "aten.convolution_backward": convolution_backward,
+    **{
+        f"aten._scaled_dot_product_{kind}": attention
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    },
+    **{
+        f"aten._scaled_dot_product_{kind}_backward": attention_backward
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    },
+}
+
+
+def name_of(operator: Any) -> str:
+    """`aten.mm` of aten.mm.default."""
+    return ".".join(str(operator).split(".")[:2])
+
+
+def is_free(operator: Any, name: str) -> bool:
+    """Whether nothing is read or written."""
+    return bool(operator.is_view) or name in ALIASES or name in FREE or operator.namespace == "prim"
+
+
+def is_ruled(operator: Any, name: str) -> bool:
+    """Whether it is known what the operator does."""
+    known = (*PRODUCTS, *FILLS, *GATHERS, *SCATTERS, *MEMORY)
+    tags = {torch.Tag.pointwise, torch.Tag.reduction}
+    return name in known or name.removesuffix("_") in known or bool(tags & set(operator.tags))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors(one)
+
+
+def bytes_of(tensor: Tensor) -> float:
+    """What is there of a tensor: dimensions that are broadcast count once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return float(math.prod(size for size, stride in sizes if stride) * tensor.element_size())
+
+
+def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tuple[float, float]:
+    """(bytes read, bytes written)."""
+    given, made = list(tensors((args, kwargs))), list(tensors(out))
+    written = sum(map(bytes_of, made))
+    if name in FILLS:
+        return 0.0, written
+    if name in GATHERS:
+        return written + sum(bytes_of(t) for t in given if not t.is_floating_point()), written
+    if name in SCATTERS:
+        moved = sum(bytes_of(t) for t in given[1:])
+        return 2 * moved, moved
+    distinct = {id(t): t for t in given}
+    return sum(map(bytes_of, distinct.values())), written
+
+
+def products(name: str, args: Arguments, out: Any) -> list[Product]:
+    """Matrix products of an operator; none of what only moves memory."""
+    rule = PRODUCTS.get(name)
+    return [] if rule is None else rule(args, out)

@@ -1,0 +1,52 @@
+"""Runs what a page's console blocks show, as a reader would, and compares what is printed."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from markdown_pages import ROOT, Block, blocks
+
+_LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def prepare(page: Path, folder: Path) -> Path:
+    """`folder` with the examples and with the files that the page has its reader write (`<!-- file:NAME -->`)."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for block in blocks(page):
+        kind, _, name = block.mark.partition(":")
+        if kind == "file":
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(block.body, encoding="utf-8")
+    return folder
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder`, `hetplan` and `python` being this environment's."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=os.environ | {"PATH": path, "COLUMNS": "160"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def same(shown: str, printed: str) -> bool:
+    """Whether a page's text stands for what was printed: `...` for anything, blanks for blanks."""
+    return doctest.OutputChecker().check_output(shown, printed, _LOOSE)
+
+
+def run_as_shown(block: Block, folder: Path) -> None:
+    """Every command of a console block ends well and prints what the page shows."""
+    for command, shown in block.commands():
+        ran = shell(command, folder)
+        assert ran.returncode == 0, f"{command}\n{ran.stderr}"
+        assert same(shown, ran.stdout), f"{command} prints\n{ran.stdout}\nbut the page\n{shown}"

@@ -1,0 +1,63 @@
+"""Some plan shapes with passes in half precision, and ten steps of training beside fp32's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetplan.runtime import distribute
+from parity.cases import CASES, MODELS, Case
+from parity.curves import PLANS
+from parity.gradients import SEED, STEP
+
+PRECISIONS = ("bf16", "fp16")
+MODELS_TRIED = ("gpt", "llama", "bert", "moe", "vit", "vgg", "untied")
+WORLDS = (2, 4)
+STEPS = 10
+CURVE = "ZeRO 3 on a pipeline"
+
+
+def chosen() -> list[Case]:
+    """The first shape of each model and world size."""
+    found: dict[tuple[str, int], list[Case]] = {}
+    for case in CASES:
+        if case.model in MODELS_TRIED and case.world in WORLDS:
+            found.setdefault((case.model, case.world), []).append(case)
+    return [case for cases in found.values() for case in cases[:1]]
+
+
+def train(precision: Any) -> list[float]:
+    """The losses of some steps of AdamW on one batch."""
+    with torch.device("meta"):
+        module = MODELS["gpt"]()
+    model = distribute(module, PLANS[CURVE], seed=1, precision=precision)
+    updates = model.optimizer(torch.optim.AdamW, lr=1e-2)
+    losses = []
+    for _ in range(STEPS):
+        losses.append(model.train_step(lambda first, last: module.batch(0, first, last)))
+        updates.step()
+        updates.zero_grad()
+    return losses
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """One step of each case in each precision."""
+    torch.set_default_dtype(torch.float32)
+    found: dict[Any, Any] = {}
+    for case in chosen():
+        if case.world != world:
+            continue
+        for precision in PRECISIONS:
+            with torch.device("meta"):
+                module = MODELS[case.model]()
+            model = distribute(module, case.plan, seed=SEED, precision=precision)
+            model.step = STEP
+            loss = model.train_step()
+            fragments = [vars(f) | {"values": f.values.reshape(-1).clone()} for f in model.gradients()]
+            found[case.name, precision] = (loss, fragments)
+    if world == PLANS[CURVE].world_size:
+        found["curves"] = {precision: train(precision) for precision in ("fp32", *PRECISIONS)}
+    torch.save(found, folder / f"found-{world}-{dist.get_rank()}.pt")

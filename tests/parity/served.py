@@ -1,0 +1,150 @@
+"""Many runs by one process: hetplan and torch are imported once, and every run is a fork of its own session.
+
+`python served.py REQUESTS ANSWERS [WIDTH]`: REQUESTS holds a list of `{"name", "program", "arguments", "environment",
+"signal"}`, ANSWERS gets by name `{"code", "out", "err", "seconds"}`. program: "hetplan", or "rank" for one under
+torchrun; arguments: of several commands with "&&" between them. signal: sent to the run behind its first step.
+seconds: from the fault, where the run's environment names a file `FAULT` that the faulty rank writes the moment to,
+until no process of the session is left, not even a zombie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+POLL, LIMIT = 0.05, 120.0  # seconds
+Request = dict[str, Any]
+
+
+NEEDED = (
+    "torch.distributed.checkpoint",
+    "hetplan.cli.main",
+    "hetplan.runtime.__main__",
+    "hetplan.runtime.elastic",
+    "hetplan.runtime.execution.rank",
+    "parity.cases",
+    "parity.faulty",
+)
+
+
+def warm() -> None:
+    """Import what all runs need, before they are forked."""
+    for name in NEEDED:
+        importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)
+
+
+def begin(request: Request, out: Path, err: Path) -> int:
+    """Fork a run; its process id, which is its session's and its group's, too."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        os.setsid()
+        for path, number in ((out, 1), (err, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        os.environ.update(request.get("environment", {}))
+        from hetplan.cli.main import main
+        from hetplan.runtime.__main__ import main as rank
+
+        program = rank if request["program"] == "rank" else main
+        for whole, command in groupby(request["arguments"], lambda argument: argument != "&&"):
+            code = program(list(command)) if whole else code
+            if code:
+                break
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:  # noqa: BLE001 (what a run dies of is told by the test)
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+@dataclass
+class Running:
+    """A run, from its fork until nothing of it is left."""
+
+    request: Request
+    group: int
+    out: Path
+    err: Path
+    until: float
+    code: int | None = None
+    signalled: bool = False
+
+    @classmethod
+    def start(cls, request: Request, folder: Path) -> Running:
+        """Fork it."""
+        out, err = folder / f"{request['name']}.out", folder / f"{request['name']}.err"
+        out.touch()
+        err.touch()
+        return cls(request, begin(request, out, err), out, err, time.monotonic() + LIMIT)
+
+    def look(self) -> dict[str, Any] | None:
+        """The answer, once nothing is left of it."""
+        if self.code is None:
+            pid, status = os.waitpid(self.group, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        sent = self.request.get("signal")
+        if sent and not self.signalled and "step 0" in self.err.read_text():
+            os.kill(self.group, sent)
+            self.signalled = True
+        if time.monotonic() > self.until:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
+        if self.code is None or alive(self.group):
+            return None
+        gone, fault = time.monotonic(), Path(self.request.get("environment", {}).get("FAULT", os.devnull))
+        seconds = gone - float(fault.read_text()) if fault.is_file() else None
+        return {
+            "code": self.code,
+            "out": self.out.read_text(),
+            "err": self.err.read_text(),
+            "seconds": seconds,
+        }
+
+
+def alive(group: int) -> bool:
+    """Whether any process of a group is there, zombies included."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def main(requests: Path, answers: Path, width: int) -> None:
+    """Some at a time."""
+    warm()
+    asked: list[Request] = json.loads(requests.read_text())
+    waiting, running, found = asked[::-1], dict[str, Running](), dict[str, Any]()
+    with TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < width:
+                request = waiting.pop()
+                running[request["name"]] = Running.start(request, Path(folder))
+            for name, answer in [(name, one.look()) for name, one in running.items()]:
+                if answer is not None:
+                    found[name] = answer
+                    del running[name]
+            time.sleep(POLL)
+    answers.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 2)

@@ -1,0 +1,197 @@
+"""What is carried over from proven problems is what solving would have given, and nothing else is carried over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from fakes.workloads import cluster_document, small
+from hetplan.formulations import family
+from hetplan.formulations.amp.data import AmpData
+from hetplan.formulations.amp.pose import pose as pose_amp
+from hetplan.formulations.ditto.data import DittoData
+from hetplan.formulations.ditto.pose import pose as pose_ditto
+from hetplan.planner.known import (
+    FEWER,
+    MEMORY,
+    NONE_LEFT,
+    SAME,
+    SLOWER,
+    Known,
+    compute_unless_known,
+    remembering,
+    solve_unless_known,
+)
+from hetplan.planner.ranking import make_plans
+from hetplan.planner.what_if import carried, changed_workload, faster_network, removal, what_if
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.replay import replay
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+NODES = cluster_document()["nodes"]
+
+
+def a_run() -> Run:
+    """One thread."""
+    return Run(Options(time_limit=30, threads=1))
+
+
+def wide(global_batch: int = 8, **changes: Any) -> Workload:
+    """Two nodes of each kind."""
+    return small(global_batch, nodes=[{**node, "count": 2} for node in NODES], **changes)
+
+
+def little() -> dict[str, Any]:
+    """Devices that hold nothing."""
+    return {name: {"memory_gib": 2} for name in ("T4", "V100-SXM2-16GB")}
+
+
+def with_nodes(data: DittoData, counts: list[int]) -> DittoData:
+    """Other numbers of nodes by type; 0: without the type."""
+    kinds = [
+        kind.model_copy(update={"nodes": count})
+        for kind, count in zip(data.device_types, counts, strict=True)
+        if count
+    ]
+    return data.model_copy(update={"device_types": kinds})
+
+
+def slower(data: AmpData, random: Random) -> AmpData:
+    """One or two links at a half of their bandwidth, sometimes another at twice its own."""
+    rows = [list(row) for row in data.bandwidth]
+    for _ in range(random.choice((1, 2))):
+        i, j = random.sample(range(len(data.devices)), 2)
+        rows[i][j] = rows[j][i] = rows[i][j] / 2
+    if random.random() < 0.2:
+        rows[0][1] = rows[1][0] = 2 * data.bandwidth[0][1]
+    return data.model_copy(update={"bandwidth": rows})
+
+
+def check(name: str, known: Known, data: Any, seen: Counter[str]) -> None:
+    """A known answer is that of solving."""
+    found = known.answer(family(name), data)
+    if found is None:
+        seen["solved"] += 1
+        return
+    fresh = solve(family(name), data, "auto", a_run())
+    assert found.status == fresh.status and found.seconds == 0.0
+    if fresh.objective is not None:
+        assert found.objective == pytest.approx(fresh.objective, rel=1e-6)
+        assert found.bound is not None and found.bound <= fresh.objective * (1 + 1e-9)
+    seen[found.message] += 1
+
+
+def test_dittos_templates_on_fewer_nodes() -> None:
+    seen: Counter[str] = Counter()
+    for batch in (2, 8):  # two micro-batches: no more than two stages, so that nodes are left over
+        data = pose_ditto(wide(batch), 1)
+        known = Known([("ditto", data, solve(family("ditto"), data, "auto", a_run()))])
+        for counts in ([2, 2], [1, 2], [2, 1], [1, 1], [2, 0], [0, 2], [3, 2]):
+            check("ditto", known, with_nodes(data, counts), seen)
+        other = data.model_copy(update={"micro_batches": data.micro_batches + 1})
+        assert known.answer(family("ditto"), other) is None
+    assert seen[SAME] == 2 and seen[FEWER] >= 1 and seen["solved"] >= 2
+
+
+def test_no_template_before_is_none_now() -> None:
+    data = pose_ditto(wide(8, devices=little()), 1)
+    known = Known([("ditto", data, solve(family("ditto"), data, "auto", a_run()))])
+    seen: Counter[str] = Counter()
+    check("ditto", known, with_nodes(data, [1, 2]), seen)
+    assert seen == {NONE_LEFT: 1}
+
+
+def test_amps_decisions_on_a_slower_network() -> None:
+    data, random, seen = pose_amp(small()), Random(3), Counter[str]()
+    known = Known([("amp", data, solve(family("amp"), data, "auto", a_run()))])
+    check("amp", known, data, seen)
+    for _ in range(30):
+        check("amp", known, slower(data, random), seen)
+    faster = [[2 * value for value in row] for row in data.bandwidth]
+    assert known.answer(family("amp"), data.model_copy(update={"bandwidth": faster})) is None
+    assert known.answer(family("amp"), data.model_copy(update={"global_batch": 16})) is None
+    assert seen[SAME] == 1 and seen[SLOWER] >= 1 and seen["solved"] >= 5
+
+
+def test_no_room_is_no_room_on_any_network() -> None:
+    data = pose_amp(small(model="gpt2-xl", devices=little()))
+    known = Known([("amp", data, solve(family("amp"), data, "auto", a_run()))])
+    faster = [[2 * value for value in row] for row in data.bandwidth]
+    found = known.answer(family("amp"), data.model_copy(update={"bandwidth": faster}))
+    assert found is not None and (found.status, found.message) == ("infeasible", MEMORY)
+
+
+def test_only_what_is_proven_is_kept() -> None:
+    data, known = pose_amp(small()), Known()
+    stopped = Run(Options(time_limit=30, threads=1))
+    stopped.cancel.set()
+    with remembering(known):
+        solve_unless_known(family("amp"), data, stopped)
+        assert known.results == []
+        first = solve_unless_known(family("amp"), data, a_run())
+        again = solve_unless_known(family("amp"), data, a_run())
+    assert again.decision == first.decision and known.decided == [f"amp: {SAME}"]
+    solve_unless_known(family("amp"), data, a_run())
+    assert len(known.decided) == 1  # outside nothing is remembered
+
+
+def test_computed_once_where_it_is_proven() -> None:
+    calls: list[int] = []
+
+    def compute() -> int:
+        calls.append(len(calls))
+        return len(calls)
+
+    with remembering(Known()) as known:
+        assert compute_unless_known("x", "key", lambda value: value > 1, compute) == 1
+        assert compute_unless_known("x", "key", lambda value: value > 1, compute) == 2
+        assert compute_unless_known("x", "key", lambda value: value > 1, compute) == 2
+        assert compute_unless_known("x", "other", lambda value: value > 1, compute) == 3
+    assert known.decided == [f"x: {SAME}"]
+
+
+def test_what_if_solves_less_and_finds_the_same() -> None:
+    workload = wide(8)
+    changes = [removal("node3", workload.cluster), faster_network(20, workload.cluster)]
+    names = ["ditto", "astra"]
+    found = what_if(workload, changes, a_run(), strategies=names)
+    counts = Counter(found.decided)
+    assert counts[f"astra/only-V100-SXM2-16GB: {SAME}"] == 1  # T4 alone went
+    assert any(text.startswith("ditto: ") for text in counts)
+    for variant in found.variants:
+        alone = what_if(variant.workload, [], a_run(), strategies=names)
+        assert alone.base.best is not None and variant.best is not None
+        assert variant.best.predicted_seconds is not None
+        assert variant.best.predicted_seconds <= (alone.base.best.predicted_seconds or 0.0)
+    assert found.document()["decided_without_solving"] == list(found.decided)
+
+
+@pytest.mark.parametrize("gbit", [1.0, 100.0])
+def test_the_plan_as_it_is_takes_what_the_changed_network_makes_of_it(gbit: float) -> None:
+    workload = small()
+    found = what_if(workload, [faster_network(gbit, workload.cluster)], a_run(), strategies=["dp"])
+    (variant,) = found.variants
+    assert variant.best is not None and variant.best.plan is not None and variant.gain is not None
+    seconds = replay(variant.best.plan, variant.workload).seconds
+    assert variant.best.predicted_seconds == seconds
+    assert (variant.gain > 0) == (gbit > 10)
+
+
+def test_the_plan_as_it_is_stays_where_only_idle_devices_go() -> None:
+    workload = small()
+    planning = make_plans(workload, ["dp"], a_run(), parts=True)
+    fast = next(c for c in planning.candidates if c.method.endswith("@V100-SXM2-16GB"))
+    for text, stays in (("node1", True), ("1xT4", True), ("node0", False)):
+        change = removal(text, workload.cluster)
+        changed = changed_workload(workload, change)
+        again = carried(fast, workload, changed, change)
+        assert (again is not None) == stays
+        if again is not None:
+            assert again.plan is not None and again.predicted_seconds == fast.predicted_seconds
+            assert len(again.plan.devices) == len(changed.cluster.devices)
+            assert again.bound is None and again.objective is None

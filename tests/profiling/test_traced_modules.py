@@ -1,0 +1,110 @@
+"""Modules traced on fake tensors: what is counted, held against torch's own counts and against descriptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.profiling.counted import Counted
+from hetplan.profiling.models import load_model
+from hetplan.profiling.operators import Layer
+
+torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
+
+from fakes import networks  # noqa: E402
+from hetplan.runtime.tracing import module as traced  # noqa: E402
+from hetplan.runtime.tracing import rules  # noqa: E402
+
+H, S, V, HEADS = networks.WIDTH, networks.TOKENS, networks.VOCABULARY, networks.HEADS
+
+
+def calls(layer: Layer) -> list[Counted]:
+    """The traced operators of a layer."""
+    return [op for op in layer.operators if isinstance(op, Counted)]
+
+
+def counted_by_torch(module: Any, samples: int) -> int:
+    """FLOPs of one iteration by torch's counter, on real tensors."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, targets = module.batch(0, 0, samples)
+    with FlopCounterMode(display=False) as counter:
+        loss = module(x, targets) if isinstance(module, networks.Text) else module(x).sum()
+        loss.backward()
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("make", [networks.Text, networks.Images])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_flops_are_those_that_torch_counts(make: Any, samples: int) -> None:
+    module = make()
+    found = traced.trace(module, name="x", precision="fp32").chain()
+    flops = sum(op.flops(samples) for layer in found for op in calls(layer))
+    # torch's counter takes CPU attention for no product; ours has 2 and 5 of them
+    attention = 7 * 2 * samples * S * S * H * 3 if make is networks.Text else 0
+    assert flops - attention == counted_by_torch(module, samples)
+
+
+def test_groups_of_a_convolution_share_its_work() -> None:
+    """Forward and two products backward of 7 x 7 pixels; torch's counter forgets the groups in one of them."""
+    for groups in (1, 2):
+        layer = traced.trace(networks.Images(groups), name="x", precision="fp32").chain()[1]
+        assert sum(op.flops() for op in calls(layer)) == 3 * 2 * 49 * 9 * 8 * 16 / groups
+
+
+def test_layers_parameters_and_what_is_sent_on() -> None:
+    model = load_model(traced.trace(networks.Text(), name="text", precision="fp16").spec())
+    assert [layer.name for layer in model.layers] == [
+        "embed", "body.blocks.0", "body.blocks.1", "body.blocks.2", "head",
+    ]  # fmt: skip
+    assert model.sequence == S
+    block = 12 * H * H + 9 * H + 3 * H
+    assert [layer.params for layer in model.layers] == [V * H, block, block, block, 0]
+    assert model.layers[-1].tied_params == V * H
+    assert [layer.activation_bytes("fp16") for layer in model.layers] == [2 * S * H] * 4 + [0]
+    assert len({layer.operators for layer in model.layers[1:4]}) == 1
+    skipping = traced.trace(networks.Text(skip=True), name="x", precision="fp16").chain()
+    assert [layer.output for layer in skipping] == [S * H, 2 * S * H, 2 * S * H, S * H, 0]
+
+
+def test_what_is_kept_is_what_the_kernels_of_a_gpu_keep() -> None:
+    """Fused attention keeps queries, keys, values, its output and fp32 sums; dropout a byte per element."""
+    found = traced.trace(networks.Text(), name="x", precision="fp16").chain()[1]
+    norms = 2 * 2 * S * 2  # mean and deviation; of an RMSNorm, too
+    elements = (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) * S * H  # inputs of norms, qkv, out, up, gelu, down
+    assert found.saved_bytes("fp16") == pytest.approx(2 * elements + S * H + 4 * S * HEADS + norms, rel=1e-3)
+
+
+def test_traffic_of_simple_operators() -> None:
+    a, b = torch.zeros(8, 16), torch.zeros(16, 4)
+    assert rules.traffic("aten.mm", (a, b), {}, a @ b) == (4 * (128 + 64), 4 * 32)
+    assert rules.traffic("aten.add", (a, torch.zeros(1, 16).expand(8, 16)), {}, a) == (
+        4 * (128 + 16),
+        4 * 128,
+    )
+    table, rows = torch.zeros(1000, 4), torch.zeros(3, dtype=torch.int64)
+    assert rules.traffic("aten.embedding", (table, rows), {}, table[rows]) == (48 + 24, 48)
+    assert rules.traffic("aten.zeros_like", (a,), {}, a) == (0, 4 * 128)
+    assert rules.is_free(torch.ops.aten.view.default, "aten.view")
+
+
+def test_operators_without_a_rule_are_listed_and_counted_as_memory() -> None:
+    found = traced.trace(networks.Odd(), name="odd", precision="fp32")
+    assert any("linalg" in name for name in found.without_rule())
+    assert "no rule for" in found.spec().notes[0]
+    assert traced.trace(networks.Text(), name="text", precision="fp32").without_rule() == {}
+
+
+def test_what_cannot_be_traced_says_why() -> None:
+    with pytest.raises(UnsupportedError, match=r"nonzero.*depends on values"):
+        traced.trace(networks.Choosing(), name="x", precision="fp32")
+    with pytest.raises(UnsupportedError, match="straight line"):
+        traced.trace(networks.Comparing(), name="x", precision="fp32")
+    with pytest.raises(InputError, match=r"x: module has no data .*batch"):
+        traced.trace(networks.without_data(None), name="x", precision="fp32")
+    broken = networks.Images()
+    broken[1] = torch.nn.Linear(5, 5)
+    with pytest.raises(InputError, match="x: 1: module does not run on fake tensors"):
+        traced.trace(broken, name="x", precision="fp32")

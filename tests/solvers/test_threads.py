@@ -1,0 +1,69 @@
+"""Work on another thread: its value, its error, and a start that cannot hang."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hetplan.solvers import threads
+from hetplan.solvers.threads import Work
+
+
+def test_the_value_and_the_error_come_back() -> None:
+    work = Work(lambda: 3)
+    assert work.wait(10) and not work.alive
+    assert work.value() == 3
+
+    def fails() -> None:
+        raise KeyError("x")
+
+    failed = Work(fails)
+    assert failed.wait(10)
+    with pytest.raises(KeyError):
+        failed.value()
+
+
+def test_work_goes_on_while_it_is_waited_for() -> None:
+    work = Work(lambda: time.sleep(0.2))
+    assert work.alive and not work.wait(0.01)
+    assert work.wait(10) and work.value() is None
+
+
+def test_a_thread_that_dies_before_it_begins_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.05)
+    with pytest.raises(MemoryError, match="before it began"):
+        Work(lambda: 3)
+
+
+LIMITED = """
+import resource, sys
+from hetplan.solvers.threads import Work
+size = int(next(l.split()[1] for l in open("/proc/self/status") if l.startswith("VmSize"))) * 1024
+held = []
+resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[1]), size + int(sys.argv[1])))
+try:
+    while True:
+        held.append(bytearray(1 << 16))
+except MemoryError:
+    pass
+try:
+    work = Work(lambda: [bytearray(1 << 20) for _ in range(1000)])
+    work.wait(30) and work.value()
+except (MemoryError, RuntimeError):
+    sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+@pytest.mark.parametrize("spare", [0, 1 << 20, 9 << 20, 80 << 20])
+def test_without_memory_it_ends_with_an_error(spare: int) -> None:
+    """However little is left, the starter hears of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(spare)], timeout=60, check=False, stderr=subprocess.PIPE
+    )
+    assert done.returncode == 7, done.stderr
