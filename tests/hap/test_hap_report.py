@@ -22,7 +22,7 @@ def least_at(data: HapData, seed: int, ratios: Floats) -> float:
     """The cheapest of all programs at ratios [K], by enumeration."""
     problem = compile_problem(data)
     found = []
-    for stages, comm in programs(seed, 1):
+    for stages, comm, _ in programs(seed, 1):
         busy = [float(((F + S * ratios) / problem.speeds).max()) for F, S in stages]
         found.append(comm[0] + comm[1] * float(ratios.max()) + sum(busy))
     return min(found)

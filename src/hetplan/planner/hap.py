@@ -17,15 +17,13 @@ from hetplan.formulations.hap.describe import describe
 from hetplan.formulations.hap.listing import stages_of
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.rounding import shard_lengths
-from hetplan.formulations.hap.spmd.forms import form_name
-from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run, Synchronise
 from hetplan.formulations.hap.spmd.whole import whole_seconds
 from hetplan.planner.amp import inner_run, plan_workload
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.hap_settings import HapSettings
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
-from hetplan.runtime.spmd_program import SpmdInstruction, SpmdProgram
+from hetplan.runtime.spmd_decision import write_program
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run as SolverRun
@@ -132,8 +130,6 @@ def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:
         tensor_shares=[1.0] * len(devices),
     )
     batches = [MicroBatches(count=posed.steps, samples=posed.samples)]
-    instructions = [posed.theory.instructions[i] for i in decision.program]
-    segments = [posed.theory.data.triples[i].segment for i in decision.program]
     return Plan(
         name=f"{workload.model.name} on {workload.cluster.name}"[:200],
         origin=source,
@@ -141,32 +137,5 @@ def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:
         devices=[PlanDevice(type=device.type, node=device.node) for device in devices],
         schedule="spmd",
         replicas=[Replica(stages=[stage], micro_batches=batches)],
-        program=SpmdProgram(
-            instructions=[written(i, segment) for i, segment in zip(instructions, segments, strict=True)],
-            ratios=decision.ratios,
-        ),
+        program=write_program(posed.theory, decision),
     )
-
-
-def written(instruction: Instruction, segment: int) -> SpmdInstruction:
-    """An instruction as plan files have it."""
-    if isinstance(instruction, Run):
-        before = [form_name(form) for form in instruction.way.inputs]
-        return SpmdInstruction(
-            do="Run",
-            tensor=instruction.node,
-            before=before,
-            after=form_name(instruction.way.output),
-            segment=segment,
-        )
-    if isinstance(instruction, Change):
-        held, after = form_name(instruction.source), form_name(instruction.target)
-        return SpmdInstruction(
-            do=instruction.how, tensor=instruction.tensor, before=[held], after=after, segment=segment
-        )
-    assert isinstance(instruction, Synchronise), "an instruction is one of three"
-    form = instruction.after.rpartition("|")[2]
-    return SpmdInstruction(
-        do="All-Reduce gradient" if instruction.how == "All-Reduce" else instruction.how,
-        tensor=instruction.node, before=[form], after=form, segment=segment, parameters=list(instruction.parameters),
-    )  # fmt: skip

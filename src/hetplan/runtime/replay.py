@@ -37,6 +37,7 @@ class Settings:
 @dataclass(frozen=True)
 class Replay:
     """timeline: of units, the stages of the first replica, then those of the second, … owners [U]: which. devices [U].
+    Of an SPMD program the units are the devices of its only stage.
 
     peak_bytes [D]: model states and activations, 0 on unused devices. limit_bytes [D]: what they may hold.
     """
@@ -53,18 +54,23 @@ class Replay:
         return self.timeline.seconds
 
     @property
+    def by_device(self) -> bool:
+        """Whether the units are devices of one stage that run one program, not stages."""
+        return len(set(self.owners)) < len(self.owners)
+
+    @property
     def fits(self) -> bool:
         """Whether every device holds what it must."""
         return all(held <= limit for held, limit in zip(self.peak_bytes, self.limit_bytes, strict=True))
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for
-    SPMD programs."""
+    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for what
+    is not modelled."""
     settings = settings or Settings()
     check_same(plan, workload)
     if plan.program is not None:
-        raise UnsupportedError("SPMD programs are not replayed yet", where=plan.name)
+        return replay_program(plan, workload, settings)
     costs = Costs(workload, plan.recomputation)
     zero = ZeroCosts.of(plan, workload)
     pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
@@ -77,6 +83,25 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
         tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
         memory(plan, costs, zero, owners, timeline),
         tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
+    )
+
+
+def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay:
+    """One iteration of an SPMD program; every device is a unit of its own."""
+    from hetplan.runtime.spmd_replay import SpmdCosts
+
+    if settings != Settings():
+        raise UnsupportedError(
+            "collectives of SPMD programs stand where the program has them", where=plan.name,
+            got="overlapped gradients or blocking senders", expected="neither",
+        )  # fmt: skip
+    costs, usable = SpmdCosts.of(plan, workload), workload.device_bytes()
+    return Replay(
+        costs.timeline(),
+        ((0, 0),) * len(costs.devices),
+        tuple((device,) for device in costs.devices),
+        costs.peak_bytes(),
+        tuple(usable[device.type] for device in workload.cluster.devices),
     )
 
 
@@ -105,7 +130,7 @@ def check_same(plan: Plan, workload: Workload) -> None:
 def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
-    assert plan.schedule != "spmd", "programs are refused before"
+    assert plan.schedule != "spmd", "programs are replayed apart"
     sizes = np.array([b.samples for b in replica.micro_batches])
     which = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
     passes = np.array(

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-WAITS = ("receive", "prepare", "synchronise")
+WAITS = ("receive", "prepare", "synchronise", "collective")
 
 
 class Watch:
