@@ -29,8 +29,15 @@ def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
     assert [summary["method"] for summary in found["problems"]["ditto"]] == ["exact", "greedy"]
 
 
+def test_a_study_without_a_folder_has_one_of_its_name(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hetplan("study", "ditto/tiny-fast-slow", "-m", "greedy", "-t", "20", "-q").code == 0
+    assert len(list((tmp_path / "study-ditto-tiny-fast-slow" / "rows").iterdir())) == 1
+
+
 def test_what_cannot_be_studied(hetplan: Call, tmp_path: Path) -> None:
-    assert "no folder for the rows" in hetplan("study", "papers").error
     assert "no instances named" in hetplan("study", "-o", tmp_path / "x").error
     assert "neither a set" in hetplan("study", "nothing-such", "-o", tmp_path / "x").error
     assert "--jobs" in hetplan("study", "papers", "-o", tmp_path / "x", "-j", "0").error

@@ -14,7 +14,7 @@ from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.spmd.execute import _Machine, random_values
+from hetplan.formulations.hap.spmd.execute import Together, random_values
 from hetplan.formulations.hap.spmd.holding import form_kept, holding_of
 from hetplan.formulations.hap.spmd.instructions import Change, Run
 from hetplan.formulations.hap.spmd.links import measured_by_hap
@@ -82,7 +82,7 @@ def test_simulated_devices_hold_what_is_counted(name: str) -> None:
         prices = [draw.random() ** 3 for _ in theory.data.triples]
         order = greedy_program(reduced, lambda step, prices=prices: prices[step.index])  # type: ignore[misc]
         decision = HapDecision(program=order, ratios=[[0.5, 0.2, 0.3]])
-        machine, expected = _Machine(theory, decision, values), np.zeros(3)
+        machine, expected = Together(theory, decision, values), np.zeros(3)
         for i in order:
             instruction = theory.instructions[i]
             machine.forward(instruction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +47,9 @@ def study(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Where the rows go and are looked for."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Where the rows go and are looked for; default study-SETS."
+        ),
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -62,8 +65,11 @@ def study(
     ] = 60.0,
     seeds: Annotated[str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")] = "0",
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", metavar="N", help="Runs at a time; of --slurm: its jobs.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--jobs", "-j", metavar="N", help="Runs at a time, default one per core; of --slurm: its jobs."
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out.")
     ] = None,
@@ -99,21 +105,21 @@ def study(
     from hetplan.studies.study import carry_out
     from hetplan.studies.tasks import tasks
 
-    if output is None:
-        raise InputError(
-            "no folder for the rows", where="--output", expected="a folder, made where it is missing"
-        )
-    if output.exists() and not output.is_dir():
-        raise InputError("is a file, expected a folder", where=str(output))
     if not sets and not smoke:
         raise InputError("no instances named", expected="a set such as papers, a problem, instances, files")
+    output = output or Path(folder_name(sets or ["smoke"]))
+    if output.exists() and not output.is_dir():
+        raise InputError("is a file, expected a folder", where=str(output))
+    cores = os.cpu_count() or 1
+    if jobs is None:
+        jobs = 1 if slurm else max(1, cores // (threads or 1))
     if jobs < 1:
         raise InputError("not usable", where="--jobs", got=jobs, expected="at least 1")
     arrow()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
         gap=gap,
-        threads=threads if threads is not None else max(1, (os.cpu_count() or 1) // jobs),
+        threads=threads if threads is not None else max(1, cores // jobs),
         native=native,
         pyomo_solver=pyomo_solver,
     )
@@ -149,6 +155,11 @@ def seed_list(text: str) -> list[int]:
     if not found or min(found) < 0:
         raise InputError("not usable", where="--seeds", got=text, expected="whole numbers from 0: 0,1,2")
     return list(dict.fromkeys(found))
+
+
+def folder_name(sets: Sequence[str]) -> str:
+    """The folder of a study of these sets: the same sets find their rows again."""
+    return "study-" + "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets)[:80]
 
 
 @contextlib.contextmanager
