@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hetplan.cli.study import slurm_settings
 from hetplan.errors import InputError
 from hetplan.solvers.options import Options
 from hetplan.studies import distributed as cluster
@@ -47,21 +49,18 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two workers of one thread each."""
-    settings = [
-        "--nthreads",
-        "1",
-        "--no-nanny",
-        "--no-dashboard",
-        "--local-directory",
-        str(tmp_path / "dask"),
-    ]
+    """Two workers of one thread each: one alone, and one with a nanny, as Dask starts them by default."""
+    settings = ["--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path / "dask")]
     command = [sys.executable, "-m", "dask", "worker", scheduler, *settings]
     quiet = subprocess.DEVNULL
-    found = [subprocess.Popen(command, stdout=quiet, stderr=quiet) for _ in range(2)]
+    found = [
+        subprocess.Popen([*command, nanny], stdout=quiet, stderr=quiet, start_new_session=True)
+        for nanny in ("--no-nanny", "--nanny")
+    ]
     yield found
     for process in found:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -93,6 +92,106 @@ def test_same_rows_though_a_worker_is_killed(
         for folder in ("here", "there")
     )
     assert ours == theirs
+
+
+# Slurm's commands on this machine: a job is a process group, its number the group's.
+SBATCH = """#!/bin/sh
+grep -q -- "#SBATCH -p nowhere" "$1" && { echo "sbatch: error: invalid partition specified: nowhere" >&2; exit 1; }
+grep "^#SBATCH" "$1" >> "$FAKE_SLURM/directives"
+cp "$1" "$FAKE_SLURM/script.$$"
+setsid sh -c 'echo $$ >> "$FAKE_SLURM/jobs"; exec sh "$0"' "$FAKE_SLURM/script.$$" > "$FAKE_SLURM/out.$$" 2>&1 &
+echo "Submitted batch job $!"
+"""
+SCANCEL = """#!/bin/sh
+kill -9 -- "-$1"
+"""
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with what was submitted; `sbatch` and `scancel` on the PATH."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("FAKE_SLURM", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    yield folder
+    for group in jobs_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def jobs_of(folder: Path) -> list[int]:
+    """The process groups of the jobs submitted so far."""
+    file = folder / "jobs"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def settings_of(folder: Path, **more: str) -> dict[str, object]:
+    """As `--slurm cores=1 …` gives them."""
+    given = {"cores": "1", "memory": "2GB", "queue": "here", "local_directory": str(folder), **more}
+    host = {"scheduler_options": {"host": "127.0.0.1", "dashboard_address": None}}
+    return {**slurm_settings([f"{name}={value}" for name, value in given.items()]), **host}
+
+
+@pytest.mark.slow
+def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
+    fake_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed (extra `slurm`)")
+    import dask
+
+    monkeypatch.setattr(cluster, "RENEW_EVERY", "200ms")
+    killed: list[int] = []
+
+    def watch(tally: Tally) -> None:
+        if sum(tally.counts.values()) == 3 and not killed:
+            killed.extend(jobs_of(fake_slurm))
+            os.killpg(killed[0], signal.SIGKILL)
+
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "500ms"}),
+        cluster.slurm(1, settings_of(tmp_path)) as client,
+    ):
+        tally = carry_out(
+            work(), tmp_path / "there", lambda left: cluster.run_on(client, left, stop=lambda: False), watch
+        )
+    assert tally.done == 10 and len(killed) == 1
+    assert {row["status"] for row in read_rows(tmp_path / "there")} == {"feasible"}
+    submitted = (fake_slurm / "directives").read_text()
+    assert submitted.count("#SBATCH -p here") == len(jobs_of(fake_slurm)) >= 2
+    limit = time.monotonic() + 20
+    while (alive := [group for group in jobs_of(fake_slurm) if runs(group)]) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not alive, "jobs end with the study"
+
+
+def runs(group: int) -> bool:
+    """Whether a process of the group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_slurm_refuses_is_told(fake_slurm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed (extra `slurm`)")
+    with (
+        pytest.raises(InputError, match=r"--slurm: cannot be submitted: .*invalid partition"),
+        cluster.slurm(2, settings_of(tmp_path, queue="nowhere")),
+    ):
+        raise AssertionError("connected to nobody")
+    with (
+        pytest.raises(InputError, match=r"--slurm: not usable: .*color"),
+        cluster.slurm(1, settings_of(tmp_path, color="red")),
+    ):
+        raise AssertionError("connected to nobody")
+    (fake_slurm / "sbatch").unlink()
+    with pytest.raises(InputError, match="no command sbatch"), cluster.slurm(1, settings_of(tmp_path)):
+        raise AssertionError("connected to nobody")
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:

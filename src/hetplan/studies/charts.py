@@ -17,6 +17,8 @@ WIDE = 7.2
 LEAST_SECONDS = 1e-4
 # Excess below this share is drawn at the left edge: "the optimum".
 LEAST_EXCESS = 1e-4
+# Beyond this factor between the ends an axis is logarithmic.
+WIDE_RANGE = 10
 
 
 def figure(height: float) -> tuple[Any, Any]:
@@ -95,9 +97,10 @@ def speedups(study: Study, problem: str) -> Any | None:
         axes.plot([values[0], values[-1]], [at, at], color=COLOURS[0], linewidth=1)
         axes.barh(at, high - low, left=low, height=0.5, color=COLOURS[5], edgecolor=COLOURS[0])
         axes.plot([middle, middle], [at - 0.25, at + 0.25], color=COLOURS[1], linewidth=2.2)
-    axes.set_xscale("log")
+    most = max(values[-1] for values in found.values())
+    if most > WIDE_RANGE:
+        axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
     axes.set_xlabel("times the best known predicted time (bar in the middle: median)")
@@ -155,7 +158,9 @@ def scaling(study: Study, problem: str) -> Any | None:
             sizes = [size for size, _, proof in found if proof is ended]
             times = [seconds for _, seconds, proof in found if proof is ended]
             axes.scatter(sizes, times, s=16, alpha=0.6, marker=marker, color=colour)
-    axes.set_xscale("log")
+    sizes = [size for found in points.values() for size, _, _ in found]
+    if max(sizes) > WIDE_RANGE * min(sizes):
+        axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel(SIZES[problem][0])
     axes.set_ylabel("seconds")

@@ -8,6 +8,8 @@ a process of its own on the worker, as it would here.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,10 +22,15 @@ from hetplan.studies.workers import run_tasks
 # How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to drop on Ctrl-C.
 AHEAD = 3
 CONNECT_SECONDS = 20
+# How often Slurm jobs that have ended are looked for.
+RENEW_EVERY = "5s"
 
 
 def perform_there(given: dict[str, Any], memory_bytes: int | None) -> Row:
     """On a worker: one task in its own process."""
+    # A nanny's worker is daemonic, and Python lets such a process have no children, lest they outlive it. A task does
+    # not: it ends when the pipe to the worker closes.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return next(run_tasks([as_task(given)], 1, memory_bytes=memory_bytes, stop=lambda: False))
 
 
@@ -54,21 +61,46 @@ def connected(scheduler: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
-    """A client of a cluster of `jobs` Slurm jobs, started here and ended with the study."""
+    """A client of a cluster of `jobs` Slurm jobs, started here and ended with the study.
+
+    A job that ends early, by its time limit or its node's death, is submitted again. Raises InputError where the
+    settings are not dask-jobqueue's, or where Slurm refuses the jobs.
+    """
     distributed = dask()
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError:
         raise InputError(
-            "needs dask-jobqueue", where="--slurm", expected="pip install dask-jobqueue"
+            "needs dask-jobqueue", where="--slurm", expected="pip install 'hetplan[slurm]'"
         ) from None
-    cluster = SLURMCluster(**options)
+    if shutil.which("sbatch") is None:
+        raise InputError(
+            "no command sbatch on this machine", where="--slurm", expected="a node of a Slurm cluster"
+        )
     try:
-        cluster.scale(jobs=jobs)
-        client = distributed.Client(cluster, set_as_default=False)
-        yield client
+        cluster = SLURMCluster(**options)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"not usable: {one_line(str(error))[:300]}", where="--slurm") from None
+    submit(cluster, jobs)
+    try:
+        cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs, interval=RENEW_EVERY)
+        with distributed.Client(cluster, set_as_default=False) as client:
+            yield client
     finally:
         cluster.close()
+
+
+def submit(cluster: Any, jobs: int) -> None:
+    """Submit the jobs, as `scale` does, which would leave a refusal to the log; raises InputError, cluster closed."""
+    for _ in range(jobs):
+        cluster.worker_spec.update(cluster.new_worker_spec())
+    try:
+        cluster.sync(cluster._correct_state)
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(AssertionError):  # closing expects every job to have begun
+            cluster.close()
+        told = one_line(str(error))[:500]
+        raise InputError(f"cannot be submitted: {told}", where="--slurm") from None
 
 
 def run_on(

@@ -37,7 +37,7 @@ from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.states import build, canonical
 from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 Unlimited = Callable[[Run], Outcome[HapDecision]]
 # States of the graph of all orders for the mixed-integer programme; canonical ones for prices.
@@ -160,7 +160,10 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
     """Best-first branch and bound over cells; None where the theory or its segments are too many for it."""
     problem = posed.problem
     states = int(min(CANONICAL_STATES, STATES_PER_SECOND * run.remaining))
-    graph = canonical(posed.theory, states) if problem.K**problem.g <= MOST_VERTICES else None
+    try:
+        graph = canonical(posed.theory, states, run=run) if problem.K**problem.g <= MOST_VERTICES else None
+    except Stopped:
+        graph = None
     if graph is None:
         return None
     pricing, order = Pricing(problem, graph), itertools.count()
