@@ -41,6 +41,8 @@ MIB = 2**20
 GENERAL, THEIRS, OURS = 4.0, 60.0, 45.0
 # Longest first solve of a general solver, which only loads it.
 LOADED = 1.0
+# Objectives that differ by less are the same.
+SAME = 1e-6
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,9 @@ TABLES = {
         + tuple(vit_case(12, gpus, "constant") for gpus in (16, 32, 64)),
         'Figure 19 is a picture; its text: "super-linearly", "a few seconds" for 24 layers, '
         'constant in the number of devices (§7.8). '
-        "`paper`: the alternation of A* and ratios, as printed while A* stays small, then by the "
-        "stricter rules of the "
-        "authors' program. `exact` optimises programs and ratios together and proves it.",
+        "`paper`: the alternation of A* (here in Python; the authors' is compiled) and ratios, as printed "
+        "while A* stays small, then by the stricter rules of the authors' program, each for a share of "
+        "the limit. `exact` optimises programs and ratios together and proves it.",
     ),
     "ditto": Table(
         "Ditto, Figures 9 and 10: GPT-2 XL on Figure 8's clusters, 32 micro-batches",
@@ -249,7 +251,8 @@ def cell(row: Row, best: float | None) -> str:
         return f"{text}, {row['status']}"
     if row["status"] == "optimal":
         return f"{text}, proven"
-    above = "" if best is None else f", +{100 * max(0.0, row['objective'] / best - 1):.2g} %"
+    excess = 0.0 if best is None else row["objective"] / best - 1
+    above = f", +{100 * excess if excess > SAME else 0:.2g} %"
     left = "" if row["gap"] is None else f", gap {100 * row['gap']:.2g} %"
     return text + above + left
 
@@ -277,9 +280,22 @@ def table_text(key: str, rows: Sequence[Row]) -> str:
         *([table.published] if table.published else []),
         *(f"`{m}`" for m, _ in table.methods),
     ]
-    return (
-        markdown(table.title, head, cells) + f"\n{table.note} Limits: {limits}. Peak memory, MiB: {peaks}.\n"
-    )
+    told = f"\n{table.note} Limits: {limits}. Peak memory, MiB: {peaks}.\n"
+    said = [f"- `{method}`: {message}" for method, message in messages(rows)]
+    return markdown(table.title, head, cells) + told + ("\n" + "\n".join(said) + "\n" if said else "")
+
+
+def messages(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What methods said of their answers, each once, with the number of cases."""
+    counts: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["message"]:
+            key = row["method"], row["message"]
+            counts[key] = counts.get(key, 0) + 1
+    return [
+        (method, f"{message} ({count} case{'s' if count > 1 else ''})")
+        for (method, message), count in counts.items()
+    ]
 
 
 def search_rows(quick: bool) -> list[Row]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.planner.candidate import Candidate
+from hetplan.planner.explain import explain
 from hetplan.planner.library import plan
 from hetplan.planner.ranking import Planning
 from hetplan.text import seconds_text
@@ -20,7 +21,7 @@ from hetplan.text import seconds_text
 PAGE = Path(__file__).with_name("workloads.md")
 TIME_LIMIT = 20.0
 HEADER = (
-    "workload", "command: `hetplan plan …`", "winner", "iteration", "closed form", "ratio", "gap", "runner-up",
+    "workload", "command: `hetplan plan …`", "winner", "iteration", "closed form", "ratio", "proven", "runner-up",
     "best paper's own procedure",
 )  # fmt: skip
 
@@ -59,10 +60,18 @@ def line(row: Row, planning: Planning) -> str:
         return f"| {row.title} | {row.command} | nothing fits |" + " |" * (len(HEADER) - 3)
     others = [c for c in planning.candidates if c is not best and c.fits_memory]
     papers = [c for c in others if c.method.startswith("paper")]
-    gap = "–" if best.gap is None else f"{100 * best.gap:.2g} %"
+    after = explain(planning).runner_up
+    gap = (
+        "–"
+        if best.gap is None
+        else "optimal"
+        if best.status == "optimal"
+        else f"within {100 * best.gap:.2g} %"
+    )
     cells = (
         row.title, row.command, best.name, seconds_text(best.predicted_seconds),
-        seconds_text(best.closed_form_seconds), f"{best.optimism or 1.0:.2f}", gap, named(others), named(papers),
+        seconds_text(best.closed_form_seconds), f"{best.optimism or 1.0:.2f}", gap,
+        named([after] if after else []), named(papers),
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 

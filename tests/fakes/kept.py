@@ -52,7 +52,7 @@ def kept_bytes(
     run: Callable[..., Tensor] | None = None,
     real: bool = False,
 ) -> float:
-    """Of layer(x, …) in training: what its pass leaves beside parameters and output, and its input if it has a gradient.
+    """Of layer(x, …) in training: what its pass leaves beside parameters and output, and its input if it has gradients.
 
     Kernels are those of a GPU: fused attention and norms, a byte per element of a dropout's mask. real: values matter.
     """

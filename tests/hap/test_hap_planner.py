@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,23 @@ from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
+from hetplan.planner.explain import explain
 from hetplan.planner.hap import METHODS, propose
 from hetplan.planner.hap_settings import HapSettings
+from hetplan.planner.parts import lifted
+from hetplan.planner.pictures.scene import scene
+from hetplan.planner.ranking import make_plans
+from hetplan.planner.simulated import simulated
 from hetplan.planner.strategies import STRATEGIES
 from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
+from hetplan.runtime.costs import Costs
+from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.plan import Plan
-from hetplan.runtime.replay import replay
+from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
@@ -157,6 +165,74 @@ def test_candidates_hold(workload: Workload) -> None:
     assert even.predicted_seconds == pytest.approx(even.objective, rel=1e-12)
 
 
+def test_candidates_are_replayed(workload: Workload) -> None:
+    """Stages of both passes, the optimizer's step; even shares on devices that differ wait for the slow ones."""
+    found = {c.method: simulated(c, workload) for c in propose(workload, Run(Options(threads=1)))}
+    for candidate in found.values():
+        if candidate.plan is None:
+            continue
+        replayed = candidate.replayed
+        assert replayed is not None and replayed.by_device and len(replayed.owners) == 4
+        assert candidate.predicted_seconds == replayed.seconds and candidate.closed_form_seconds is not None
+        assert replayed.seconds > candidate.closed_form_seconds
+        assert candidate.fits_memory and candidate.peak_bytes == pytest.approx(replayed.peak_bytes)
+    even = found["dp-even"]
+    assert even.replayed is not None and even.closed_form_seconds is not None
+    # equal work on each type: every stage waits for the T4, which also update more slowly
+    params = sum(layer.param_bytes for layer in workload.profile.layers)
+    update = max(Costs(workload, "none").update_seconds(d, params) for d in range(4))
+    assert even.predicted_seconds == pytest.approx(even.closed_form_seconds + update, rel=1e-9)
+    busy = even.replayed.timeline.busy
+    assert busy[0] == busy[1] < busy[2] == busy[3]
+
+
+def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
+    """Of a program every device has a row of its own, and all join its collectives."""
+    planning = make_plans(workload, ["hap"], Run(Options(threads=1)))
+    best = planning.best
+    assert best is not None and best.plan is not None and best.replayed is not None
+    parts = {part.what for part in explain(planning).critical}
+    assert "collectives of the program" in parts
+    assert parts <= {
+        "collectives of the program",
+        *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
+    }
+    drawn = scene(best.plan, best.replayed, workload)
+    assert [row.title for row in drawn.rows] == [f"device {d}" for d in range(4)]
+    assert all(row.communicates and row.computes for row in drawn.rows)
+    assert best.plan.prediction is not None
+    assert best.plan.prediction.predicted_seconds == replay(best.plan, workload).seconds
+
+
+def test_parts_of_a_cluster_are_replayed_alike(workload: Workload) -> None:
+    """A program on the second node takes what it takes where that node is all there is."""
+    alone = replace(workload, cluster=workload.cluster.part([1]))
+    candidate = simulated(next(c for c in propose(alone, Run()) if c.method == "dp-even"), alone)
+    on_all = lifted(candidate, workload, [1], "T4")
+    assert on_all.replayed is not None and on_all.replayed.seconds == candidate.predicted_seconds
+    assert on_all.peak_bytes is not None and on_all.peak_bytes[:2] == (0.0, 0.0)
+
+
+def test_a_program_that_is_not_the_models_is_refused(workload: Workload) -> None:
+    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    assert plan.program is not None
+    renamed = plan.program.instructions[3].model_copy(update={"tensor": "elsewhere"})
+    wrong = [*plan.program.instructions[:3], renamed, *plan.program.instructions[4:]]
+    program = plan.program.model_copy(update={"instructions": wrong})
+    with pytest.raises(InputError, match=r"instructions\[3\] is about an unknown tensor .got 'elsewhere'"):
+        replay(plan.model_copy(update={"program": program}), workload)
+
+
+def test_programs_are_exported_to_hetplans_own_runtime_alone(workload: Workload) -> None:
+    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    assert "hetplan.runtime" in export(plan, "torchrun")
+    for name in set(EXPORTERS) - {"torchrun"}:
+        with pytest.raises(UnsupportedError, match=f"{name} cannot express SPMD programs"):
+            export(plan, name)
+    with pytest.raises(UnsupportedError, match="stand where the program has them"):
+        replay(plan, workload, Settings(buckets=2))
+
+
 def test_data_parallelism_by_hand(workload: Workload) -> None:
     """Even shares: the slower type's compute, and one all-reduce for each operator with parameters."""
     posed = pose(workload)
@@ -269,8 +345,6 @@ def test_plans_with_a_program_are_checked(workload: Workload) -> None:
     plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
     assert plan.program is not None
     good = plan.model_dump(mode="json")
-    with pytest.raises(UnsupportedError, match="not replayed"):
-        replay(plan, workload)
 
     def refused(text: str, **changes: Any) -> None:
         with pytest.raises(ValueError, match=text):

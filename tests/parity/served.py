@@ -10,6 +10,7 @@ until no process of the session is left, not even a zombie.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -23,7 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-POLL, LIMIT = 0.05, 120.0  # seconds
+POLL, LIMIT = 0.05, 600.0  # seconds
+PR_SET_PDEATHSIG = 1
 Request = dict[str, Any]
 
 
@@ -53,6 +55,7 @@ def begin(request: Request, out: Path, err: Path) -> int:
     code = 70
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the server
         for path, number in ((out, 1), (err, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         os.environ.update(request.get("environment", {}))

@@ -110,12 +110,12 @@ def test_amps_decisions_on_a_slower_network() -> None:
     data, random, seen = pose_amp(small()), Random(3), Counter[str]()
     known = Known([("amp", data, solve(family("amp"), data, "auto", a_run()))])
     check("amp", known, data, seen)
-    for _ in range(30):
+    for _ in range(16):
         check("amp", known, slower(data, random), seen)
     faster = [[2 * value for value in row] for row in data.bandwidth]
     assert known.answer(family("amp"), data.model_copy(update={"bandwidth": faster})) is None
     assert known.answer(family("amp"), data.model_copy(update={"global_batch": 16})) is None
-    assert seen[SAME] == 1 and seen[SLOWER] >= 1 and seen["solved"] >= 5
+    assert seen[SAME] == 1 and seen[SLOWER] >= 1 and seen["solved"] >= 3
 
 
 def test_no_room_is_no_room_on_any_network() -> None:

@@ -115,6 +115,14 @@ def test_what_has_no_room_at_all_is_infeasible() -> None:
     assert none.status == "infeasible" and none.plan is None
 
 
+def test_a_stop_is_no_proof() -> None:
+    stopped = a_run()
+    stopped.cancel.set()
+    (one,) = amp_optimum(with_memory(16), stopped, None)
+    (other,) = ditto_optimum(with_memory(16), stopped, None)
+    assert (one.status, one.plan) == (other.status, other.plan) == ("unknown", None)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dittos_best_fits_when_replayed(mode: Recomputation) -> None:
     workload = with_memory(3.2)
@@ -132,6 +140,7 @@ def test_dittos_best_fits_when_replayed(mode: Recomputation) -> None:
 def test_dittos_widths_are_held() -> None:
     data = ditto_problem(small(), 1, 1)
     found = solve(family("ditto"), data, "auto", a_run())
+    assert found.decision is not None
     assert {stage.devices for stage in found.decision.stages} == {1}
     wide, narrow = ditto_problem(small(), 1, 2).memory, data.memory
     assert wide is not None and narrow is not None
@@ -160,3 +169,12 @@ def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, s
             )
             seen += 1
     assert seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) -> None:
+    workload = with_memory(16)
+    (candidate,) = STRATEGIES["dp"].propose(recomputed(workload, mode), a_run())
+    assert candidate.plan is not None and candidate.peak_bytes is not None
+    plan = candidate.plan.model_copy(update={"recomputation": mode})
+    assert candidate.peak_bytes == pytest.approx(replay(plan, workload).peak_bytes, rel=1e-9)

@@ -124,7 +124,9 @@ def test_gains(workload: Workload) -> None:
         assert variant.best is not None and variant.gain is not None
         difference = (found.base.best.predicted_seconds or 0) - (variant.best.predicted_seconds or 0)
         assert variant.gain == difference
-        if not variant.change.name.startswith("remove"):
+        if variant.change.name.startswith("remove"):
+            assert variant.gain <= 0
+        else:
             assert variant.gain >= 0
     (faster,) = (v for v in found.variants if v.change.name.startswith("network at"))
     assert faster.gain is not None and faster.gain > 0
@@ -132,6 +134,21 @@ def test_gains(workload: Workload) -> None:
     assert [v["change"] for v in document["variants"]] == [change.name for change in asked]
     per_device = document["variants"][0]["seconds_saved_per_device"]
     assert per_device == pytest.approx(document["variants"][0]["seconds_saved"] / 2)
+
+
+def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
+    """Over a slow network AMP's plans, which use every device, are slower than those of the fast node alone."""
+    nodes = [
+        {"devices": 2, "device": name, "intra_node_gbit_per_s": 170, "network_gbit_per_s": 1}
+        for name in ("V100-SXM2-16GB", "T4")
+    ]
+    workload = small(nodes=nodes)
+    found = what_if(workload, [removal("node1", workload.cluster)], strategies=["dp"])
+    (variant,) = found.variants
+    assert found.base.best is not None and found.base.best.plan is not None
+    assert found.base.best.method == "enumeration@idle: node1" and found.base.best.plan.world_size == 2
+    assert len(found.base.best.plan.devices) == 4
+    assert variant.gain == 0.0
 
 
 def test_a_measured_profile_knows_no_new_devices(workload: Workload) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.workloads import cluster
+from fakes.workloads import cluster, cluster_document
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.profiling import efficiency
@@ -104,6 +104,39 @@ class TestTrees:
         trained.write_text(json.dumps(document))
         assert main([*arguments, "--efficiency", str(trained)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+    def test_what_comes_with_hetplan_is_used_where_the_device_is_that(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The packaged trees are those of the packaged operators, and serve the device of their name alone."""
+        folder = Path(efficiency.__file__).with_name("learned")
+        for path in sorted(folder.glob("*.efficiency.json.gz")):
+            found = load_efficiency(path)
+            name = path.name.replace("efficiency", "operators")
+            operators = efficiency.load_operators(path.with_name(name))
+            again = train(operators)
+            for one, other in zip(found.kinds, again.kinds, strict=True):
+                assert one.error == pytest.approx(other.error, rel=0.05) and one.error < one.roofline_error
+            assert operators.provenance.kind == "measured" and operators.device == found.device
+        own = efficiency.packaged("Intel(R) Xeon(R) Processor, 1 thread", "fp32")
+        assert own is not None and efficiency.packaged("T4", "fp16") is None
+        content = cluster_document()
+        content["nodes"][1]["device"] = own.device
+        content["devices"] = {
+            own.device: {
+                "memory_gib": 8,
+                "peak_tflops": {"fp32": 0.18},
+                "memory_gb_per_s": 100,
+                "source": "x",
+            }
+        }
+        path = tmp_path / "cluster.yaml"
+        path.write_text(json.dumps(content))
+        arguments = ["profile", "--predict", "--model", "gpt2", "--sequence", "128", "--cluster", str(path)]
+        assert main([*arguments, "--precision", "fp32", "--micro-batches", "1"]) == 0
+        out = capsys.readouterr().out
+        assert f"learned efficiency: {own.device}" in out
+        assert "never measured, plain roofline: V100-SXM2-16GB" in out
 
 
 def test_operators_of_this_cpu(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hetplan.runtime.plan import Plan
 
 torch = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from parity.rehearsals import plan  # noqa: E402 (needs torch)
+from hetplan.runtime.rehearsals import plan  # noqa: E402 (needs torch)
 
 Tell = Callable[[StepReport], None]
 

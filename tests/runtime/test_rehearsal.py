@@ -28,9 +28,9 @@ from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from hetplan.runtime.rehearsals import PLANS, plan  # noqa: E402
 from parity.asking import request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
-from parity.rehearsals import PLANS, plan  # noqa: E402
 
 TESTS = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {

@@ -20,9 +20,9 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.workloads import cluster_document, small  # noqa: E402
 from hetplan.runtime.plan import Plan, load_plan, save_plan  # noqa: E402
+from hetplan.runtime.rehearsals import plan as rehearsal_plan  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
-from parity.rehearsals import plan as rehearsal_plan  # noqa: E402
 
 PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
 GONE = 15.0  # seconds from a fault until no process is left, with the runtime's own limits

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption
-from hetplan.cli.output import print_json, print_tables
+from hetplan.cli.options import JsonOption, QuietOption
+from hetplan.cli.output import check_target, note, print_json, print_tables
 from hetplan.errors import InputError
 from hetplan.text import Table, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from hetplan.profiling.sailor.validation import Compared
+    from hetplan.runtime.rehearsals import Rehearsed
+
+WITHIN, RANKED = 0.1, 0.97  # of a rehearsal that confirms the simulator
 
 app = typer.Typer(
     help="Hold predictions against plans that were really run.",
@@ -58,6 +61,93 @@ def sailor(
     else:
         print_tables([table(found)])
     return 0 if all(one.prediction for one in found) else 1
+
+
+@app.command("rehearsal")
+def rehearsal(
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="FILE",
+            help="Of gpt2 at 64 tokens in fp32 on one device; default: measure here.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the measured profile there.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations of each plan.")] = 4,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--time-scale", metavar="X", help="Seconds slept per predicted second; default by plan."
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Measure a profile on this CPU, predict uneven plans from it, run them on virtual devices, compare.
+
+    Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more, else 1.
+    """
+    import os
+
+    from hetplan.profiling.models import load_model
+    from hetplan.profiling.profile import load_profile
+    from hetplan.runtime import rehearsals
+    from hetplan.runtime.measure import measure_profile
+
+    check_target(output)
+    if steps < 2:
+        raise InputError("--steps", got=steps, expected="2 or more: the first one is not counted")
+    if time_scale is not None and not 0 < time_scale < 1e9:
+        raise InputError("--time-scale", got=time_scale, expected="a positive number")
+    say = None if quiet else note
+    model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
+    found = (
+        measure_profile(model, "cpu", micro_batches=(1, 2, 4), repeats=3, output=output, tell=say)
+        if profile is None
+        else load_profile(profile)
+    )
+    workload = rehearsals.workload_here(model, found)
+
+    def tell(one: rehearsals.Rehearsed) -> None:
+        if say is not None:
+            say(f"{one.name}: {signed(one.error)}")
+
+    cores = len(os.sched_getaffinity(0))
+    compared = rehearsals.rehearse_all(workload, steps=steps, scale=time_scale, cores=cores, tell=tell)
+    rank = rehearsals.rank_correlation(compared)
+    if json:
+        plans = [
+            {
+                "plan": c.name,
+                "predicted_seconds": c.predicted,
+                "measured_seconds": c.measured,
+                "error": c.error,
+            }
+            for c in compared
+        ]
+        print_json({"plans": plans, "spearman": rank, "profile": found.provenance.model_dump(mode="json")})
+    else:
+        print_tables([rehearsed_table(compared, rank)])
+    good = all(abs(c.error) <= WITHIN for c in compared) and rank is not None and rank >= RANKED
+    return 0 if good else 1
+
+
+def rehearsed_table(found: list[Rehearsed], rank: float | None) -> Table:
+    """One row per plan."""
+    rows = tuple(
+        (one.name, seconds_text(one.predicted), seconds_text(one.measured), signed(one.error))
+        for one in found
+    )
+    worst = max(abs(one.error) for one in found)
+    notes = (
+        f"{len(found)} plans: largest error {percent_text(worst)}, Spearman {'-' if rank is None else f'{rank:.4g}'}",
+        "predicted by the simulator from a measured profile; measured: real processes and messages, passes slept",
+    )
+    header = ("plan", "predicted", "measured", "error")
+    return Table("uneven plans rehearsed on virtual devices", header, rows, notes, right=(1, 2, 3))
 
 
 def document(one: Compared) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import fnmatch
 from dataclasses import dataclass
 from importlib.resources import as_file
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hetplan.files import read_json
 from hetplan.instances.envelope import Instance, parse_instance
@@ -24,8 +24,8 @@ from hetplan.names import unknown_name
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 
-BEST_FORMAT = "hetplan-best-known"
-BEST_VERSION = 1
+BEST_FORMAT: Final = "hetplan-best-known"
+BEST_VERSION: Final = 1
 
 
 class BestKnown(StrictModel):

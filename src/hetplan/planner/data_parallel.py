@@ -29,7 +29,8 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) ->
     if METHOD not in methods:
         return []
     begun = time.perf_counter()
-    data = posed(workload)
+    data = pose(workload)
+    memory = held(workload, data)
     choices = decisions(data)
     if not choices:
         message = (
@@ -42,20 +43,23 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) ->
     priced = [(evaluate(family("amp"), unlimited, decision).objective, decision) for decision in choices]
     best = min(
         ((seconds, decision) for seconds, decision in priced if seconds is not None),
-        key=lambda pair: (not fits(data, pair[1]), pair[0]),
+        key=lambda pair: (not fits(memory, pair[1]), pair[0]),
     )
     return [candidate(workload, data, best[1], best[0], time.perf_counter() - begun)]
 
 
-def posed(workload: Workload) -> AmpData:
-    """AMP's data with the memory of plain data parallelism: a sample's activations are there once, with what is
+def held(workload: Workload, data: AmpData) -> AmpData:
+    """The data whose memory is that of plain data parallelism: tied weights once, a sample's activations with what is
     computed again beside them."""
-    data = pose(workload)
     assert data.memory is not None
     kept = list(data.memory.layer_bytes_per_sample)
     kept[0] += workload.working_bytes.get(1, 0.0)
+    layers = [
+        layer.model_copy(update={"param_bytes": own.param_bytes})
+        for layer, own in zip(data.layers, workload.profile.layers, strict=True)
+    ]
     memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
-    return data.model_copy(update={"memory": memory})
+    return data.model_copy(update={"layers": layers, "memory": memory})
 
 
 def decisions(data: AmpData) -> list[AmpDecision]:
@@ -87,8 +91,9 @@ def candidate(
     workload: Workload, data: AmpData, decision: AmpDecision, seconds: float, spent: float
 ) -> Candidate:
     """The best of all decisions: proven by having looked at each."""
-    peak = peak_bytes(data, decision)
-    fitting = fits(data, decision)
+    memory = held(workload, data)
+    peak = peak_bytes(memory, decision)
+    fitting = fits(memory, decision)
     message = ""
     if not fitting and peak is not None:
         message = f"does not fit: one device has to hold {bytes_text(max(peak))}"

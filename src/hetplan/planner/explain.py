@@ -123,6 +123,11 @@ def critical_parts(found: Replay) -> tuple[Part, ...]:
 
 def label_of(found: Replay, kind: Kind, unit: int) -> str:
     """What a task is, for people."""
+    if found.by_device:
+        if kind not in COMPUTES:
+            return "collectives of the program"
+        does = "updates weights" if kind == Kind.OPTIMIZER else "computes"
+        return f"device {found.devices[unit][0]} {does}"
     replica, stage = found.owners[unit]
     of = "" if len({r for r, _ in found.owners}) == 1 else f" of replica {replica}"
     if kind in COMPUTES:

@@ -17,18 +17,17 @@ from hetplan.formulations.hap.describe import describe
 from hetplan.formulations.hap.listing import stages_of
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.rounding import shard_lengths
-from hetplan.formulations.hap.spmd.forms import form_name
-from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run, Synchronise
 from hetplan.formulations.hap.spmd.whole import whole_seconds
 from hetplan.planner.amp import inner_run, plan_workload
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.hap_settings import HapSettings
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
-from hetplan.runtime.spmd_program import SpmdInstruction, SpmdProgram
+from hetplan.runtime.spmd_decision import write_program
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run as SolverRun
+from hetplan.solvers.run import Stopped
 from hetplan.text import Table, bytes_text, seconds_text
 
 METHODS = ("auto", "paper", "dp-even", "dp-proportional")
@@ -44,9 +43,12 @@ def propose(workload: Workload, run: SolverRun, settings: HapSettings | None = N
         text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
         return [nothing(method, "infeasible", text) for method in METHODS]
     try:
-        posed = pose(workload, settings.steps)
+        posed = pose(workload, settings.steps, inner_run(run, "hap"))
     except UnsupportedError as error:
         return [nothing(method, "unknown", str(error)) for method in METHODS]
+    except Stopped:
+        text = f"no time to write its theory down ({seconds_text(time.perf_counter() - begun)})"
+        return [nothing(method, "unknown", text) for method in METHODS]
     posing = time.perf_counter() - begun
     return [one(posed, method, run, settings, posing if method == METHODS[0] else 0.0) for method in METHODS]
 
@@ -62,7 +64,8 @@ def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing
         return nothing(method, "unknown", "not begun: stopped from the keyboard")
     own = inner_run(run, f"hap/{method}")
     share = settings.seconds if method == "auto" else settings.seconds / 2
-    limit = min(share, run.options.time_limit or share)
+    left = share if run.options.time_limit is None else max(run.options.time_limit - posing, 1e-3)
+    limit = min(share, left)
     own.options = replace(own.options, time_limit=limit)
     result = solve(family("hap"), posed.theory.data, method, own)
     return candidate(posed, result, posing)
@@ -132,8 +135,6 @@ def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:
         tensor_shares=[1.0] * len(devices),
     )
     batches = [MicroBatches(count=posed.steps, samples=posed.samples)]
-    instructions = [posed.theory.instructions[i] for i in decision.program]
-    segments = [posed.theory.data.triples[i].segment for i in decision.program]
     return Plan(
         name=f"{workload.model.name} on {workload.cluster.name}"[:200],
         origin=source,
@@ -141,32 +142,5 @@ def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:
         devices=[PlanDevice(type=device.type, node=device.node) for device in devices],
         schedule="spmd",
         replicas=[Replica(stages=[stage], micro_batches=batches)],
-        program=SpmdProgram(
-            instructions=[written(i, segment) for i, segment in zip(instructions, segments, strict=True)],
-            ratios=decision.ratios,
-        ),
+        program=write_program(posed.theory, decision),
     )
-
-
-def written(instruction: Instruction, segment: int) -> SpmdInstruction:
-    """An instruction as plan files have it."""
-    if isinstance(instruction, Run):
-        before = [form_name(form) for form in instruction.way.inputs]
-        return SpmdInstruction(
-            do="Run",
-            tensor=instruction.node,
-            before=before,
-            after=form_name(instruction.way.output),
-            segment=segment,
-        )
-    if isinstance(instruction, Change):
-        held, after = form_name(instruction.source), form_name(instruction.target)
-        return SpmdInstruction(
-            do=instruction.how, tensor=instruction.tensor, before=[held], after=after, segment=segment
-        )
-    assert isinstance(instruction, Synchronise), "an instruction is one of three"
-    form = instruction.after.rpartition("|")[2]
-    return SpmdInstruction(
-        do="All-Reduce gradient" if instruction.how == "All-Reduce" else instruction.how,
-        tensor=instruction.node, before=[form], after=form, segment=segment, parameters=list(instruction.parameters),
-    )  # fmt: skip

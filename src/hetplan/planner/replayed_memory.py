@@ -106,6 +106,8 @@ def ditto_optimum(workload: Workload, run: Run, _: float | None) -> list[Candida
         data = ditto_problem(workload, size, width)
         result = solve(family("ditto"), data, "auto", run.part(time_limit=run.remaining / left))
         solved.append(ditto.Posed(size, data, result))
+    if all(posed.result.decision is None for posed in solved) and len(solved) < len(jobs):
+        return [ditto.nothing("auto", "unknown", "out of time")]
     found = ditto.candidate(workload, solved, "auto")
     if found.objective is None or found.plan is None:
         return [found]

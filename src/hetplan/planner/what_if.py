@@ -1,9 +1,10 @@
 """What a change of the cluster is worth: more devices, fewer, a faster network; each planned anew.
 
 What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices are gone: the old
-winner is replayed there, and a change that only adds never costs. What is proven of one cluster's problems is carried
-over to the others', as far as it holds there (`planner.known`). Without changes given, the marginal ones are asked: one
-more node of each kind, one less, each kind of link twice as fast.
+winner is replayed there, and a change that only adds never costs. What runs without some nodes runs with them idle, so
+that losing them never gains. What is proven of one cluster's problems is carried over to the others', as far as it
+holds there (`planner.known`). Without changes given, the marginal ones are asked: one more node of each kind, one less,
+each kind of link twice as fast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.candidates import Tell
 from hetplan.planner.known import Known, remembering
-from hetplan.planner.parts import lifted_plan
+from hetplan.planner.parts import lifted, lifted_plan
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.settings import Settings
 from hetplan.profiling.catalogue import DeviceSpec, device
@@ -218,17 +219,22 @@ def what_if(
     as_is = Change("as it is", tuple(range(len(workload.cluster.nodes))))
     with remembering(known):
         planning = make_plans(workload, strategies, run, settings=settings, found_one=found_one)
-        base = Variant(as_is, workload, planning.best, None)
         known.decided.clear()  # of problems as they are: nothing was known before
-        variants = []
+        found: list[tuple[Change, Workload, Candidate | None]] = []
         for change in changes:
             if run.cancelled:
                 break
             changed = changed_workload(workload, change)
-            best = make_plans(changed, strategies, run, settings=settings, found_one=found_one).best
-            best = better(best, carried(base.best, workload, changed, change))
-            variants.append(Variant(change, changed, best, gain_of(base.best, best)))
-    return WhatIf(base, tuple(variants), tuple(known.decided))
+            planned = make_plans(changed, strategies, run, settings=settings, found_one=found_one)
+            found.append((change, changed, planned.best))
+    best = planning.best
+    for change, _, own in found:
+        best = better(best, returned(own, workload, change))
+    variants = []
+    for change, changed, own in found:
+        after = better(own, carried(best, workload, changed, change))
+        variants.append(Variant(change, changed, after, gain_of(best, after)))
+    return WhatIf(Variant(as_is, workload, best, None), tuple(variants), tuple(known.decided))
 
 
 def changed_workload(workload: Workload, change: Change) -> Workload:
@@ -248,6 +254,14 @@ def changed_workload(workload: Workload, change: Change) -> Workload:
     return replace(
         make_workload(model, cluster, workload.global_batch), reserved_bytes=workload.reserved_bytes
     )
+
+
+def returned(own: Candidate | None, workload: Workload, change: Change) -> Candidate | None:
+    """The plan found after a removal on the cluster as it is, what was removed idle; None after other changes."""
+    only_less = not change.added and change.network is None and change.intra is None
+    if own is None or not only_less:
+        return None
+    return lifted(own, workload, change.kept, f"idle: {change.name.removeprefix('remove ')}")
 
 
 def carried(

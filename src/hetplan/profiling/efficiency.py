@@ -47,8 +47,8 @@ KINDS: tuple[Kind, ...] = ("product", "elementwise")
 APART = 0.2  # of the operators are kept apart from training
 LEAST = 20  # operators of a kind; trees from fewer say nothing
 SMALLEST = 1e-3  # no operator that anybody waits for is worse than this
-SETTINGS = {"max_depth": 4, "eta": 0.1, "objective": "reg:squarederror", "nthread": 1, "seed": 0}
-ROUNDS = 200
+SETTINGS = {"max_depth": 3, "eta": 0.1, "objective": "reg:squarederror", "nthread": 1, "seed": 0}
+ROUNDS = 100
 
 
 class MeasuredOperator(StrictModel):

@@ -69,12 +69,7 @@ class Measured:
 
     def predicted_busy(self, rank: int) -> float | None:
         """Seconds of passes of a rank's stage."""
-        rehearsal = self.job.rehearsal
-        if rehearsal is None:
-            return None
-        i, j, _, _ = positions(self.job.plan)[rank]
-        both = (rehearsal.times(i, what)[j].sum() for what in ("forward", "backward"))
-        return rehearsal.scale * float(sum(both))
+        return None if self.job.rehearsal is None else self.job.rehearsal.busy(rank)
 
     def document(self) -> dict[str, Any]:
         """As JSON types; seconds."""
@@ -154,7 +149,10 @@ class Measured:
         notes += [f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost]
         losses = list(self.losses.items())
         texts = (f"{number_text(loss)} at step {step}" for step, loss in (losses[0], losses[-1]))
-        notes.append(f"loss {', '.join(texts)}")
+        untrained = self.job.virtual and self.job.plan.schedule == "spmd"
+        notes.append(
+            "nothing is trained: programs are rehearsed" if untrained else f"loss {', '.join(texts)}"
+        )
         if len(self.reports) > LISTED:
             notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
         return notes

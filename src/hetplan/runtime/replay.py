@@ -37,6 +37,7 @@ class Settings:
 @dataclass(frozen=True)
 class Replay:
     """timeline: of units, the stages of the first replica, then those of the second, … owners [U]: which. devices [U].
+    Of an SPMD program the units are the devices of its only stage.
 
     peak_bytes [D]: model states and activations, 0 on unused devices. limit_bytes [D]: what they may hold.
     """
@@ -53,18 +54,23 @@ class Replay:
         return self.timeline.seconds
 
     @property
+    def by_device(self) -> bool:
+        """Whether the units are devices of one stage that run one program, not stages."""
+        return len(set(self.owners)) < len(self.owners)
+
+    @property
     def fits(self) -> bool:
         """Whether every device holds what it must."""
         return all(held <= limit for held, limit in zip(self.peak_bytes, self.limit_bytes, strict=True))
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for
-    SPMD programs."""
+    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for what
+    is not modelled."""
     settings = settings or Settings()
     check_same(plan, workload)
     if plan.program is not None:
-        raise UnsupportedError("SPMD programs are not replayed yet", where=plan.name)
+        return replay_program(plan, workload, settings)
     costs = Costs(workload, plan.recomputation)
     zero = ZeroCosts.of(plan, workload)
     pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
@@ -77,6 +83,25 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
         tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
         memory(plan, costs, zero, owners, timeline),
         tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
+    )
+
+
+def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay:
+    """One iteration of an SPMD program; every device is a unit of its own."""
+    from hetplan.runtime.spmd_replay import SpmdCosts
+
+    if settings != Settings():
+        raise UnsupportedError(
+            "collectives of SPMD programs stand where the program has them", where=plan.name,
+            got="overlapped gradients or blocking senders", expected="neither",
+        )  # fmt: skip
+    costs, usable = SpmdCosts.of(plan, workload), workload.device_bytes()
+    return Replay(
+        costs.timeline(),
+        ((0, 0),) * len(costs.devices),
+        tuple((device,) for device in costs.devices),
+        costs.peak_bytes(),
+        tuple(usable[device.type] for device in workload.cluster.devices),
     )
 
 
@@ -105,7 +130,7 @@ def check_same(plan: Plan, workload: Workload) -> None:
 def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
-    assert plan.schedule != "spmd", "programs are refused before"
+    assert plan.schedule != "spmd", "programs are replayed apart"
     sizes = np.array([b.samples for b in replica.micro_batches])
     which = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
     passes = np.array(
@@ -168,11 +193,11 @@ def padded(cards: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 
 def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[Collective]:
-    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 on pipelines.
+    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on pipelines.
 
-    Layers with the same owners go together. ZeRO 1 reduces and scatters first, and gathers after the update.
+    Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the update.
     """
-    if plan.zero >= 2 or (plan.zero == 1 and single_stage(plan)):
+    if plan.zero and single_stage(plan):
         return []
     by_owners: dict[tuple[Owner, ...], float] = {}
     for owners, size in shared_parts(plan, costs):
@@ -182,7 +207,7 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
         traffic = ring_of(plan, owners, size, costs)
         if traffic.seconds == 0:
             continue
-        halves = ("gradients", "parameters") if plan.zero == 1 else ("gradients",)
+        halves = ("gradients", "parameters") if plan.zero else ("gradients",)
         for when in halves:
             found.append(
                 Collective(
@@ -240,6 +265,11 @@ def single_stage(plan: Plan) -> bool:
     )
 
 
+def in_step(plan: Plan) -> bool:
+    """Whether all ranks take each pass together: replicas of one stage and one chunk."""
+    return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in plan.replicas)
+
+
 @dataclass(frozen=True)
 class ZeroCosts:
     """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an iteration."""
@@ -251,17 +281,22 @@ class ZeroCosts:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload) -> ZeroCosts:
-        """Poplar's collectives over all devices in use; raises UnsupportedError for ZeRO 2 and 3 on pipelines."""
+        """Poplar's collectives over all devices in use, for replicas of one device each.
+
+        In pipelines ZeRO 2 and 3 join gradients and gather weights once per iteration, as the runtime does (their ranks
+        take no steps together): time and peak are those of ZeRO 1. Raises UnsupportedError for ZeRO 2 and 3 on replicas
+        of one stage on several devices.
+        """
         used = sorted(plan.ranks)
         shares = np.zeros(len(plan.devices))
         given = plan.zero_shares or [1.0] * len(plan.devices)
         for device in used:
             shares[device] = given[device] / sum(given[d] for d in used)
         if plan.zero == 0 or not single_stage(plan):
-            if plan.zero >= 2:
+            if plan.zero >= 2 and in_step(plan):
                 raise UnsupportedError(
-                    "ZeRO 2 and 3 are replayed for replicas of one device each", where=plan.name,
-                    got=f"ZeRO {plan.zero} on pipelines or tensor groups", expected="ZeRO 0 or 1",
+                    "ZeRO 2 and 3 are replayed for pipelines, and for replicas of one device each", where=plan.name,
+                    got=f"ZeRO {plan.zero} on replicas of one stage on several devices", expected="ZeRO 0 or 1",
                 )  # fmt: skip
             return cls(shares, 0.0, 0.0, False)
         spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used, used)

@@ -16,17 +16,21 @@ MICRO = 1e6
 
 
 def trace(found: Replay) -> dict[str, Any]:
-    """The document; pid: the replica, tid: 2 stage for computing, 2 stage + 1 for communicating."""
+    """The document; pid: the replica, tid: 2 row for computing, 2 row + 1 for communicating.
+
+    A row is a stage, or of an SPMD program a device; its collectives stand on the first one's.
+    """
     events: list[dict[str, Any]] = []
-    for unit, (replica, stage) in enumerate(found.owners):
+    rows = [(i, unit if found.by_device else j) for unit, (i, j) in enumerate(found.owners)]
+    for unit, (replica, stage) in enumerate(rows):
         names = ", ".join(map(str, found.devices[unit]))
         head = {"ph": "M", "pid": replica}
         events.append({**head, "name": "process_name", "args": {"name": f"replica {replica}"}})
         for row, what in ((2 * stage, "computes"), (2 * stage + 1, "communicates")):
-            label = f"stage {stage} (devices {names}) {what}"
+            label = f"device {names} {what}" if found.by_device else f"stage {stage} (devices {names}) {what}"
             events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
     for event in found.timeline.events():
-        replica, stage = found.owners[event["unit"]]
+        replica, stage = rows[event["unit"]]
         batch = event["micro_batch"]
         events.append(
             {

@@ -43,6 +43,10 @@ class Rehearsal:
     def of(cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1) -> Rehearsal:
         """A plan's; scale: default such that an iteration takes a second, or as long as its messages need here."""
         check_same(plan, workload)
+        if plan.program is not None:
+            from hetplan.runtime.spmd_virtual import SpmdRehearsal
+
+            return SpmdRehearsal.of_program(plan, workload, scale, cores)
         costs, zero, settings = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload), Settings()
         pipelines = tuple(pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas)
         together = (*gradient_collectives(plan, costs, settings), *zero.collectives(plan))
@@ -71,6 +75,22 @@ class Rehearsal:
         own = real[unit] / busy[unit] if busy[unit] > 0 else 0.0
         return max(1.0 / predicted, total / cores / predicted, own)
 
+    def busy(self, rank: int) -> float:
+        """Seconds of a rank's passes here."""
+        device = next(device for device, number in self.plan.ranks.items() if number == rank)
+        i, j = next(
+            (i, j)
+            for i, replica in enumerate(self.plan.replicas)
+            for j, stage in enumerate(replica.stages)
+            if device in stage.all_devices
+        )
+        return self.scale * sum(float(self.times(i, what)[j].sum()) for what in ("forward", "backward"))
+
+    @property
+    def meetings(self) -> int:
+        """How often ranks meet in an iteration, its beginning and its end aside."""
+        return max(replica.steps for replica in self.plan.replicas)
+
     def times(self, replica: int, what: str) -> Any:
         """[stages, chunks, micro-batches] of forward or backward passes."""
         p = self.pipelines[replica]
@@ -98,13 +118,15 @@ class Shared:
     def __post_init__(self) -> None:
         plan = self.rehearsal.plan
         steps = max(replica.steps for replica in plan.replicas)
-        chunks = max(p.stages * p.chunks for p in self.rehearsal.pipelines)
-        self.posts = _array((self.ranks, steps + 2, 2))  # [rank, meeting]: (iteration, time)
+        chunks = max((p.stages * p.chunks for p in self.rehearsal.pipelines), default=1)
+        self.posts = _array(
+            (self.ranks, self.rehearsal.meetings + 2, 2)
+        )  # [rank, meeting]: (iteration, time)
         self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))  # likewise, of each message set
         hops = [p.hops for p in self.rehearsal.pipelines]
         ports = [table for h in hops for table in (h.forward_ports, h.backward_ports)]
         ports += [c.ports for c in self.rehearsal.collectives]
-        most = max(int(np.asarray(table, np.int64).max(initial=-1)) for table in ports)
+        most = max((int(np.asarray(table, np.int64).max(initial=-1)) for table in ports), default=-1)
         self.free = _array((most + 1,))
         self.lock = multiprocessing.get_context("fork").Lock()
 

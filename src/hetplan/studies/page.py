@@ -162,9 +162,9 @@ def _html(study: Study, title: str) -> Iterator[str]:
         links = [{0: anchor(row), 1: f"row-{row['key']}"} for _, row in worst]
         yield from table(CASES, [case_cells(study, *pair) for pair in worst], links=links)
     yield '<h2 id="instances">Instances</h2><p><code>hetplan instances show NAME</code> shows one of the library.</p>'
-    found = instances_of(study)
-    keys = [f"instance-{problem}-{instance}" for _, problem, instance in found]
-    yield from table(INSTANCES, [instance_cells(study, *one) for one in found], keys=keys)
+    listed = instances_of(study)
+    keys = [f"instance-{problem}-{instance}" for _, problem, instance in listed]
+    yield from table(INSTANCES, [instance_cells(study, *one) for one in listed], keys=keys)
     yield '<h2 id="rows">All runs</h2>'
     yield from table(
         ROWS,

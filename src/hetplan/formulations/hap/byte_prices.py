@@ -253,3 +253,8 @@ class Pricing:
             np.maximum(answer.values(price), 0.0) * self.most / room,
         )
         return -answer.objective / unit, prices, shares / shares.sum()
+
+
+def warm() -> None:
+    """Warmer (see `solvers.warm`): the kernel on one node and one arc."""
+    shortest_paths(np.array([0, 1, 1]), np.array([1]), np.array([0, 1]), np.ones((1, 1)))

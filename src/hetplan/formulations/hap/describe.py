@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
-from hetplan.text import Table, names_text, ranges_text, seconds_text
+from hetplan.formulations.hap.evaluate import held_bytes
+from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
 
 MOST_STAGES = 60
 
@@ -15,14 +16,20 @@ def describe(data: HapData, decision: HapDecision) -> list[Table]:
 
 def _ratios(data: HapData, decision: HapDecision) -> Table:
     groups: dict[tuple[float, ...], list[int]] = {}
+    limits = [] if data.memory is None else data.memory.device_bytes
     for j, device in enumerate(data.devices):
-        key = (device.flops_per_second, *(row[j] for row in decision.ratios))
+        key = (device.flops_per_second, *limits[j : j + 1], *(row[j] for row in decision.ratios))
         groups.setdefault(key, []).append(j)
-    rows = []
-    for (speed, *shares), members in groups.items():
-        names = names_text([data.devices[j].name for j in members])
-        rows.append((ranges_text(members), names, f"{speed / 1e12:.4g}", *(f"{100 * b:.3f}" for b in shares)))
-    header = ("devices", "names", "TFLOP/s", *(f"% of segment {k}" for k in range(data.segments)))
+    rows, held = [], held_bytes(data, decision)
+    for members in groups.values():
+        names, first = names_text([data.devices[j].name for j in members]), members[0]
+        speed, shares = data.devices[first].flops_per_second, (row[first] for row in decision.ratios)
+        memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
+        rows.append(
+            (ranges_text(members), names, f"{speed / 1e12:.4g}", *(f"{100 * b:.3f}" for b in shares), *memory)
+        )
+    segments = tuple(f"% of segment {k}" for k in range(data.segments))
+    header = ("devices", "names", "TFLOP/s", *segments, *(("holds",) if limits else ()))
     return Table("sharding ratios per device", header, tuple(rows), right=tuple(range(2, len(header))))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.formulations.hap.describe import describe
+from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.text import Table, ranges_text, seconds_text
 
 WIDTH = 100
@@ -190,4 +191,7 @@ def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, A
         "stages": [stage.document(number) for number, stage in enumerate(stages)],
         "instructions": [row.document() for row in rows_of(data, decision)],
     }
+    if data.memory is not None:
+        document["held_bytes"] = held_bytes(data, decision)
+        document["device_bytes"] = data.memory.device_bytes
     return [describe(data, decision)[0], drawing(data, decision), listing(data, decision)], document

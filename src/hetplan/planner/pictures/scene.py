@@ -118,7 +118,7 @@ def row(plan: Plan, found: Replay, workload: Workload, unit: int) -> Row:
     places = [(device.node, device.type) for device in workload.cluster.devices]
     computes, communicates = spans(found, unit)
     return Row(
-        title=f"replica {replica}, stage {stage}" if len(plan.replicas) > 1 else f"stage {stage}",
+        title=title_of(plan, found, unit),
         devices=devices_text(places, found.devices[unit]),
         layers="; ".join(names_text(names[first:last]) for first, last in ranges),
         computes=computes,
@@ -127,10 +127,21 @@ def row(plan: Plan, found: Replay, workload: Workload, unit: int) -> Row:
     )
 
 
+def title_of(plan: Plan, found: Replay, unit: int) -> str:
+    """The stage, or the device of an SPMD program."""
+    replica, stage = found.owners[unit]
+    if found.by_device:
+        return f"device {found.devices[unit][0]}"
+    return f"replica {replica}, stage {stage}" if len(plan.replicas) > 1 else f"stage {stage}"
+
+
 def spans(found: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """What the unit computes, and what it sends or joins in; sampled where all units' events are too many to draw."""
     tasks, timeline = found.timeline.tasks, found.timeline
-    of = np.flatnonzero((tasks.unit == unit) & (timeline.end > timeline.start))
+    own = tasks.unit == unit
+    if found.by_device:
+        own |= tasks.kind == int(Kind.COLLECTIVE)  # of all devices
+    of = np.flatnonzero(own & (timeline.end > timeline.start))
     exact = len(tasks) <= EXACT
     lanes: tuple[list[Span], list[Span]] = ([], [])
     for i in of[np.argsort(timeline.start[of], kind="stable")]:

@@ -253,21 +253,45 @@ def _join_steps(
         tasks.order(numbers[-1], replica.updates[s])
 
 
-def simulate_stages(compute: Floats, together: Sequence[float]) -> Timeline:
-    """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds of all."""
+def simulate_stages(
+    compute: Floats,
+    together: Sequence[float],
+    *,
+    backward: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
+    updates: Sequence[float] | None = None,
+) -> Timeline:
+    """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds of all (0: none).
+
+    backward, runs [stages]: which pass and which run of the program a stage is of. updates [m]: the optimizer's seconds
+    on each device behind all. A device goes on behind its own work where no collective follows.
+    """
     stages, devices = compute.shape
     tasks = TaskList()
     units = np.arange(devices)
+    which = np.asarray(backward if backward is not None else [False] * stages)
+    batch = np.asarray(runs if runs is not None else [-1] * stages, np.int64)
+    chunk = np.arange(stages)
     work = tasks.add(
         (stages, devices),
-        kind=Kind.FORWARD,
+        kind=np.where(which, int(Kind.BACKWARD), int(Kind.FORWARD))[:, None],
         unit=units[None, :],
         seconds=compute,
-        chunk=np.arange(stages)[:, None],
+        chunk=chunk[:, None],
+        micro_batch=batch[:, None],
     )
-    joint = tasks.add((stages,), kind=Kind.COLLECTIVE, unit=0, seconds=together, chunk=np.arange(stages))
-    tasks.order(work, joint[:, None])
-    tasks.order(joint[:-1, None], work[1:])
+    join = np.asarray(together, float) > 0
+    joint = tasks.add(
+        (int(join.sum()),), kind=Kind.COLLECTIVE, unit=0, seconds=np.asarray(together, float)[join],
+        chunk=chunk[join], micro_batch=batch[join],
+    )  # fmt: skip
+    tasks.order(work[join], joint[:, None])
+    later = join[:-1]
+    tasks.order(joint[: int(later.sum()), None], work[1:][later])
+    tasks.order(work[:-1][~later], work[1:][~later])
+    if updates is not None:
+        last = tasks.add((devices,), kind=Kind.OPTIMIZER, unit=units, seconds=updates)
+        tasks.order(np.broadcast_to(joint[-1:], (devices,)) if join[-1] else work[-1], last)
     return simulate(tasks.build(devices))
 
 

@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.planner import (
 from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
 from hetplan.runtime.execution.distributed import Distributed
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.states import Fragment
 
 KEPT = 2  # checkpoints in a folder
@@ -163,7 +164,7 @@ def written(chunk: Chunk) -> WriteItem:
     return WriteItem(chunk.index, WriteItemType.SHARD, tensor_data=data)
 
 
-def save(model: Distributed, optimizer: Any, folder: str) -> None:
+def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -> None:
     """Write a checkpoint of the step that the model is at; all ranks together."""
     target = Path(folder) / f"step-{model.step}"
     temporary = target.with_name(f".{target.name}.tmp")
@@ -171,13 +172,19 @@ def save(model: Distributed, optimizer: Any, folder: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     dist.barrier()
-    chunks, kinds = list(parameter_chunks(model, mine=True)), state_kinds(model, optimizer)
-    chunks += [
-        c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=True)
-    ]
+    kinds = state_kinds(optimizer)
+    if isinstance(model, DistributedProgram):
+        from hetplan.runtime.execution.spmd.stored import to_save
+
+        chunks = to_save(model, optimizer, kinds)
+    else:
+        chunks = list(parameter_chunks(model, mine=True))
+        chunks += [
+            c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=True)
+        ]
     dcp.save({}, storage_writer=dcp.FileSystemWriter(temporary), planner=_Save(chunks))
     if dist.get_rank() == 0:
-        shapes = {name: list(p.shape) for name, p in model.chain.parameters.items()}
+        shapes = shapes_of(model)
         record = {"step": model.step, "seed": model.seed, "shapes": shapes, "states": kinds}
         write_text(temporary / RECORD, to_json(record))
         shutil.rmtree(target, ignore_errors=True)
@@ -187,37 +194,55 @@ def save(model: Distributed, optimizer: Any, folder: str) -> None:
     dist.barrier()
 
 
+def shapes_of(model: Distributed | DistributedProgram) -> dict[str, list[int]]:
+    """Name -> shape of every parameter, unsplit."""
+    held = model.shards if isinstance(model, DistributedProgram) else model.chain.parameters
+    return {name: list(parameter.shape) for name, parameter in held.items()}
+
+
 def complete(folder: str) -> list[Path]:
     """Complete checkpoints of a folder, the latest last."""
     found = [p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()]
     return sorted(found, key=lambda p: int(p.name[5:]))
 
 
-def load(model: Distributed, optimizer: Any, folder: str) -> None:
+def load(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -> None:
     """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one of another model."""
     found = complete(folder)
     if not found:
         raise InputError("no complete checkpoint", where=folder)
     record = read_json(found[-1] / RECORD)
-    shapes = {name: list(p.shape) for name, p in model.chain.parameters.items()}
-    if record["shapes"] != shapes:
+    if record["shapes"] != shapes_of(model):
         raise InputError("checkpoint is of another model", where=str(found[-1]))
-    for state, kind in record["states"].items():
+    if isinstance(model, DistributedProgram):
+        from hetplan.runtime.execution.spmd.stored import restore
+
+        restore(model, optimizer, record["states"], lambda chunks: values_in(found[-1], chunks))
+    else:
+        load_parts(model, optimizer, record["states"], found[-1])
+    model.step = record["step"]
+    model.updated()
+
+
+def values_in(folder: Path, chunks: list[Chunk]) -> list[Tensor]:
+    """Stored values of chunks, flat."""
+    planner = _Load([Chunk(c.key, c.first, c.size, c.values.reshape(-1).clone()) for c in chunks])
+    dcp.load({}, storage_reader=dcp.FileSystemReader(folder), planner=planner)
+    return [planner.chunks[chunk.index].values for chunk in chunks]
+
+
+def load_parts(model: Distributed, optimizer: Any, kinds: dict[str, str], folder: Path) -> None:
+    """Fill the parameters and states that this rank holds."""
+    for state, kind in kinds.items():
         for _, parameter in model.states.updated():
             like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
             optimizer.state[parameter][state] = like.detach()
     parameters = list(parameter_chunks(model, mine=False))
     chunks = parameters + [
-        c
-        for state, kind in record["states"].items()
-        for c in state_chunks(model, optimizer, state, kind, mine=False)
+        c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=False)
     ]
-    planner = _Load([Chunk(c.key, c.first, c.size, c.values.reshape(-1).clone()) for c in chunks])
-    dcp.load({}, storage_reader=dcp.FileSystemReader(found[-1]), planner=planner)
-    for chunk in chunks:  # several scalars may have one source
-        chunk.values.copy_(planner.chunks[chunk.index].values.view_as(chunk.values))
-    model.step = record["step"]
-    model.updated()
+    for chunk, values in zip(chunks, values_in(folder, chunks), strict=True):
+        chunk.values.copy_(values.view_as(chunk.values))  # several scalars may have one source
 
 
 def parameter_chunks(model: Distributed, *, mine: bool) -> Iterator[Chunk]:
@@ -234,11 +259,11 @@ def chunk_of(key: str, f: Fragment, model: Distributed, *, flat: bool) -> Chunk:
     return Chunk(key, f.first, size, f.values.detach().reshape(-1) if flat else f.values.detach())
 
 
-def state_kinds(model: Distributed, optimizer: Any) -> dict[str, str]:
+def state_kinds(optimizer: Any) -> dict[str, str]:
     """State of the optimizer -> "like" its parameter, or "scalar"; the same on all ranks."""
     own: dict[str, str] = {}
-    for _, parameter in model.states.updated():
-        for name, value in optimizer.state.get(parameter, {}).items():
+    for parameter, states in optimizer.state.items():
+        for name, value in states.items():
             if isinstance(value, Tensor):
                 own[name] = "scalar" if value.dim() == 0 and parameter.dim() > 0 else "like"
     everyone: list[Any] = [None] * dist.get_world_size()

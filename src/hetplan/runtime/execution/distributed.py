@@ -54,6 +54,11 @@ class Distributed:
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ) -> None:
         check_world(plan, dist.get_world_size())
+        if plan.schedule == "spmd":
+            raise InputError(
+                "SPMD plans run single-device programs", where=plan.name, got=type(module).__name__,
+                expected="a SingleProgram or a ProgramModel",
+            )  # fmt: skip
         self.module, self.plan, self.seed, self.step, self.device = module, plan, seed, 0, device
         self.layout = Layout(plan)
         self.place = self.layout.places[dist.get_rank()]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetplan.errors import UnsupportedError
 from hetplan.profiling.simulator.schedules import order
 from hetplan.runtime.execution.tensor import Part
 from hetplan.runtime.plan import Plan, Replica, split
@@ -32,13 +31,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """A plan by ranks; raises UnsupportedError for an SPMD program."""
+    """A plan by ranks; those of an SPMD program are tensor ranks of one stage."""
 
     plan: Plan
-
-    def __post_init__(self) -> None:
-        if self.plan.schedule == "spmd":
-            raise UnsupportedError("SPMD programs are not executed yet", where=self.plan.name)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
@@ -95,7 +90,7 @@ class Layout:
     def actions(self, place: Place) -> list[tuple[bool, int, int]]:
         """(backward, chunk, micro-batch) in the order of the schedule."""
         replica = self.plan.replicas[place.replica]
-        assert self.plan.schedule != "spmd", "refused when made"
+        assert self.plan.schedule != "spmd", "programs have an order of their own"
         chunks = len(replica.stages[0].layers)
         found = order(self.plan.schedule, len(replica.stages), place.stage, replica.steps, chunks)
         return [(bool(b), int(c), int(m)) for b, c, m in zip(*found, strict=True)]

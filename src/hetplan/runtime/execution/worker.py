@@ -11,18 +11,40 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
+from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
+from hetplan.runtime.execution.spmd.rehearsed import RehearsedProgram
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.references.build import reference, stand_in
+from hetplan.runtime.spmd_decision import read_program
+from hetplan.runtime.spmd_virtual import SpmdRehearsal, SpmdWatch
 from hetplan.runtime.virtual import Shared, Virtual
 from hetplan.runtime.watch import WAITS, Event, Recorder
 
 KIB = 1024  # Linux counts resident memory in KiB
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+def make_model(job: Job, watch: Recorder) -> Distributed | DistributedProgram | RehearsedProgram:
+    """This rank's part of the job's model."""
+    if isinstance(watch, SpmdWatch):
+        return RehearsedProgram(watch)
+    if job.plan.schedule == "spmd":
+        return DistributedProgram(make_program(job), job.plan, seed=job.seed, watch=watch)
+    precision = precision_of(job)
+    return Distributed(make_module(job), job.plan, seed=job.seed, watch=watch, precision=precision)
+
+
+def make_program(job: Job) -> ProgramModel:
+    """The job's single-device program. Raises InputError for an unusable factory."""
+    if job.factory is not None:
+        return as_model(called(job.factory, job.plan))
+    return ProgramModel(planned_program(job.plan, job.model))
 
 
 def make_module(job: Job) -> nn.Module:
@@ -46,15 +68,8 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
 
 
 def from_factory(text: str, plan: Plan | None) -> nn.Module:
-    """What `module:function` makes of the plan; None: there is none yet, the model is only described."""
-    module_name, colon, name = text.partition(":")
-    if not (module_name and colon and name):
-        raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
-    try:
-        function: Any = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError("--factory cannot be imported", got=text, expected=str(error)) from None
-    made = function(plan)
+    """The torch module that `module:function` makes of the plan; None: there is none yet, a model is described."""
+    made = called(text, plan)
     if not isinstance(made, nn.Module):
         raise InputError(
             "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
@@ -62,9 +77,24 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
     return made
 
 
+def called(text: str, plan: Plan | None) -> Any:
+    """What `module:function` makes of the plan."""
+    module_name, colon, name = text.partition(":")
+    if not (module_name and colon and name):
+        raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
+    try:
+        function: Any = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError("--factory cannot be imported", got=text, expected=str(error)) from None
+    return function(plan)
+
+
 def check_job(job: Job) -> None:
     """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
     check_folder(job)
+    if job.plan.schedule == "spmd":
+        check_program(job)
+        return
     module = make_module(job)
     describe(module, job.plan.workload.layers, *example_of(module), COMPUTE[precision_of(job)])
 
@@ -86,10 +116,30 @@ def check_folder(job: Job) -> None:
         )  # fmt: skip
 
 
+def check_program(job: Job) -> None:
+    """The same of an SPMD plan; a rehearsal's costs have read its program already."""
+    if not job.virtual:
+        if job.factory is None and job.plan.workload.precision != "fp32":
+            raise UnsupportedError(
+                "SPMD programs are computed in fp32", where=job.plan.name, got=job.plan.workload.precision,
+                expected="--virtual, a plan for fp32, or --factory with a program",
+            )  # fmt: skip
+        program = make_program(job).program
+        check_samples(program, job.plan)
+        read_program(job.plan, program)
+    elif job.checkpoint is not None:
+        raise InputError(
+            "rehearsals of SPMD programs train nothing", where=job.plan.name, got="--checkpoint",
+            expected="no checkpoint, or no --virtual",
+        )  # fmt: skip
+
+
 def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
     if shared is None:
         return Recorder()
+    if isinstance(shared.rehearsal, SpmdRehearsal):
+        return SpmdWatch(shared=shared, rank=rank)
     layout = Layout(job.plan)
     place = layout.places[rank]
     ranks: dict[tuple[int, int], list[int]] = {}
@@ -102,9 +152,9 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a step."""
     from hetplan.runtime.execution.checkpoint import load, save
 
-    model = Distributed(make_module(job), job.plan, seed=job.seed, watch=watch, precision=precision_of(job))
+    model = make_model(job, watch)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
-    if job.resume and job.checkpoint is not None:
+    if job.resume and job.checkpoint is not None and not isinstance(model, RehearsedProgram):
         load(model, optimizer, job.checkpoint)
     first = model.step
     for step in range(first, first + job.steps):
@@ -119,7 +169,8 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
         report(step_report(step, loss, done, keep=step == first + job.steps - 1))
         stop = agreed(stopping())
         due = job.every is not None and (step + 1) % job.every == 0
-        if job.checkpoint is not None and (due or stop or step == first + job.steps - 1):
+        due = due or stop or step == first + job.steps - 1
+        if job.checkpoint is not None and due and not isinstance(model, RehearsedProgram):
             watch.begins("checkpoint", 0, step)
             save(model, optimizer, job.checkpoint)
             watch.ends("checkpoint", 0, step)

@@ -64,5 +64,9 @@ def export(plan: Plan, to: str) -> str:
     """The plan as `to` reads it. Raises InputError for an unknown name, UnsupportedError for what `to` cannot say."""
     if to not in EXPORTERS:
         raise unknown_name("unknown framework", to, EXPORTERS)
+    if plan.program is not None and to != "torchrun":
+        from hetplan.runtime.export.grid import refuse
+
+        raise refuse(plan, to, "SPMD programs", "the program: which tensors are sliced, and every collective")
     write: Callable[[Plan], str] = load(EXPORTERS[to].target)
     return write(plan)

@@ -70,7 +70,7 @@ class Attention(Operator):
         if len(inputs) > 1:
             return [dq, dk, dv]
         r = attributes.get("queries", 1)
-        dk, dv = (x.reshape(x.shape[0], -1, r, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
+        dk, dv = (x.reshape(len(x), x.shape[1] // r, r, *x.shape[2:]).sum(axis=2) for x in (dk, dv))
         return [np.concatenate([grouped(dq, attributes), dk, dv], axis=3)]
 
     def work(

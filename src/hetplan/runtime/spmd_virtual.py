@@ -1,0 +1,107 @@
+"""An SPMD program rehearsed: every device sleeps what it is predicted to compute, and joins real, narrow collectives.
+
+A collective begins when the slowest device is there and ends its predicted seconds later, on every rank. Nothing is
+trained: no program is narrow enough on every model to stand for it, and what is rehearsed is the schedule.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.spmd_replay import SpmdCosts
+from hetplan.runtime.virtual import POLL, Rehearsal, Shared, sleep_until
+from hetplan.runtime.watch import Recorder
+
+if TYPE_CHECKING:
+    from hetplan.runtime.plan import Plan
+
+COLLECTIVE_SECONDS = 0.002  # of a narrow collective here, where every rank has a core
+
+
+@dataclass(frozen=True)
+class SpmdRehearsal(Rehearsal):
+    """Predicted seconds of a program's stages, on the plan's devices."""
+
+    costs: SpmdCosts | None = field(default=None, compare=False)
+
+    @classmethod
+    def of_program(cls, plan: Plan, workload: Workload, scale: float | None, cores: float) -> SpmdRehearsal:
+        """scale: default such that an iteration takes a second, or as long as its collectives need here."""
+        costs = SpmdCosts.of(plan, workload)
+        predicted, joined = costs.timeline().seconds, [s.seconds for _, s in costs.each() if s.seconds > 0]
+        real = len(joined) * COLLECTIVE_SECONDS * max(1.0, len(costs.devices) / cores)
+        comfortable = max(1.0 / predicted, real / sum(joined) if joined else 0.0) if predicted > 0 else 1.0
+        return cls(plan, (), (), scale or comfortable, costs)
+
+    @property
+    def program(self) -> SpmdCosts:
+        """The costs."""
+        assert self.costs is not None, "made by of_program"
+        return self.costs
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of an iteration here: the simulator's, scaled."""
+        return self.scale * self.program.timeline().seconds
+
+    def busy(self, rank: int) -> float:
+        """Seconds of a rank's passes here."""
+        place = self.program.devices.index(self.device(rank))
+        return self.scale * float(sum(stage.compute[place] for _, stage in self.program.each()))
+
+    def device(self, rank: int) -> int:
+        """The device of a rank."""
+        return next(device for device, number in self.plan.ranks.items() if number == rank)
+
+    @property
+    def meetings(self) -> int:
+        """How often all ranks meet in an iteration, its beginning aside."""
+        return sum(stage.seconds > 0 for _, stage in self.program.each())
+
+
+@dataclass
+class SpmdWatch(Recorder):
+    """A rank's watch in a rehearsal, and its clock: when its device would be where it is."""
+
+    shared: Shared | None = None
+    rank: int = 0
+    clock: float = 0.0
+    iteration: int = 0
+
+    @property
+    def rehearsal(self) -> SpmdRehearsal:
+        """What is rehearsed."""
+        assert self.shared is not None and isinstance(self.shared.rehearsal, SpmdRehearsal)
+        return self.shared.rehearsal
+
+    def begin(self) -> None:
+        """All ranks begin an iteration together."""
+        self.iteration += 1
+        self.clock = self.meet(0, time.monotonic())
+
+    def passes(self, seconds: float) -> None:
+        """The device computes for so long."""
+        self.clock += self.rehearsal.scale * seconds
+        sleep_until(self.clock)
+
+    def meet(self, slot: int, moment: float) -> float:
+        """The latest of all ranks' moments."""
+        assert self.shared is not None
+        posts: Any = self.shared.posts
+        posts[self.rank, slot, 1] = moment
+        posts[self.rank, slot, 0] = self.iteration  # last: who sees it may read the time
+        return max(self._moments(slot, range(self.shared.ranks)))
+
+    def _moments(self, slot: int, ranks: Iterable[int]) -> list[float]:
+        assert self.shared is not None
+        found = []
+        for rank in ranks:
+            entry = self.shared.posts[rank, slot]
+            while entry[0] < self.iteration:
+                time.sleep(POLL)
+            found.append(float(entry[1]))
+        return found

@@ -1,0 +1,64 @@
+"""Small single-device programs of the packaged networks, programs drawn from their theories, and plans of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from hetplan.formulations.hap.data import Device, HapDecision
+from hetplan.formulations.hap.first import greedy_program
+from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.spmd.links import ring
+from hetplan.formulations.hap.spmd.models import networks as n
+from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.rules import Theory, theory_of
+from hetplan.formulations.hap.theory import reduce_theory
+from hetplan.runtime.plan import Plan, parse_plan
+from hetplan.runtime.spmd_decision import write_program
+
+UNEVEN: dict[int, list[float]] = {2: [0.7, 0.3], 3: [0.5, 0.2, 0.3], 4: [0.15, 0.4, 0.25, 0.2]}
+IDLE: dict[int, list[float]] = {2: [1.0, 0.0], 3: [0.6, 0.0, 0.4], 4: [0.0, 0.5, 0.0, 0.5]}
+
+
+# of two blocks and few entries, m ranks and b samples
+NETWORKS: dict[str, Callable[[int, int], SingleProgram]] = {
+    "vgg19": lambda b, m: n.vgg19(b, m, 7, 12, m),
+    "vit": lambda b, m: n.vit(b, n.sizes(2, True, m), 2 * m, 12, 12),
+    "bert": lambda b, m: n.bert(b, n.sizes(2, True, m), 2 * m, 6 * m),
+    "bert-moe": lambda b, m: n.bert(b, n.sizes(2, True, m), 2 * m, 6 * m, m),
+    "gpt2": lambda b, m: n.gpt2(b, n.sizes(2, True, m), 2 * m, 6 * m),
+    "llama-blocks": lambda b, m: n.llama(b, n.sizes(2, True, m), 2 * m),
+}
+
+
+def every_rule(program: SingleProgram, world: int) -> Theory:
+    """A theory whose prices do not matter."""
+    devices = [Device(name="any", flops_per_second=1.0)] * world
+    return theory_of(program, devices, ring(world, 1e9), all_dimensions=True)
+
+
+def drawn_program(theory: Theory, seed: int) -> list[int]:
+    """The cheapest at random prices: other rules for every seed."""
+    draw = random.Random(seed)
+    prices = [draw.random() ** 3 for _ in theory.data.triples]
+    return greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: prices[step.index])
+
+
+def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
+    """A plan of that program, one device a node."""
+    m, program = len(decision.ratios[0]), theory.program
+    samples = program.nodes[0].shape[0]
+    layers = list(dict.fromkeys(node.layer for node in program.computations))
+    stage = {"layers": [[0, len(layers)]], "devices": [list(range(m))], "tensor_shares": [1.0] * m}
+    document: dict[str, Any] = {
+        "format": "hetplan-plan", "version": 1, "name": program.name, "schedule": "spmd",
+        "workload": {
+            "model": program.name, "cluster": "made up", "global_batch": samples * runs, "sequence": None,
+            "precision": "fp32", "layers": layers,
+        },
+        "devices": [{"type": "A", "node": d} for d in range(m)],
+        "replicas": [{"stages": [stage], "micro_batches": [{"count": runs, "samples": samples}]}],
+        "program": write_program(theory, decision).model_dump(mode="json"),
+    }  # fmt: skip
+    return parse_plan(document, where=program.name)

@@ -1,0 +1,133 @@
+"""Programs in time: both passes together are what theories charge, and reading a plan's program gives it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
+from hetplan.errors import InputError
+from hetplan.formulations.hap.data import Communication, Device, HapDecision
+from hetplan.formulations.hap.evaluate import evaluate
+from hetplan.formulations.hap.spmd.instructions import Synchronise
+from hetplan.formulations.hap.spmd.links import Links
+from hetplan.formulations.hap.spmd.rules import theory_of
+from hetplan.formulations.hap.spmd.timed import Prices, Stage, Timed
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.spmd_decision import decision_of, read_program, write_program
+from hetplan.runtime.spmd_shards import shards_of
+
+M = 3
+LINKS = Links(M, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)
+
+
+def total(stages: list[Stage]) -> float:
+    """Every stage waits for the slowest."""
+    return sum(float(stage.compute.max()) + stage.seconds for stage in stages)
+
+
+@pytest.mark.parametrize("network", ["vit", "bert-moe", "gpt2"])
+def test_both_passes_take_what_theories_charge(network: str) -> None:
+    """Equal devices and even ratios of whole units: no stage has more than one slowest device."""
+    two, links = 2, Links(2, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)  # of which every axis is a multiple
+    program = NETWORKS[network](2 * two, two)
+    theory = theory_of(program, [Device(name="A", flops_per_second=2e9)] * two, links, all_dimensions=True)
+    prices, apart = Prices(np.full(two, 2e9), {}, links, 4), 0
+    for seed in range(4):
+        decision = HapDecision(program=drawn_program(theory, seed), ratios=[[1 / two] * two])
+        timed = Timed(theory, [theory.instructions[i] for i in decision.program], decision.ratios, prices)
+        charged = evaluate(theory.data, decision).objective
+        assert total(timed.run(last=True)) == pytest.approx(charged, rel=1e-9)
+        synchronised = sum(
+            triple.fixed_seconds
+            for triple, instruction in (
+                (theory.data.triples[i], theory.instructions[i]) for i in decision.program
+            )
+            if isinstance(triple, Communication)
+            and isinstance(instruction, Synchronise)
+            and instruction.how == "All-Reduce"
+        )
+        between = total(timed.run(last=False))
+        assert between + synchronised == pytest.approx(charged, rel=1e-9)
+        shards = shards_of(read_program(plan_of(theory, decision), program))
+        joined = frozenset(name for name, shard in shards.items() if shard.joined_apart)
+        apart += len(joined)
+        longer = Timed(theory, timed.order, decision.ratios, prices, joined)
+        assert (total(longer.run(last=True)) > total(timed.run(last=True)) + 1e-9) == bool(joined)
+    if network == "gpt2":  # whose embedding is tied
+        assert apart
+
+
+def test_an_idle_device_computes_only_what_all_repeat() -> None:
+    theory = every_rule(NETWORKS["vit"](2 * M, M), M)
+    order = [theory.instructions[i] for i in drawn_program(theory, 3)]
+    prices = Prices(np.ones(M), {}, LINKS, 4)
+    for ratios in (UNEVEN[M], IDLE[M]):
+        stages = Timed(theory, order, [ratios], prices).run(last=True)
+        busy = np.sum([stage.compute for stage in stages], axis=0)
+        assert list(np.argsort(busy)) == list(np.argsort(ratios))
+        assert busy.min() > 0
+    assert [s.backward for s in stages] == sorted(s.backward for s in stages)
+
+
+@pytest.mark.parametrize("network", list(NETWORKS))
+def test_plans_give_their_programs_back(network: str) -> None:
+    program = NETWORKS[network](2 * M, M)
+    theory = every_rule(program, M)
+    for seed in range(3):
+        decision = HapDecision(program=drawn_program(theory, seed), ratios=[UNEVEN[M]])
+        plan = plan_of(theory, decision)
+        assert read_program(plan, program).order == [theory.instructions[i] for i in decision.program]
+        assert plan.program is not None and decision_of(plan.program, theory, "here") == decision
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Of a BERT with experts."""
+    theory = every_rule(NETWORKS["bert-moe"](2 * M, M), M)
+    return plan_of(theory, HapDecision(program=drawn_program(theory, 2), ratios=[UNEVEN[M]]))
+
+
+def changed(plan: Plan, instructions: list[Any]) -> Plan:
+    """With other instructions."""
+    assert plan.program is not None
+    return plan.model_copy(update={"program": plan.program.model_copy(update={"instructions": instructions})})
+
+
+def test_programs_that_prove_nothing_are_one_line(plan: Plan) -> None:
+    assert plan.program is not None
+    good, program = plan.program.instructions, NETWORKS["bert-moe"](2 * M, M)
+    sync = next(i for i, step in enumerate(good) if step.do == "All-Reduce gradient")
+    run = next(i for i, step in enumerate(good) if step.do == "Run" and len(step.before) > 1)
+    other = good[run].model_copy(update={"before": ["All-Gather(7)", *good[run].before[1:]]})
+    cases = {
+        "which nothing before it gives": good[::-1],
+        "needs ": [step for i, step in enumerate(good) if i != sync],
+        "does not establish the goal": good[:1],
+        "repeats triple": [good[0], *good],
+        rf"no rule allows program.instructions\[{run}\] .got 'Run": [*good[:run], other, *good[run + 1 :]],
+        "unknown tensor": [good[0].model_copy(update={"tensor": "nowhere"}), *good[1:]],
+    }
+    for text, instructions in cases.items():
+        with pytest.raises(
+            InputError, match=f"^bert-moe: program does not match the model: .*{text}"
+        ) as caught:
+            read_program(changed(plan, list(instructions)), program)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="unknown tensor"):
+        read_program(plan, NETWORKS["vgg19"](2 * M, M))
+    halves = program.with_segments({node.name: int(node.layer != "embedding") for node in program.nodes})
+    with pytest.raises(InputError, match=r"ratios are not for this model .got '1 segments', expected 2"):
+        read_program(plan, halves)
+
+
+def test_moves_between_segments_name_the_segment_that_they_go_to() -> None:
+    program = NETWORKS["vit"](2 * M, M)
+    split = program.with_segments({node.name: int(node.layer != "embedding") for node in program.nodes})
+    theory = every_rule(split, M)
+    decision = HapDecision(program=drawn_program(theory, 1), ratios=[UNEVEN[M], IDLE[M]])
+    moves = [step for step in write_program(theory, decision).instructions if step.do == "Repartition"]
+    assert moves and {step.segment for step in moves} == {1}
+    assert read_program(plan_of(theory, decision), split).decision == decision

@@ -1,0 +1,145 @@
+"""SPMD programs of the packaged networks on ranks: `python forked.py parity.programs FOLDER`.
+
+Programs are drawn at random from each network's theory, so that all rules occur, under uneven ratios, some of them 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
+from hetplan.formulations.hap.data import HapDecision
+from hetplan.formulations.hap.spmd.execute import Outcome, random_values, reference
+from hetplan.formulations.hap.spmd.operators.base import Array
+from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.rules import Theory
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram
+from hetplan.runtime.execution.spmd.model import ProgramModel
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.spmd_decision import read_program
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program of a network. seed: of the prices that choose it. runs: of the program in an iteration."""
+
+    network: str
+    world: int
+    seed: int
+    ratios: Sequence[Sequence[float]]
+    runs: int = 1
+    dtype: str = "float64"
+
+    @property
+    def name(self) -> str:
+        """Network, ranks and seed."""
+        return f"{self.network}-{self.world}-{self.seed}-{len(self.ratios)}-{self.runs}-{self.dtype}"
+
+    @property
+    def program(self) -> SingleProgram:
+        """Of one run."""
+        return tiny(self.network, self.world, len(self.ratios))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The program as a plan file has it."""
+        theory = theory_at(self.network, self.world, len(self.ratios))
+        decision = HapDecision(
+            program=drawn_program(theory, self.seed), ratios=[list(row) for row in self.ratios]
+        )
+        return plan_of(theory, decision, self.runs)
+
+    @cached_property
+    def values(self) -> list[Mapping[str, Array]]:
+        """[runs] data of each run, and the same parameters."""
+        parameters = {p.name for p in self.program.parameters}
+        first = random_values(self.program, 1)
+        others = [random_values(self.program, 2 + run) for run in range(1, self.runs)]
+        return [first, *({**other, **{name: first[name] for name in parameters}} for other in others)]
+
+    @property
+    def model(self) -> ProgramModel:
+        """With the case's data and parameters."""
+
+        def batch(step: int, first: int, last: int) -> Mapping[str, Array]:
+            return self.values[first // (last - first)]
+
+        return ProgramModel(self.program, batch, lambda name, shape: self.values[0][name])
+
+    @property
+    def expected(self) -> Outcome:
+        """Of one device."""
+        each = [reference(self.program, values) for values in self.values]
+        gradients = {
+            name: np.mean([one.gradients[name] for one in each], axis=0) for name in each[0].gradients
+        }
+        return Outcome(sum(one.loss for one in each) / self.runs, gradients)
+
+
+@cache
+def tiny(network: str, world: int, segments: int) -> SingleProgram:
+    """A network on small tensors, two samples a rank, its layers in runs of equal number."""
+    made = NETWORKS[network](2 * world, world)
+    layers = list(dict.fromkeys(node.layer for node in made.nodes))
+    each = -(-len(layers) // segments)
+    return made.with_segments({node.name: layers.index(node.layer) // each for node in made.nodes})
+
+
+@cache
+def theory_at(network: str, world: int, segments: int) -> Theory:
+    """Of a tiny network."""
+    return every_rule(tiny(network, world, segments), world)
+
+
+CASES = [
+    *(Case(network, 3, 0, [UNEVEN[3]]) for network in ("vit", "bert", "gpt2", "llama-blocks")),
+    *(Case("bert-moe", world, 1, [UNEVEN[world]]) for world in (2, 4)),
+    *(
+        Case(network, world, 3, [IDLE[world]])
+        for network, world in (("bert-moe", 3), ("gpt2", 4), ("vit", 2))
+    ),
+    *(Case("vgg19", world, world, [ratios[world]]) for world, ratios in ((2, UNEVEN), (3, IDLE))),
+    *(Case("gpt2", world, 4, [UNEVEN[world]], runs=2) for world in (2, 4)),
+    *(Case("bert-moe", 3, seed, [UNEVEN[3], IDLE[3], [0.1, 0.2, 0.7]]) for seed in (0, 2)),
+    Case("llama-blocks", 2, 5, [UNEVEN[2]], dtype="float32"),
+]
+WORLDS = sorted({case.world for case in CASES})
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """One step of each case of this size; every rank writes what it holds of the gradients."""
+    found: dict[str, Any] = {}
+    for case in CASES:
+        if case.world == world:
+            (folder / f"at-{world}-{rank}").write_text(case.name)
+            torch.set_default_dtype(getattr(torch, case.dtype))
+            distributed = DistributedProgram(case.model, case.plan)
+            loss = distributed.train_step()
+            parts = {s.name: (s.dimension, torch.from_numpy(g.copy())) for s, g in distributed.gradients()}
+            found[case.name] = (loss, parts)
+            dist.barrier()
+    torch.save(found, folder / f"programs-{world}-{rank}.pt")
+
+
+def kinds_used() -> set[str]:
+    """Instructions that the cases' programs have."""
+    return {i.do for case in CASES for i in case.plan.program.instructions} | {  # type: ignore[union-attr]
+        "reduction"
+        for case in CASES
+        for i in read_program(case.plan, case.program).order
+        if getattr(getattr(i, "way", None), "output", None) == -2 and i.way.shared  # type: ignore[union-attr]
+    }
+
+
+def factory(plan: Plan) -> ProgramModel:
+    """The model of a case by its plan's name, as `--factory` wants it; its data are those of no particular case."""
+    case = next(case for case in CASES if case.plan == plan)
+    return ProgramModel(case.program, initial=lambda name, shape: case.values[0][name])

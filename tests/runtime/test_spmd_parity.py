@@ -1,0 +1,79 @@
+"""SPMD programs on ranks: every instruction, losses and gradients those of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from parity.asking import run_forked  # noqa: E402
+from parity.programs import CASES, WORLDS, Case, kinds_used  # noqa: E402
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """[world][rank] what each case gave."""
+    folder = tmp_path_factory.mktemp("programs")
+    run_forked("parity.programs", folder)
+    return {w: [torch.load(folder / f"programs-{w}-{rank}.pt") for rank in range(w)] for w in WORLDS}
+
+
+def joined(parts: list[tuple[int | None, Any]]) -> Any:
+    """A gradient from all ranks' parts; whole ones are the same everywhere."""
+    dimension = parts[0][0]
+    if dimension is None:
+        assert all(torch.equal(part, parts[0][1]) for _, part in parts)
+        return parts[0][1].numpy()
+    return np.concatenate([part.numpy() for _, part in parts], axis=dimension)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_programs_on_ranks_equal_one_device(case: Case, found: dict[int, list[dict[str, Any]]]) -> None:
+    ranks, expected, tolerance = (
+        [r[case.name] for r in found[case.world]],
+        case.expected,
+        TOLERANCE[case.dtype],
+    )
+    assert len({loss for loss, _ in ranks}) == 1
+    assert ranks[0][0] == pytest.approx(expected.loss, rel=tolerance)
+    assert all(set(parts) == set(expected.gradients) for _, parts in ranks)
+    largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
+    for name, gradient in expected.gradients.items():
+        got = joined([parts[name] for _, parts in ranks])
+        assert got.shape == gradient.shape, name
+        assert float(np.abs(got - gradient).max()) <= tolerance * largest, name
+
+
+def test_the_cases_use_every_instruction() -> None:
+    assert kinds_used() >= {
+        "Run", "reduction", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast", "All-To-All", "Slice",
+        "Share", "Repartition", "All-Reduce gradient", "All-Gather factors", "Grouped-Broadcast factors",
+    }  # fmt: skip
+    assert {case.network for case in CASES} == {"vgg19", "vit", "bert", "bert-moe", "gpt2", "llama-blocks"}
+    assert any(0.0 in row for case in CASES for row in case.ratios)
+
+
+def test_parameters_are_sliced_where_the_program_slices_them(found: dict[int, list[dict[str, Any]]]) -> None:
+    """Unequal parts, none included: less is held than one copy per rank."""
+    sizes = [
+        [part.numel() for dimension, part in rank[case.name][1].values() if dimension is not None]
+        for case in CASES
+        for rank in found[case.world]
+    ]
+    assert any(sizes) and any(0 in row for row in sizes)
+
+
+def test_a_checkpoint_goes_on_under_another_program(tmp_path: Path) -> None:
+    """Other ratios, shards, ranks and runs: the second half of the same curve, which is not flat."""
+    run_forked("parity.program_curves", tmp_path)
+    whole, resumed = (torch.load(tmp_path / f"curves-{world}.pt") for world in (2, 3))
+    for name, losses in whole.items():
+        assert losses[-1] < 0.97 * losses[0]
+        assert resumed[name] == pytest.approx(losses[len(losses) // 2 :], rel=1e-8), name
+    assert set(whole) == {"sgd", "adamw"}

@@ -1,0 +1,180 @@
+"""`hetplan run` with SPMD plans: local ranks, virtual devices, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.programs import NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
+from fakes.workloads import small
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.files import read_json
+from hetplan.formulations import family
+from hetplan.formulations.hap.data import HapDecision
+from hetplan.formulations.hap.pose import pose
+from hetplan.planner.hap import to_plan
+from hetplan.profiling.simulator.pipeline import simulate_stages
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.job import Job
+from hetplan.runtime.plan import Plan, save_plan
+from hetplan.runtime.replay import replay
+from hetplan.runtime.trace import trace
+from hetplan.runtime.virtual import Rehearsal
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from hetplan.runtime import distribute  # noqa: E402
+from hetplan.runtime.execution.spmd.model import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.execution.worker import check_job  # noqa: E402
+from hetplan.runtime.launch import launch  # noqa: E402
+from hetplan.runtime.measured import Measured  # noqa: E402
+from parity.program_curves import gpt2, plan_on  # noqa: E402
+
+
+def planned(workload: Workload, method: str, steps: int) -> Plan:
+    """A plan of the strategy `hap`."""
+    posed = pose(workload, steps)
+    result = solve(family("hap"), posed.theory.data, method, Run())
+    assert isinstance(result.decision, HapDecision)
+    return to_plan(posed, result.decision, f"hap/{method}")
+
+
+def test_stages_by_hand() -> None:
+    """Two devices: 3 and 1 s, a collective of 2 s, 1 and 4 s without one, 1 and 1 s, updates of 1 and 2 s."""
+    compute = np.array([[3.0, 1.0], [1.0, 4.0], [1.0, 1.0]])
+    found = simulate_stages(compute, [2.0, 0.0, 0.0], backward=[False, True, True], updates=[1.0, 2.0])
+    assert found.seconds == 3 + 2 + 4 + 1 + 2
+    assert list(found.busy) == [6.0, 8.0]
+    assert simulate_stages(compute, [2.0, 0.0, 3.0], updates=[1.0, 2.0]).seconds == 3 + 2 + 5 + 3 + 2
+
+
+def test_what_is_slept_is_what_the_simulator_predicts() -> None:
+    workload = small()
+    for method, steps in (("dp-even", 1), ("dp-proportional", 2)):
+        plan = planned(workload, method, steps)
+        found, rehearsal = replay(plan, workload), Rehearsal.of(plan, workload, 3.0)
+        assert rehearsal.seconds == pytest.approx(3 * found.seconds)
+        assert [rehearsal.busy(rank) for rank in range(4)] == pytest.approx(
+            3 * (found.timeline.busy - [rehearsal.program.updates()[r] for r in range(4)])  # type: ignore[attr-defined]
+        )
+        rows = {event["tid"] for event in trace(found)["traceEvents"] if "tid" in event}
+        assert rows == set(range(8))
+
+
+def test_a_program_is_rehearsed(tmp_path: Path) -> None:
+    """A machine under load may be late, but never early; collectives are real."""
+    workload = small()
+    plan = planned(workload, "dp-proportional", 2)
+    job = Job(plan=plan, steps=2, rehearsal=Rehearsal.of(plan, workload, 1.0), virtual=True)
+    found = Measured(job, launch(job))
+    assert found.predicted is not None and found.seconds > 0.98 * found.predicted
+    document = found.document()
+    assert [step["loss"] for step in document["steps"]] == [None, None]
+    assert "nothing is trained" in found.table().notes[-1]
+    assert {event["cat"] for event in found.trace()["traceEvents"] if event["ph"] == "X"} >= {
+        "collective",
+        "backward",
+    }
+    with pytest.raises(InputError, match=r"train nothing .got '--checkpoint'"):
+        check_job(replace(job, checkpoint=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_rehearsals_are_within_a_tenth(tmp_path: Path) -> None:
+    """Needs a machine without other load."""
+    workload = small()
+    for method, steps in (("auto", 1), ("dp-even", 1), ("dp-even", 4), ("dp-proportional", 2)):
+        plan = planned(workload, method, steps)
+        job = Job(plan=plan, steps=4, rehearsal=Rehearsal.of(plan, workload, 8.0), virtual=True)
+        found = Measured(job, launch(job))
+        assert found.predicted is not None and abs(found.seconds / found.predicted - 1) < 0.1, (method, steps)
+
+
+def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps, a document, a trace, a checkpoint; then one line for a factory that returns a module."""
+    from hetplan.cli.main import main
+
+    save_plan(plan_on(2), tmp_path / "plan.json")
+    command = ["run", str(tmp_path / "plan.json"), "--steps", "2"]
+    more = [
+        "--json",
+        "--quiet",
+        "--trace",
+        str(tmp_path / "trace.json"),
+        "--checkpoint",
+        str(tmp_path / "kept"),
+    ]
+    assert main([*command, *more, "--factory", "parity.program_curves:gpt2"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["measured_seconds"] > 0 and document["predicted_seconds"] is None
+    assert all(step["loss"] > 0 for step in document["steps"]) and len(document["ranks"]) == 2
+    events = read_json(tmp_path / "trace.json")["traceEvents"]
+    assert {"forward 0", "backward 0", "collective", "optimizer"} <= {event["name"] for event in events}
+    assert (tmp_path / "kept" / "step-2" / "hetplan.json").is_file()
+    assert main([*command, "--factory", "parity.cases:two"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(
+        "hetplan: error: SPMD plans run single-device programs (got 'Reference', expected a Single"
+    )
+
+
+def test_what_does_not_fit_is_one_line() -> None:
+    plan = plan_on(2)
+    with pytest.raises(
+        InputError, match=r"program is not for the plan's runs: tokens .got 'shape \(12, 6\)'"
+    ):
+        check_job(Job(plan=plan_on(3), factory="parity.program_curves:whole_batch"))
+    with pytest.raises(InputError, match="SPMD plans run single-device programs"):
+        check_job(Job(plan=plan, factory="parity.cases:two"))
+    named = plan.model_copy(update={"workload": plan.workload.model_copy(update={"model": "gpt2"})})
+    with pytest.raises(InputError, match=r"gpt2: model does not match the plan: layer 1 .got 'block-0'"):
+        check_job(Job(plan=named))
+    half = small()
+    assert half.precision == "fp16"
+    with pytest.raises(UnsupportedError, match="SPMD programs are computed in fp32"):
+        check_job(Job(plan=planned(half, "dp-even", 4)))
+
+
+def test_programs_are_not_modules() -> None:
+    """`distribute` takes programs for SPMD plans, and modules for others."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        program = NETWORKS["gpt2"](4, 2)
+        alone = HapDecision(program=drawn_program(every_rule(program, 1), 0), ratios=[[1.0]])
+        plan = plan_of(every_rule(program, 1), alone)
+        with pytest.raises(InputError, match="SPMD plans run single-device programs"):
+            distribute(torch.nn.Linear(2, 2), plan)
+        model = distribute(program, plan)
+        first = model.train_step()
+        optimizer = model.optimizer(torch.optim.SGD, lr=0.1)
+        optimizer.step()
+        model.step = 0
+        assert model.train_step() < first
+        with pytest.raises(InputError, match=r"data of a run: |tokens: data of a run"):
+            model.train_step(lambda a, b: {"tokens": np.zeros((1, 4), int), "labels": np.zeros((4, 4), int)})
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_synthetic_data_do_not_depend_on_the_runs() -> None:
+    batch = synthetic_batch(gpt2(plan_on(2)), 3)
+    whole, halves = batch(5, 0, 4), [batch(5, 0, 2), batch(5, 2, 4)]
+    for name, value in whole.items():
+        assert np.array_equal(value, np.concatenate([half[name] for half in halves]))
+    assert np.array_equal(whole["tokens"][:, 1:], whole["labels"][:, :-1])
+    assert not np.array_equal(whole["tokens"], batch(6, 0, 4)["tokens"])
+    initial = synthetic_initial(3)
+    assert (
+        initial("a.scale", (4,)).tolist() == [1.0] * 4
+        and initial("a.bias", (2, 2)).tolist() == [[0.0] * 2] * 2
+    )
+    assert UNEVEN and initial("w", (50, 400)).std() == pytest.approx(0.05, rel=0.1)
