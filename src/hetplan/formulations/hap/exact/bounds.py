@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -124,8 +124,15 @@ class LabelCell:
     def __call__(
         self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays | None = None
     ) -> Evaluated:
-        """One cell, on the arrays handed down or else on its own."""
-        arrays = arrays or self.arrays
+        """One cell, on the arrays handed down or else on its own.
+
+        Arrays that lack arcs were made for programs below a threshold, which bounds from them cannot exceed.
+        """
+        found = self._evaluated(cell, hint, threshold, arrays or self.arrays)
+        whole = found.arrays is self.arrays
+        return found if whole else replace(found, bound=min(found.bound, threshold))
+
+    def _evaluated(self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays) -> Evaluated:
         duals = Duals(self.problem, cell, arrays.slow, self.incumbent, hint)
         bound, potential = sums(arrays, cell, duals)
         if bound >= threshold:
