@@ -5,7 +5,8 @@
 Three workloads: 16 devices of two types, 64 of four, 1024 of four, each planned by all strategies in a process of its
 own, kernels compiled and loaded before. `complete`: seconds until every strategy has told what it proposes. `proven`:
 seconds until all exact candidates are proven, where they are. Gaps are to the bounds of the candidates' own problems.
-Everything is predicted: no device is touched.
+In brackets stand seconds of the processors, which other work on the machine makes little longer. Everything is
+predicted: no device is touched.
 """
 
 from __future__ import annotations
@@ -73,12 +74,13 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
     begun = time.perf_counter()
     workload = make_workload(case.model, cluster_of(case.nodes), case.batch)
     run = Run(Options(time_limit=time_limit or case.time_limit))
-    first: dict[str, float] = {}
+    worked = time.process_time()
+    first: dict[str, tuple[float, float]] = {}
     last: dict[str, float] = {}
 
     def tell(candidate: Candidate) -> None:
         at = time.perf_counter() - begun
-        first.setdefault(candidate.strategy, at)
+        first.setdefault(candidate.strategy, (at, time.process_time() - worked))
         last[candidate.name] = at
 
     timer = threading.Timer(case.total, run.cancel.set)
@@ -95,9 +97,12 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
         for c in planning.candidates
     ]  # fmt: skip
     exact = [row for row in rows if row["exact"]]
+    complete = max(first.values()) if set(first) == set(strategies) else (None, None)
     return {
         "case": name,
-        "complete": max(first.values()) if set(first) == set(strategies) else None,
+        "complete": complete[0],
+        "complete_cpu": complete[1],
+        "cpu": time.process_time() - worked,
         "proven": max(row["found"] or seconds for row in exact)
         if all(row["status"] in ("optimal", "infeasible") for row in exact)
         else None,
@@ -118,8 +123,8 @@ def tables(found: dict[str, Any], peak: int) -> list[str]:
     exact = [row for row in found["rows"] if row["exact"]]
     gaps = [row["gap"] for row in exact if row["gap"] is not None and row["fits"]]
     head = (
-        found["case"], case.model, seconds_text(found["complete"]), seconds_text(found["proven"]),
-        seconds_text(found["seconds"]), percent_text(min(gaps, default=None)), percent_text(max(gaps, default=None)),
+        found["case"], case.model, both(found, "complete", "complete_cpu"), seconds_text(found["proven"]),
+        both(found, "seconds", "cpu"), percent_text(min(gaps, default=None)), percent_text(max(gaps, default=None)),
         bytes_text(peak), found["winner"], case.asked,
     )  # fmt: skip
     header = (
@@ -139,6 +144,11 @@ def tables(found: dict[str, Any], peak: int) -> list[str]:
         markdown(f"{found['case']} devices", header, [head]),
         markdown(f"{found['case']} devices: exact candidates", columns, rows),
     ]
+
+
+def both(found: dict[str, Any], seconds: str, cpu: str) -> str:
+    """Seconds by the clock, and of the processors."""
+    return f"{seconds_text(found[seconds])} ({seconds_text(found[cpu])})"
 
 
 def main(arguments: list[str]) -> int:

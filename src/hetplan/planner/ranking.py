@@ -21,6 +21,8 @@ from hetplan.schema import derived
 from hetplan.solvers.run import Run
 from hetplan.text import number_text
 
+SLOW = ("amp", "hap")  # on large clusters they take all the time that they are given
+
 
 @dataclass(frozen=True)
 class Planning:
@@ -88,8 +90,9 @@ def make_plans(
         for s in picked
         for w in every
     ]
-    found, tried = searched(searches)
-    told = [*notes, *tried]
+    found, tried = searched([search for search in searches if not search.strategy.late])
+    more, vain = searched([search for search in searches if search.strategy.late])
+    found, told = [*found, *more], [*notes, *tried, *vain]
     if parts:
         on_some = [c for w in every for c in on_parts(w, picked, run, settings, found_one, several)]
         found, left_out = undominated(found, on_some, first)
@@ -113,19 +116,21 @@ def make_plans(
 def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     """All candidates, strategy by strategy, and notes on what was tried in vain.
 
-    What proves comes first, so that a complete ranking stands early; heuristics are for comparison.
+    What proves comes first, so that a complete ranking stands early; heuristics are for comparison. Strategies that end
+    soon go before those that may take all their time.
     """
-    found = [search.exact_ones() for search in searches]
+    order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.name in SLOW)
+    found: dict[int, list[Candidate]] = {i: searches[i].exact_ones() for i in order}
     tried: dict[str, list[str]] = {}
-    for own, search in zip(found, searches, strict=True):
-        more, told = search.with_recomputation(own)
-        own += more
+    for i in order:
+        more, told = searches[i].with_recomputation(found[i])
+        found[i] += more
         for text in told:
-            tried.setdefault(text, []).append(search.name)
-    for own, search in zip(found, searches, strict=True):
-        own += search.other_ones()
+            tried.setdefault(text, []).append(searches[i].name)
+    for i in order:
+        found[i] += searches[i].other_ones()
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
-    return [candidate for own in found for candidate in own], notes
+    return [candidate for i in range(len(searches)) for candidate in found[i]], notes
 
 
 def what_would_fit(workloads: Sequence[Workload], run: Run) -> tuple[Relaxation, ...]:
