@@ -1,4 +1,4 @@
-"""Writes findings.md from findings.template.md and the kept rows: `python docs/findings_page.py [--check]`.
+"""Writes findings.md from findings.template.txt and the kept rows: `python docs/findings_page.py [--check]`.
 
 The rows are those of docs/studies/*/rows. The template holds no number of its own: every figure is a placeholder
 `{{name argument …}}`, computed here from the rows, or `{{claim name}}`, a figure that a paper states, from `CLAIMS`.
@@ -17,16 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetplan.instances.library import library
+from hetplan.instances.sets import in_set
 from hetplan.studies.findings import SAME, Reference, Study
 from hetplan.studies.page import pipes
 from hetplan.studies.rows import Row, read_rows
 from hetplan.text import percent_text, seconds_text
 
 DOCS = Path(__file__).parent
-PAGE, TEMPLATE, STUDIES = DOCS / "findings.md", DOCS / "findings.template.md", DOCS / "studies"
+PAGE, TEMPLATE, STUDIES = DOCS / "findings.md", DOCS / "findings.template.txt", DOCS / "studies"
 PLACEHOLDER = re.compile(r"\{\{([^{}]+)\}\}")
 SETS = ("papers", "real", "hard")
 NONE = "–"
+# All rows, those of ablations among them.
+EVERY = "**"
 # A method's name standing for the best objective known of an instance.
 BEST = "best"
 
@@ -65,11 +69,12 @@ class Kept:
                 self.by_method[key] = min(row["objective"], self.by_method.get(key, row["objective"]))
 
     def rows(self, problem: str = "*", sets: str = "*", name: str = "*") -> list[Row]:
-        """Those of a problem, a set and instances whose name matches."""
+        """Those of a problem, a set and instances whose name matches; ablations only where `sets` is EVERY."""
         return [
             row
             for row in self.study.rows
-            if fnmatch.fnmatchcase(row["problem"], problem)
+            if (sets == EVERY or row["set"] in SETS)
+            and fnmatch.fnmatchcase(row["problem"], problem)
             and fnmatch.fnmatchcase(row["set"], sets)
             and fnmatch.fnmatchcase(row["instance"], name)
         ]
@@ -197,6 +202,13 @@ def rows(kept: Kept, sets: str = "*") -> str:
     return str(len(kept.rows(sets=sets)))
 
 
+def covered(kept: Kept, name: str) -> str:
+    """Of how many instances of a set there are rows."""
+    there = {(row["problem"], row["instance"]) for row in kept.rows()}
+    found = [(entry.problem, entry.name) in there for entry in library() if in_set(entry, name)]
+    return f"{sum(found)} of {len(found)}"
+
+
 def same(kept: Kept) -> str:
     """The relative distance up to which a plan counts as optimal."""
     return f"{SAME:g}"
@@ -298,7 +310,7 @@ def parts(kept: Kept) -> str:
     header = ("problem", "what is held fixed", "instances", "costs on", "median", "mean", "most", "on")
     lines = []
     for problem, label, restricted, free in PARTS:
-        found = kept.ratios(problem, restricted, free)
+        found = kept.ratios(problem, restricted, free, sets=EVERY)
         if not found:
             lines.append((problem, label, "0", *[NONE] * 5))
             continue
@@ -314,7 +326,7 @@ FIGURES: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         ratio, compared, faster, reached, excess, within, missed, plans, proven, solved, where_most, claim, rows,
-        same, limit, conditions, overview, methods, provers, parts,
+        covered, same, limit, conditions, overview, methods, provers, parts,
     )
 }  # fmt: skip
 

@@ -9,10 +9,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.types import unliteral
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
     """`function` compiled without the interpreter, strict IEEE arithmetic (sums must not be reordered)."""
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    made: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    template, plain = made.get_call_template, cast(Any, unliteral)
+    # a constant in another kernel's call would have this one compiled once more, for that very constant
+    made.get_call_template = lambda args, kws: template(
+        tuple(plain(a) for a in args), {name: plain(a) for name, a in dict(kws).items()}
+    )
+    return cast(F, made)

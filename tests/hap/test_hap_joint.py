@@ -170,3 +170,11 @@ def test_the_paper_keeps_one_communication_per_tensor() -> None:
     assert isinstance(decision, HapDecision)
     told = [data.triples[i].pre[0].split("|")[0] for i in decision.program if data.triples[i].kind == "comm"]
     assert told and len(told) == len(set(told))
+
+
+def test_a_graph_of_what_is_below_a_threshold_bounds_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States opened for programs 1 % below the incumbent say nothing of those between."""
+    monkeypatch.setattr("hetplan.formulations.hap.exact.solve.STATES", 1)
+    found = solve(FAMILY, chain(2, 2, 2), "exact", Run(Options(threads=1, gap=0.02)))
+    assert found.objective is not None and found.bound is not None
+    assert found.bound == pytest.approx(0.99 * found.objective, rel=1e-6)

@@ -19,9 +19,12 @@ from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
+from hetplan.planner.explain import explain
 from hetplan.planner.hap import METHODS, propose
 from hetplan.planner.hap_settings import HapSettings
 from hetplan.planner.parts import lifted
+from hetplan.planner.pictures.scene import scene
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.simulated import simulated
 from hetplan.planner.strategies import STRATEGIES
 from hetplan.profiling.architecture import Experts, Transformer
@@ -181,6 +184,24 @@ def test_candidates_are_replayed(workload: Workload) -> None:
     assert even.predicted_seconds == pytest.approx(even.closed_form_seconds + update, rel=1e-9)
     busy = even.replayed.timeline.busy
     assert busy[0] == busy[1] < busy[2] == busy[3]
+
+
+def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
+    """Of a program every device has a row of its own, and all join its collectives."""
+    planning = make_plans(workload, ["hap"], Run(Options(threads=1)))
+    best = planning.best
+    assert best is not None and best.plan is not None and best.replayed is not None
+    parts = {part.what for part in explain(planning).critical}
+    assert "collectives of the program" in parts
+    assert parts <= {
+        "collectives of the program",
+        *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
+    }
+    drawn = scene(best.plan, best.replayed, workload)
+    assert [row.title for row in drawn.rows] == [f"device {d}" for d in range(4)]
+    assert all(row.communicates and row.computes for row in drawn.rows)
+    assert best.plan.prediction is not None
+    assert best.plan.prediction.predicted_seconds == replay(best.plan, workload).seconds
 
 
 def test_parts_of_a_cluster_are_replayed_alike(workload: Workload) -> None:

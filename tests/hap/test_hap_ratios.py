@@ -61,7 +61,8 @@ def given(seed: int, types: int, segments: int, *, shared_only: bool) -> HapData
         (4, 1, True, "closed form"),
         (2, 1, False, "breakpoints"),
         (5, 1, False, "cutting planes"),
-        (9, 1, False, "linear programme"),
+        (9, 1, False, "one sweep"),
+        (20, 1, False, "one sweep"),
         (3, 3, False, "linear programme"),
     ],
 )

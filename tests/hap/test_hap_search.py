@@ -69,8 +69,11 @@ def test_the_search_needs_no_first_program(wide: bool) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_theories_with_many_nearly_equal_programs(wide: bool) -> None:
+def test_theories_with_many_nearly_equal_programs(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth more or less in any comparison of labels or in any potential loses an optimum of some of these."""
+    monkeypatch.setattr(
+        "hetplan.formulations.hap.exact.bounds.ARCS", 0
+    )  # leave out arcs in small graphs, too
     for seed in range(80 if wide else 200):
         data, best = tight(seed)
         theory = posed(data)
@@ -140,11 +143,12 @@ def test_parking_is_about_what_cannot_be_had_otherwise() -> None:
     assert theory is not None
     names = theory.problem.properties
     explorer = Explorer(theory.problem, theory)
+    without = explorer.without(Run())
     number = {names[p]: i for i, p in enumerate(explorer.properties)}
     shard, inner = number["x1|All-Gather(0)"], number["b1.4|All-Gather(0)"]
-    assert explorer.without[shard, inner] and not explorer.without[inner, shard]
+    assert without[shard, inner] and not without[inner, shard]
     # either form of the stream will do, so neither alone is indispensable, save that one gives the other
-    assert not explorer.without[number["x1|Identity"], inner]
+    assert not without[number["x1|Identity"], inner]
 
 
 def test_wide_theories_are_proven() -> None:

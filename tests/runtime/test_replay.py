@@ -251,7 +251,7 @@ def test_a_plan_for_something_else_is_refused(other: Any, words: str) -> None:
         replay(plan_of((0, 14)), other())
 
 
-def test_sharded_pipelines_are_refused() -> None:
+def test_sharded_pipelines_join_once_per_iteration() -> None:
     replicas = [
         {
             "stages": [{"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])],
@@ -259,10 +259,15 @@ def test_sharded_pipelines_are_refused() -> None:
         }
         for i in range(2)
     ]
+    whole, *sharded = (replay(made(replicas, zero=zero), workload()) for zero in (0, 1, 2, 3))
+    assert max(sharded[0].peak_bytes) < max(whole.peak_bytes)
+    for other in sharded[1:]:
+        assert (other.seconds, other.peak_bytes) == (sharded[0].seconds, sharded[0].peak_bytes)
+    wide = {"layers": [(0, 14)], "devices": [[0, 1]], "tensor_shares": [1, 1]}
+    second = {"layers": [(0, 14)], "devices": [[2, 3]], "tensor_shares": [1, 1]}
+    groups = [{"stages": [s], "micro_batches": [{"count": 4, "samples": 1}]} for s in (wide, second)]
     with pytest.raises(UnsupportedError, match="ZeRO 2 and 3"):
-        replay(made(replicas, zero=2), workload())
-    whole, sharded = (replay(made(replicas, zero=zero), workload()) for zero in (0, 1))
-    assert max(sharded.peak_bytes) < max(whole.peak_bytes)
+        replay(made(groups, zero=2), workload())
 
 
 def test_interleaved_chunks_visit_every_stage_again() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,36 @@ def test_a_hung_warmer_is_killed(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(warm, "PATIENCE_SECONDS", 0.5)
     warm.prepare(("signal:pause", "os:getcwd"))
     assert len(list(cache.glob("*"))) <= 1
+
+
+def test_late_warmers_are_waited_for_where_they_are_needed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`prepare` returns while the late one is stopped; `finish` returns when it has ended."""
+    go_on, module = cache.parent / "go on", cache.parent / "slow_warmer.py"
+    module.write_text(
+        "import time, pathlib\n"
+        "def run():\n"
+        f"    while not pathlib.Path({str(go_on)!r}).exists():\n"
+        "        time.sleep(0.01)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(cache.parent), os.environ.get("PYTHONPATH", "")]))
+    warm.prepare(QUICK[:1], late=("slow_warmer:run",))
+    assert len(list(cache.iterdir())) == 1
+    ended = threading.Event()
+
+    def use() -> None:
+        warm.finish(("slow_warmer:run", "os:getcwd"))
+        ended.set()
+
+    waiting = threading.Thread(target=use)
+    waiting.start()
+    waiting.join(0.2)
+    assert not ended.is_set()
+    go_on.touch()
+    waiting.join(60)
+    assert ended.is_set() and len(list(cache.iterdir())) == 2
+    warm.finish(("slow_warmer:run",))  # nothing is left to wait for
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -68,7 +68,7 @@ def plan(
         typer.Option(
             "--strategies",
             metavar="A[,B…]",
-            help="Which to try, or all; default all but hap.",
+            help="Which to try; default all.",
             autocompletion=completion.strategies,
         ),
     ] = None,
@@ -136,8 +136,8 @@ def plan(
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
     picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
     check_percent(workload, cheapest_within)
-    warmers = [REPLAY_WARMER, *(w for strategy in picked for w in strategy.warmers)]
-    prepare(warmers, None if quiet else note)
+    early, late = ([w for s in picked for w in s.warmers if s.late is late] for late in (False, True))
+    prepare([REPLAY_WARMER, *early], None if quiet else note, late=late)
     run = Run(options)
     label = f"{workload.model.name} on {workload.cluster.name}"
     board = Board(label)

@@ -27,6 +27,7 @@ from hetplan.runtime.spmd_decision import write_program
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run as SolverRun
+from hetplan.solvers.run import Stopped
 from hetplan.text import Table, bytes_text, seconds_text
 
 METHODS = ("auto", "paper", "dp-even", "dp-proportional")
@@ -42,9 +43,12 @@ def propose(workload: Workload, run: SolverRun, settings: HapSettings | None = N
         text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
         return [nothing(method, "infeasible", text) for method in METHODS]
     try:
-        posed = pose(workload, settings.steps)
+        posed = pose(workload, settings.steps, inner_run(run, "hap"))
     except UnsupportedError as error:
         return [nothing(method, "unknown", str(error)) for method in METHODS]
+    except Stopped:
+        text = f"no time to write its theory down ({seconds_text(time.perf_counter() - begun)})"
+        return [nothing(method, "unknown", text) for method in METHODS]
     posing = time.perf_counter() - begun
     return [one(posed, method, run, settings, posing if method == METHODS[0] else 0.0) for method in METHODS]
 
@@ -60,7 +64,8 @@ def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing
         return nothing(method, "unknown", "not begun: stopped from the keyboard")
     own = inner_run(run, f"hap/{method}")
     share = settings.seconds if method == "auto" else settings.seconds / 2
-    limit = min(share, run.options.time_limit or share)
+    left = share if run.options.time_limit is None else max(run.options.time_limit - posing, 1e-3)
+    limit = min(share, left)
     own.options = replace(own.options, time_limit=limit)
     result = solve(family("hap"), posed.theory.data, method, own)
     return candidate(posed, result, posing)

@@ -90,8 +90,9 @@ def make_plans(
         for s in picked
         for w in every
     ]
-    found, tried = searched(searches)
-    told = [*notes, *tried]
+    found, tried = searched([search for search in searches if not search.strategy.late])
+    more, vain = searched([search for search in searches if search.strategy.late])
+    found, told = [*found, *more], [*notes, *tried, *vain]
     if parts:
         on_some = [c for w in every for c in on_parts(w, picked, run, settings, found_one, several)]
         found, left_out = undominated(found, on_some, first)

@@ -27,10 +27,10 @@ class Strategy:
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
     recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
-    which of its `methods` to try. exact: those of them that prove their answers. named_only: whether it is tried only
-    where it (or `all`) is named, because its kernels take long to compile the first time. within_replay:
+    which of its `methods` to try. exact: those of them that prove their answers. within_replay:
     "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
-    counts, where its own problem cannot say that.
+    counts, where its own problem cannot say that. late: whether it is planned after all others, so that its warmers,
+    which take longest, can still run meanwhile.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Strategy:
     methods: tuple[str, ...] = ()
     exact: tuple[str, ...] = ("auto",)
     recomputes: bool = False
-    named_only: bool = False
     within_replay: str | None = None
+    late: bool = False
 
     def propose(
         self,
@@ -58,7 +58,9 @@ class Strategy:
         """
         from hetplan.planner.settings import parse_settings
         from hetplan.schema import derived
+        from hetplan.solvers.warm import finish
 
+        finish(self.warmers)
         function: Propose = load(self.target)
         own = (
             () if self.settings is None else (parse_settings(self.settings_model(), given or {}, self.name),)
@@ -123,22 +125,17 @@ STRATEGIES: dict[str, Strategy] = {
             "hap",
             "hetplan.planner.hap:propose",
             "one SPMD program, sharding ratios per device (HAP)",
-            ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:duals"),
+            ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:states"),
             "hetplan.planner.hap_settings:HapSettings",
-            named_only=True,
+            late=True,
         ),
     )
 }
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies named, each once; `all` of them; without names those that need not be named.
-
-    Raises InputError for unknown ones.
-    """
-    if names is None:
-        return [strategy for strategy in STRATEGIES.values() if not strategy.named_only]
-    if ALL in names:
+    """The strategies named, each once; all where `all` is named, or none. Raises InputError for unknown ones."""
+    if names is None or ALL in names:
         return list(STRATEGIES.values())
     if not names:
         raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from hetplan.errors import HetplanError, UnsupportedError
 from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.starved import starved
 from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import WAITS
 
@@ -194,7 +195,7 @@ class Supervisor:
         alive = [(n, r) for n, r in enumerate(self.ranks) if not r.gone]
         for number, rank in alive:
             silent = now - rank.heard
-            if silent > (limit if rank.state else STARTING):
+            if silent > STARTING or (silent > limit and rank.state and not self._starved(rank, "used")):
                 raise self._error(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
         waiting, longest = 0, max((r.state.get("longest", 0.0) for _, r in alive), default=0.0)
         for number, rank in alive:
@@ -205,11 +206,15 @@ class Supervisor:
                 patience = max(limit, STARTING)
             if what in WAITS:
                 waiting += seconds > max(limit, 10 * longest)
-            elif seconds > patience:
+            elif seconds > patience and not (seconds < STARTING and self._starved(rank, "spent")):
                 raise self._error(number, f"hangs; {self._doing(rank)} for {seconds:.0f} s", lost=True)
-        if alive and waiting == len(alive):
+        if alive and waiting == len(alive) and not any(self._starved(rank, "spent") for _, rank in alive):
             number, rank = max(alive, key=lambda item: item[1].state["seconds"])
             raise self._error(number, f"waits, as all others do; {self._doing(rank)}", lost=False)
+
+    def _starved(self, rank: Rank, since: str) -> bool:
+        """Whether a rank has waited for a core since it was last heard ("used") or began what it does ("spent")."""
+        return starved(rank.pid, rank.state.get(since, 0.0), self.job.hang_seconds)
 
     def _doing(self, rank: Rank) -> str:
         state = rank.state

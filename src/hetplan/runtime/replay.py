@@ -193,11 +193,11 @@ def padded(cards: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 
 def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[Collective]:
-    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 on pipelines.
+    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on pipelines.
 
-    Layers with the same owners go together. ZeRO 1 reduces and scatters first, and gathers after the update.
+    Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the update.
     """
-    if plan.zero >= 2 or (plan.zero == 1 and single_stage(plan)):
+    if plan.zero and single_stage(plan):
         return []
     by_owners: dict[tuple[Owner, ...], float] = {}
     for owners, size in shared_parts(plan, costs):
@@ -207,7 +207,7 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
         traffic = ring_of(plan, owners, size, costs)
         if traffic.seconds == 0:
             continue
-        halves = ("gradients", "parameters") if plan.zero == 1 else ("gradients",)
+        halves = ("gradients", "parameters") if plan.zero else ("gradients",)
         for when in halves:
             found.append(
                 Collective(
@@ -265,6 +265,11 @@ def single_stage(plan: Plan) -> bool:
     )
 
 
+def in_step(plan: Plan) -> bool:
+    """Whether all ranks take each pass together: replicas of one stage and one chunk."""
+    return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in plan.replicas)
+
+
 @dataclass(frozen=True)
 class ZeroCosts:
     """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an iteration."""
@@ -276,17 +281,22 @@ class ZeroCosts:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload) -> ZeroCosts:
-        """Poplar's collectives over all devices in use; raises UnsupportedError for ZeRO 2 and 3 on pipelines."""
+        """Poplar's collectives over all devices in use, for replicas of one device each.
+
+        In pipelines ZeRO 2 and 3 join gradients and gather weights once per iteration, as the runtime does (their ranks
+        take no steps together): time and peak are those of ZeRO 1. Raises UnsupportedError for ZeRO 2 and 3 on replicas
+        of one stage on several devices.
+        """
         used = sorted(plan.ranks)
         shares = np.zeros(len(plan.devices))
         given = plan.zero_shares or [1.0] * len(plan.devices)
         for device in used:
             shares[device] = given[device] / sum(given[d] for d in used)
         if plan.zero == 0 or not single_stage(plan):
-            if plan.zero >= 2:
+            if plan.zero >= 2 and in_step(plan):
                 raise UnsupportedError(
-                    "ZeRO 2 and 3 are replayed for replicas of one device each", where=plan.name,
-                    got=f"ZeRO {plan.zero} on pipelines or tensor groups", expected="ZeRO 0 or 1",
+                    "ZeRO 2 and 3 are replayed for pipelines, and for replicas of one device each", where=plan.name,
+                    got=f"ZeRO {plan.zero} on replicas of one stage on several devices", expected="ZeRO 0 or 1",
                 )  # fmt: skip
             return cls(shares, 0.0, 0.0, False)
         spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used, used)

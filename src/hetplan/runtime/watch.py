@@ -43,26 +43,28 @@ class Event:
 class Recorder(Watch):
     """Keeps the events of the iteration, and what is going on now for another thread to ask.
 
-    longest: seconds of the longest pass so far. done: things done so far.
+    longest: seconds of the longest pass so far. done: things done so far. spent: seconds of a core that the process had
+    used when the present thing began.
     """
 
     events: list[Event] = field(default_factory=list)
     longest: float = 0.0
     done: int = 0
     _now: tuple[str, int, int, float] = ("start", 0, 0, 0.0)
+    spent: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
         """Remember what and since when."""
         with self._lock:
-            self._now = (what, chunk, batch, time.monotonic())
+            self._now, self.spent = (what, chunk, batch, time.monotonic()), time.process_time()
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """Make it an event."""
         now = time.monotonic()
         with self._lock:
             begun = self._now[3]
-            self._now = ("between", chunk, batch, now)
+            self._now, self.spent = ("between", chunk, batch, now), time.process_time()
             self.done += 1
             if what not in WAITS:
                 self.longest = max(self.longest, now - begun)

@@ -191,12 +191,12 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     problem, theory = posed.problem, posed.theory
     first, least = fitting_program(theory, run)
     floor = simple_bound(theory)
-    chosen = choose(theory, STATES, STATES) if least > 0 and not run.should_stop else None
+    chosen = choose(theory, STATES, STATES, run) if least > 0 and not run.should_stop else None
     if chosen is None or chosen.graph is None:
         return ended(
             posed, first, run=run, stop=Stop.OPTIMAL if least <= 0 else Stop.LIMIT, bound=floor,
             built=time.perf_counter(), solver=cpsat.SOLVER,
-            message="" if chosen is None else "the theory is too wide for this method",
+            message="" if chosen is None or run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
     graph = chosen.graph
     upper = least if np.isfinite(least) else problem.most_seconds or 1.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.problem import Floats, Ints
 
 # Cuts at most, per type and at least.
 PER_TYPE, CUTS = 25, 60
@@ -22,28 +22,30 @@ EXACT = 1e-10
 
 
 @kernel
-def _game(P: Floats, count: int, mu: Floats, theta: Floats) -> None:
-    """Optimal strategies of the game P [:count, V] > 0: max sum y, y P[c] <= 1 by the simplex method with
-    Bland's rule; mu = y / sum y, theta from the slacks' reduced costs."""
+def _game(
+    P: Floats, count: int, low: float, scale: float, T: Floats, basis: Ints, mu: Floats, theta: Floats
+) -> None:
+    """Optimal strategies of the game (P [:count, V] - low) / scale + 1 > 0: max sum y, y P[c] <= 1 by the simplex
+    method with Bland's rule; mu = y / sum y, theta from the slacks' reduced costs. T, basis: room for the table."""
     V = P.shape[1]
     width = V + count + 1
-    T = np.zeros((count + 1, width))
-    basis = np.empty(count, np.int64)
+    for c in range(count + 1):
+        for j in range(width):
+            T[c, j] = 0.0
     for c in range(count):
         for i in range(V):
-            T[c, i] = P[c, i]
+            T[c, i] = (P[c, i] - low) / scale + 1.0
         T[c, V + c] = 1.0
         T[c, width - 1] = 1.0
         basis[c] = V + c
     for i in range(V):
         T[count, i] = -1.0
+        mu[i] = 0.0
     for _ in range(200):
-        entering = -1
-        for j in range(width - 1):
-            if T[count, j] < -1e-13:
-                entering = j
-                break
-        if entering < 0:
+        entering = 0
+        while entering < width - 1 and T[count, entering] >= -1e-13:
+            entering += 1
+        if entering == width - 1:
             break
         row, least = -1, np.inf
         for c in range(count):
@@ -63,8 +65,6 @@ def _game(P: Floats, count: int, mu: Floats, theta: Floats) -> None:
                     T[c, j] -= factor * T[row, j]
         basis[row] = entering
     first, second = 0.0, 0.0
-    for i in range(V):
-        mu[i] = 0.0
     for c in range(count):
         if basis[c] < V:
             mu[basis[c]] = max(0.0, T[c, width - 1])
@@ -78,6 +78,56 @@ def _game(P: Floats, count: int, mu: Floats, theta: Floats) -> None:
 
 
 @kernel
+def _cut(
+    F: Floats, S: Floats, comm: float, x: Floats, slow: Floats, enough: float,
+    P: Floats, taken: Ints, T: Floats, basis: Ints, mu: Floats, best: Floats, theta: Floats,
+) -> tuple[int, float]:  # fmt: skip
+    """Cut until the gap is closed: (cuts made, lower bound); fills the rest, of which `best` [V] is the best mu."""
+    V, K = x.shape
+    least, bound, low, high = np.inf, 0.0, np.inf, -np.inf
+    count = 0
+    while count < len(P):
+        top = 0.0
+        for i in range(V):
+            top += mu[i] * x[i, K - 1]
+            P[count, i] = comm * x[i, K - 1]
+        cost = comm * top
+        for s in range(len(F)):
+            most, slowest = -1.0, 0
+            for d in range(K):
+                share = 0.0
+                for i in range(V):
+                    share += mu[i] * x[i, d]
+                busy = (F[s] + S[s] * share) * slow[d]
+                if busy > most:
+                    most, slowest = busy, d
+            taken[count, s] = slowest
+            cost += most
+            for i in range(V):
+                P[count, i] += (F[s] + S[s] * x[i, slowest]) * slow[slowest]
+        for i in range(V):
+            low, high = min(low, P[count, i]), max(high, P[count, i])
+        count += 1
+        if cost < least:
+            least = cost
+            for i in range(V):
+                best[i] = mu[i]
+        if high <= low:
+            theta[0] = 1.0
+            return count, low
+        _game(P, count, low, high - low, T, basis, mu, theta)
+        value = np.inf
+        for i in range(V):
+            level = 0.0
+            for c in range(count):
+                level += theta[c] * P[c, i]
+            value = min(value, level)
+        bound = max(bound, value)
+        if least - value <= EXACT * least or value >= enough:
+            break
+    return count, bound
+
+
 def best_in_cell(
     F: Floats, S: Floats, comm: float, x: Floats, slow: Floats, enough: float
 ) -> tuple[Floats, Floats, float]:
@@ -89,65 +139,12 @@ def best_in_cell(
     """
     V, K = x.shape
     most = max(CUTS, PER_TYPE * K)
-    P = np.empty((most, V))
-    taken = np.empty((most, len(F)), np.int64)
-    mu, theta, best_mu = np.empty(V), np.zeros(most), np.empty(V)
-    for i in range(V):
-        mu[i] = best_mu[i] = 1.0 / V
-    point = np.empty(K)
-    best, bound = np.inf, 0.0
-    scaled = np.empty((most, V))
-    count = 0
-    while count < most:
-        for d in range(K):
-            point[d] = 0.0
-            for i in range(V):
-                point[d] += mu[i] * x[i, d]
-        for i in range(V):
-            P[count, i] = comm * x[i, K - 1]
-        cost = comm * point[K - 1]
-        for s in range(len(F)):
-            top, slowest = -1.0, 0
-            for d in range(K):
-                busy = (F[s] + S[s] * point[d]) * slow[d]
-                if busy > top:
-                    top, slowest = busy, d
-            taken[count, s] = slowest
-            cost += top
-            for i in range(V):
-                P[count, i] += (F[s] + S[s] * x[i, slowest]) * slow[slowest]
-        count += 1
-        if cost < best:
-            best = cost
-            for i in range(V):
-                best_mu[i] = mu[i]
-        low, high = P[0, 0], P[0, 0]
-        for c in range(count):
-            for i in range(V):
-                low, high = min(low, P[c, i]), max(high, P[c, i])
-        if high <= low:
-            theta[0] = 1.0
-            bound = low
-            break
-        for c in range(count):
-            for i in range(V):
-                scaled[c, i] = (P[c, i] - low) / (high - low) + 1.0
-        _game(scaled, count, mu, theta)
-        value = np.inf
-        for i in range(V):
-            level = 0.0
-            for c in range(count):
-                level += theta[c] * P[c, i]
-            value = min(value, level)
-        bound = max(bound, value)
-        if best - value <= EXACT * best or value >= enough:
-            break
+    P, taken = np.empty((most, V)), np.empty((most, len(F)), np.int64)
+    T, basis = np.empty((most + 1, V + most + 1)), np.empty(most, np.int64)
+    mu, best, theta = np.full(V, 1.0 / V), np.full(V, 1.0 / V), np.zeros(most)
+    count, bound = _cut(F, S, comm, x, slow, enough, P, taken, T, basis, mu, best, theta)
     blends = np.zeros((len(F), K))
-    for c in range(count):
-        for s in range(len(F)):
-            blends[s, taken[c, s]] += theta[c]
-    for d in range(K):
-        point[d] = 0.0
-        for i in range(V):
-            point[d] += best_mu[i] * x[i, d]
-    return point, blends, bound
+    stages = np.arange(len(F))
+    for c in np.flatnonzero(theta[:count]):
+        blends[stages, taken[c]] += theta[c]
+    return best @ x, blends, bound

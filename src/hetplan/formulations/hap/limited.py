@@ -37,7 +37,7 @@ from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.states import build, canonical
 from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 Unlimited = Callable[[Run], Outcome[HapDecision]]
 # States of the graph of all orders for the mixed-integer programme; canonical ones for prices.
@@ -160,7 +160,10 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
     """Best-first branch and bound over cells; None where the theory or its segments are too many for it."""
     problem = posed.problem
     states = int(min(CANONICAL_STATES, STATES_PER_SECOND * run.remaining))
-    graph = canonical(posed.theory, states) if problem.K**problem.g <= MOST_VERTICES else None
+    try:
+        graph = canonical(posed.theory, states, run=run) if problem.K**problem.g <= MOST_VERTICES else None
+    except Stopped:
+        graph = None
     if graph is None:
         return None
     pricing, order = Pricing(problem, graph), itertools.count()
@@ -186,7 +189,7 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
         bound = max(bound, found.bound)
         if bound >= incumbent.threshold:
             continue
-        for part in _split(cell, found, problem.counts.astype(float)):
+        for part in split(cell, found, problem.counts.astype(float)):
             heapq.heappush(cells, (bound, next(order), part, found.prices, found.cuts))
         run.report(bound=min(cells[0][0], incumbent.threshold) * (1 - ROUNDING))
     if not cells or cells[0][0] >= incumbent.threshold:
@@ -211,7 +214,7 @@ def _proven(incumbent: Incumbent) -> float:
     return np.inf if incumbent.program is None else incumbent.threshold * (1 - ROUNDING)
 
 
-def _split(cell: Cell, found: Bounded, counts: Floats) -> list[Cell]:
+def split(cell: Cell, found: Bounded, counts: Floats) -> list[Cell]:
     """Halves along the longest edge of all segments' simplices, at the point that the bound comes from."""
     simplices = cell.simplices
     K = simplices.shape[1]

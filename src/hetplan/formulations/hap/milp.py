@@ -54,11 +54,11 @@ def search(
     if least <= 0:
         return ended(posed, first, run=run, stop=Stop.OPTIMAL, bound=0.0, built=time.perf_counter())
     run.report(incumbent=least if np.isfinite(least) else None, bound=floor)
-    chosen = choose(theory, STATES, CANONICAL_STATES)
+    chosen = choose(theory, STATES, CANONICAL_STATES, run)
     if chosen.graph is None or run.should_stop:
         return ended(
             posed, first, run=run, stop=Stop.LIMIT, bound=floor, built=time.perf_counter(),
-            message="the theory is too wide for this method" if chosen.graph is None else "",
+            message="" if run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
     upper = least if np.isfinite(least) else problem.most_seconds
     unit = 2.0 ** (10 - np.ceil(np.log2(upper))) if upper > 0 else 1.0

@@ -29,6 +29,7 @@ from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Rates
 from hetplan.profiling.workload import Workload
+from hetplan.solvers.run import Run
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,11 @@ class Posed:
         )
 
 
-def pose(workload: Workload, steps: int | None = None) -> Posed:
+def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -> Posed:
     """The `hap` problem of `workload`, in `steps` runs (None: the fewest in which data parallelism fits in memory).
 
     Raises UnsupportedError where the model has no program, or the profile no times of single devices; InputError for
-    steps that do not divide the global batch.
+    steps that do not divide the global batch; `Stopped` where `run` should stop.
     """
     if steps is None:
         steps = steps_that_fit(workload)
@@ -91,6 +92,7 @@ def pose(workload: Workload, steps: int | None = None) -> Posed:
         weights=weights,
         steps=steps,
         holding=holding,
+        run=run,
     )
     return Posed(workload, theory, steps)
 

@@ -1,8 +1,8 @@
 """The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly.
 
 With one segment and K device types, in order of cost: K = 1 is trivial; where all work is shared, a closed
-form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting planes; else, and with several
-segments, a linear programme through HiGHS,
+form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting planes; for more a dual of one variable
+(`many_types`); with several segments, and where rounding left a gap, a linear programme through HiGHS,
 
     min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >= B_kd,
     sum_d n_d B_kd = 1,   B >= 0,
@@ -23,6 +23,7 @@ import numpy as np
 
 from hetplan.formulations.hap.cells import whole_cell
 from hetplan.formulations.hap.cutting import best_in_cell
+from hetplan.formulations.hap.many_types import sweep
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
 from hetplan.solvers.native import Scale
@@ -81,6 +82,10 @@ def _at_once(problem: HapProblem, stages: Stages) -> Ratios | None:
         return _told(problem, stages, _two_types(problem, stages)[None, :], "breakpoints")
     if problem.g == 1 and problem.K <= MOST_TYPES and (np.diff(problem.speeds) > 0).all():
         found = _by_cuts(problem, stages)
+        if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
+            return found
+    if problem.g == 1 and stages.S.any():
+        found = _by_sweep(problem, stages)
         if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
             return found
     return None
@@ -147,6 +152,13 @@ def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
     )
     ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
     return Ratios(ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes")
+
+
+def _by_sweep(problem: HapProblem, stages: Stages) -> Ratios:
+    """The dual of one variable (module `many_types`)."""
+    point, bound = sweep(problem, stages)
+    ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
+    return Ratios(ratios, problem.seconds(stages, ratios), bound, "one sweep")
 
 
 def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:

@@ -17,9 +17,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.formulations.hap.graph_kernels import components
+from hetplan.formulations.hap.graph_parts import components
 from hetplan.formulations.hap.problem import Ints
 from hetplan.formulations.hap.theory import Theory
+from hetplan.solvers.run import Run
 
 Need = frozenset[int]
 Flags = NDArray[np.bool_]
@@ -52,13 +53,20 @@ class Graph:
         return len(self.first) - 1
 
 
-def build(theory: Theory, limit: int, keep: Callable[[Need], bool] | None = None) -> Graph | None:
-    """The graph of all states that `keep` admits (all, without it); None beyond `limit` nodes."""
+def build(
+    theory: Theory, limit: int, keep: Callable[[Need], bool] | None = None, run: Run | None = None
+) -> Graph | None:
+    """The graph of all states that `keep` admits (all, without it); None beyond `limit` nodes.
+
+    Raises `Stopped` where `run` should stop.
+    """
     assert theory.goal is not None
     numbers: dict[Need, int] = {frozenset((theory.goal,)): 0}
     queue: list[Need] = list(numbers)
     arcs: list[list[tuple[int, int]]] = []
     for need in queue:
+        if run is not None:
+            run.check()
         out: list[tuple[int, int]] = []
         for n in sorted({n for p in need for n in theory.by_post[p]}):
             step = theory.steps[n]
@@ -78,10 +86,13 @@ def build(theory: Theory, limit: int, keep: Callable[[Need], bool] | None = None
     return _ordered(theory, queue, arcs)
 
 
-def canonical(theory: Theory, limit: int, starts: tuple[Need, ...] | None = None) -> Graph | None:
+def canonical(
+    theory: Theory, limit: int, starts: tuple[Need, ...] | None = None, run: Run | None = None
+) -> Graph | None:
     """Like `build`, but always settling the needed properties of the highest level first.
 
-    Where costs simply add up the order of a program is irrelevant, and these few states suffice.
+    Where costs simply add up the order of a program is irrelevant, and these few states suffice. Raises `Stopped` as
+    `build` does.
     """
     level = levels(theory)
     assert theory.goal is not None
@@ -89,6 +100,8 @@ def canonical(theory: Theory, limit: int, starts: tuple[Need, ...] | None = None
     numbers = {need: i for i, need in enumerate(queue)}
     arcs: list[list[tuple[int, int]]] = []
     for need in queue:
+        if run is not None:
+            run.check()
         out: list[tuple[int, int]] = []
         top = max((level[p] for p in need), default=0)
         for n in sorted({n for p in need if level[p] == top for n in theory.by_post[p]}):

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -102,6 +103,8 @@ def beat(channel: Channel, watch: Recorder) -> None:
                 seconds=seconds,
                 longest=watch.longest,
                 done=watch.done,
+                spent=watch.spent,
+                used=time.process_time(),
             )
 
     threading.Thread(target=beats, daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from hetplan.formulations.hap.states import Graph
 @dataclass(frozen=True)
 class Arrays:
     """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; `ordered`: whether
-    its paths are programs in their order (not in a canonical graph)."""
+    its paths are programs in their order (not in a canonical graph). missing: the share of the threshold that was
+    missing to it where arcs were last left out."""
 
     graph: Graph
     comm: kernels.Flags
@@ -23,12 +25,43 @@ class Arrays:
     slow: Floats
     start: int
     ordered: bool
+    missing: float = np.inf
 
     @property
     def common(self) -> tuple[Ints, Ints, kernels.Flags, Floats, Floats, Ints]:
         """What every kernel takes: first, head, comm, fixed, shared, component."""
         g = self.graph
         return g.first, g.head, self.comm, self.fixed, self.shared, g.component
+
+    @cached_property
+    def reverse(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The graph read backwards, nodes numbered from the end: first, head, component, and each arc's number here."""
+        g, last = self.graph, self.graph.n - 1
+        tails = np.repeat(np.arange(g.n), np.diff(g.first))
+        arcs = np.argsort(last - g.head, kind="stable")
+        first = np.zeros(g.n + 1, dtype=np.int64)
+        np.cumsum(np.bincount(last - g.head, minlength=g.n), out=first[1:])
+        return first, (last - tails)[arcs], (g.component[-1] - g.component)[::-1].copy(), arcs
+
+    def without(self, hopeless: kernels.Flags, missing: float) -> tuple[Arrays, Ints]:
+        """The same without the arcs marked, and the numbers of the nodes left: the ends and those with arcs in and
+        out."""
+        g = self.graph
+        tails = np.repeat(np.arange(g.n), np.diff(g.first))
+        used = np.zeros((2, g.n), dtype=np.bool_)
+        used[0, tails[~hopeless]] = used[1, g.head[~hopeless]] = True
+        used[1, self.start] = used[0, g.n - 1] = True
+        left = used[0] & used[1]
+        left[self.start] = True
+        nodes, number = np.flatnonzero(left), np.cumsum(left) - 1
+        kept = ~hopeless & left[tails] & left[g.head]
+        first = np.zeros(len(nodes) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(number[tails[kept]], minlength=len(nodes)), out=first[1:])
+        graph = Graph(
+            g.theory, first, number[g.head[kept]], g.step[kept], g.component[nodes], tuple(g.needs[u] for u in nodes)
+        )  # fmt: skip
+        work = self.comm[kept], self.fixed[kept], self.shared[kept]
+        return Arrays(graph, *work, self.slow, int(number[self.start]), self.ordered, missing), nodes
 
     def path(self, parent: Ints, arc: Ints, label: int) -> list[int]:
         """The triple numbers of a label's program in order."""

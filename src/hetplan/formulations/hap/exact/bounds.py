@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetplan.formulations.hap.cells import coordinates
 from hetplan.formulations.hap.cutting import best_in_cell
-from hetplan.formulations.hap.exact import kernels, labelling
+from hetplan.formulations.hap.exact import kernels
 from hetplan.formulations.hap.exact.arrays import Arrays
+from hetplan.formulations.hap.exact.labels import labels
 from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.formulations.hap.ratios import best_ratios
@@ -29,6 +30,12 @@ SLACK = 1e-14
 OPEN_STATES, RETRY = 60_000, 0.7
 # How fast they are looked through, several times each, on a slow machine.
 STATES_PER_SECOND = 5_000
+# Arcs are left out again when no more than this share is missing of what was missing before.
+FEWER = 0.6
+# In smaller graphs it is not worth its time.
+ARCS = 300
+# How fast labels are set, at least.
+LABELS_PER_SECOND = 50_000
 
 
 @dataclass
@@ -117,13 +124,23 @@ class LabelCell:
     def __call__(
         self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays | None = None
     ) -> Evaluated:
-        """One cell, on the arrays handed down or else on its own."""
-        arrays = arrays or self.arrays
+        """One cell, on the arrays handed down or else on its own.
+
+        Arrays that lack arcs were made for programs below a threshold, which bounds from them cannot exceed.
+        """
+        found = self._evaluated(cell, hint, threshold, arrays or self.arrays)
+        whole = found.arrays is self.arrays
+        return found if whole else replace(found, bound=min(found.bound, threshold))
+
+    def _evaluated(self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays) -> Evaluated:
         duals = Duals(self.problem, cell, arrays.slow, self.incumbent, hint)
         bound, potential = sums(arrays, cell, duals)
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0, arrays)
         weights, size, improved = duals.weights, 0, False
+        arrays, potential = fewer(arrays, cell, weights, potential, threshold, 1 - bound / threshold)
+        if not len(arrays.graph.head):
+            return Evaluated(threshold, duals.point, 0, arrays)
         self._cells += 1
         if self._cells <= EACH or self._cells % SOME == 0:
             size, improved = best_at(duals, arrays, self.incumbent, potential, weights)
@@ -135,33 +152,40 @@ class LabelCell:
             return Evaluated(bound, duals.point, size, arrays)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            value, labels = self._listed(cell, arrays, duals, potential, weights, threshold)
+            value, more = self._listed(cell, arrays, duals, potential, weights, threshold)
             if not np.isfinite(value):
                 self._failed.note(cell, missing)
-            bound, size = max(bound, value), size + labels
+            bound, size = max(bound, value), size + more
         return Evaluated(bound, duals.point, size, arrays)
 
     def _listed(
         self, cell: Floats, arrays: Arrays, duals: Duals, potential: Floats, weights: Floats, threshold: float
     ) -> tuple[float, int]:
         """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too many."""
-        slack = SLACK * threshold if np.isfinite(threshold) else 0.0
-        status, bound, size, parent, arc, last, work = labelling.labels(
-            *arrays.common, arrays.start, cell, arrays.slow, duals.point, duals.table.mixtures,
-            duals.table.blends, potential, weights, threshold, slack,
-            20_000 + ROOM * arrays.graph.n, PER_NODE,
+        size, found = labels(
+            arrays, cell, duals.point, potential, weights, threshold, slack=slack_of(threshold),
+            room=room_for(arrays, self.incumbent.run), per_node=PER_NODE,
+            mixtures=duals.table.mixtures, blends=duals.table.blends,
         )  # fmt: skip
-        if status != labelling.DONE:
+        if found is None:
             return -np.inf, size
-        if not len(last):
-            return bound, size
-        bounds, costs, points = labelling.price(
-            last, parent, arc, work, *arrays.common[2:5], cell, arrays.slow, threshold
-        )
+        if not len(found.last):
+            return found.bound, size
+        bounds, costs, points = found.price(cell, threshold)
         least = int(np.argmin(costs))
-        self.incumbent.offer(arrays.path(parent, arc, int(last[least])))
+        self.incumbent.offer(found.path(int(found.last[least])))
         duals.point = points[least]
         return min(threshold, float(bounds.min())), size
+
+
+def room_for(arrays: Arrays, run: Run) -> int:
+    """Labels that may be set in one cell: so many per node, and no more than there is time for."""
+    return int(min(20_000 + ROOM * arrays.graph.n, max(1_000, LABELS_PER_SECOND * run.remaining)))
+
+
+def slack_of(threshold: float) -> float:
+    """By how much a label may be dearer and still stand for another."""
+    return SLACK * threshold if np.isfinite(threshold) else 0.0
 
 
 def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
@@ -173,6 +197,22 @@ def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
+def fewer(
+    arrays: Arrays, cell: Floats, weights: Floats, potential: Floats, threshold: float, missing: float
+) -> tuple[Arrays, Floats]:
+    """The graph and its potentials without the arcs that no program below the threshold takes in the cell.
+
+    Tried again only where clearly less is `missing` to the threshold than when it was done last.
+    """
+    tried = not missing < FEWER * arrays.missing or len(arrays.graph.head) < ARCS
+    if tried or arrays.start > 0 or not np.isfinite(threshold):
+        return arrays, potential
+    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, weights)
+    least = kernels.through(arrays.reverse, arrays.graph.head, step, potential)
+    left, nodes = arrays.without(least.max(axis=1) >= threshold, missing)
+    return left, np.ascontiguousarray(potential[nodes])
+
+
 def best_at(
     duals: Duals, arrays: Arrays, incumbent: Incumbent, potential: Floats, weights: Floats
 ) -> tuple[int, bool]:
@@ -180,17 +220,16 @@ def best_at(
     learn from it if it is better than all before: (labels, whether it is). potential [n, L, V] with weights: of
     the cell that the point is in; being affine there, it holds at the point."""
     point, threshold = duals.point, incumbent.threshold
-    status, _, size, parent, arc, last, _ = labelling.labels(
-        *arrays.common, arrays.start, point[None, :], arrays.slow, point, np.zeros(0), np.zeros((0, len(point))),
-        _at(potential, duals.inside), weights, threshold, SLACK * threshold if np.isfinite(threshold) else 0.0,
-        20_000 + ROOM * arrays.graph.n, PER_NODE,
+    size, found = labels(
+        arrays, point[None, :], point, _at(potential, duals.inside), weights, threshold, slack=slack_of(threshold),
+        room=room_for(arrays, incumbent.run), per_node=PER_NODE,
     )  # fmt: skip
     before = incumbent.seconds
-    if status == labelling.DONE and len(last):
-        program = incumbent.offer(arrays.path(parent, arc, int(last[0])))
+    if found is not None and len(found.last):
+        program = incumbent.offer(found.path(int(found.last[0])))
         if incumbent.seconds < before:
             duals.learn(program)
-    return int(size), incumbent.seconds < before
+    return size, incumbent.seconds < before
 
 
 def _at(potential: Floats, mu: Floats) -> Floats:
@@ -300,7 +339,7 @@ class WideCell:
             return Evaluated(bound, duals.point, size)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            opened = self.explorer.open(cell, duals.weights, threshold, self._room())
+            opened = self.explorer.open(cell, duals.weights, threshold, self._room(), self.incumbent.run)
             if opened is not None and opened.graph.n > 1:
                 found = self._exact(cell, hint, threshold, opened)
                 return Evaluated(max(bound, found.bound), found.point, size + found.labels, opened)

@@ -17,7 +17,23 @@ Flags = NDArray[np.bool_]
 CLOSE = 1e-9
 
 
-@kernel
+def means(x: Floats, slow: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """What means over types, weights [L, K], make of a unit of fixed [L] and of shared [L, V] work."""
+    rows = weights * slow
+    return rows.sum(axis=1), np.ascontiguousarray(rows @ x.T)
+
+
+def prices(comm: Flags, fixed: Floats, shared: Floats, x: Floats, slow: Floats, weights: Floats) -> Floats:
+    """[A, L, V]: seconds of each arc at the vertices when its stage counts as a mean over types."""
+    (L, V), kinds = (len(weights), len(x)), np.empty((4, len(comm)))
+    kinds[:2], kinds[2:] = (fixed, shared), (fixed, shared)
+    kinds[:2, comm] = kinds[2:, ~comm] = 0.0
+    mean, share = means(x, slow, weights)
+    rows = np.ones((4, L * V))
+    rows[0], rows[1], rows[3] = np.repeat(mean, V), share.ravel(), np.tile(x[:, -1], L)
+    return np.asarray(kinds.T @ rows).reshape(-1, L, V)
+
+
 def potentials(
     first: Ints,
     head: Ints,
@@ -39,28 +55,42 @@ def potentials(
     so that each stage takes the one that tells most at the point mu [V] (barycentric) from the node where it
     begins, read from the program's end; of those that tell the same, where types tie, the first.
     """
-    n, L, V, K = len(first) - 1, len(weights), len(x), x.shape[1]
-    mean = np.zeros(L)
-    share = np.zeros((L, V))
-    for l in range(L):
-        for d in range(K):
-            mean[l] += weights[l, d] * slow[d]
-            for i in range(V):
-                share[l, i] += weights[l, d] * slow[d] * x[i, d]
-    step = np.zeros((len(head), L, V))
-    for a in range(len(head)):
-        for l in range(L):
-            for i in range(V):
-                if comm[a]:
-                    step[a, l, i] = fixed[a] + shared[a] * x[i, K - 1]
-                else:
-                    step[a, l, i] = fixed[a] * mean[l] + shared[a] * share[l, i]
-    value = np.full((n, L, V), np.inf)
-    begun = np.full((n, V), np.inf)
-    value[n - 1] = 0.0
-    begun[n - 1] = 0.0
-    finer = np.empty(V)
-    end = n - 1
+    n, (L, V) = len(first) - 1, (len(weights), len(x))
+    step = prices(comm, fixed, shared, x, slow, weights).reshape(len(head), -1)
+    value, begun = np.full((n, L * V), np.inf), np.full((n if ordered else 1, L * V), np.inf)
+    value[-1] = begun[-1] = 0.0
+    _potentials(first, head, comm, component, step, mu, ordered, value, begun, np.empty(V))
+    return value.reshape(n, L, V)
+
+
+def through(reverse: tuple[Ints, Ints, Ints, Ints], head: Ints, step: Floats, value: Floats) -> Floats:
+    """[A, L]: a lower bound over the cell of every path with an arc: what leads to its tail, itself (step [A, L, V])
+    and the potential value [n, L, V] of its head, all with one mean before the head.
+
+    reverse: the graph read backwards, whose first node is where paths end and whose last one where they begin.
+    """
+    first, back, component, arcs = reverse
+    A, L, V = step.shape
+    before = np.full((len(value), L * V), np.inf)
+    before[-1] = 0.0
+    turned = np.ascontiguousarray(step.reshape(A, -1)[arcs])
+    plain, scratch = np.zeros(A, dtype=np.bool_), (np.full((1, L * V), np.inf), np.empty(V))
+    _potentials(first, back, plain, component, turned, np.ones(V), False, before, *scratch)
+    whole = before[back] + turned + value.reshape(len(value), -1)[head[arcs]]
+    found = np.empty((A, L))
+    found[arcs] = whole.reshape(A, L, V).min(axis=2)
+    return found
+
+
+@kernel
+def _potentials(
+    first: Ints, head: Ints, comm: Flags, component: Ints, step: Floats, mu: Floats, ordered: bool,
+    value: Floats, begun: Floats, finer: Floats,
+) -> None:  # fmt: skip
+    """Fill value [n, LV], for each mean the V vertices; begun [n, LV]: from nodes where a stage begins, with the mean
+    that it takes, the same for all."""
+    LV, V = value.shape[1], len(mu)
+    end = len(value) - 1
     while end > 0:
         begin = end - 1
         while begin > 0 and component[begin - 1] == component[end - 1]:
@@ -71,42 +101,41 @@ def potentials(
             for u in range(end - 1, begin - 1, -1):
                 for a in range(first[u], first[u + 1]):
                     h = head[a]
-                    switch = ordered and comm[a] and h >= end
-                    for l in range(L):
-                        for i in range(V):
-                            cost = step[a, l, i] + (begun[h, i] if switch else value[h, l, i])
-                            if cost < value[u, l, i]:
-                                value[u, l, i] = cost
-                                changed = changed or (h >= begin and h < end)
+                    if h >= end:
+                        after = begun if ordered and comm[a] else value
+                        for j in range(LV):
+                            value[u, j] = min(value[u, j], step[a, j] + after[h, j])
+                        continue
+                    for j in range(LV):
+                        cost = step[a, j] + value[h, j]
+                        if cost < value[u, j]:
+                            value[u, j] = cost
+                            changed = changed or h >= begin
+        # the means that stages take; within a component twice, with the means that its stages took before
         for _ in range(0 if not ordered else 1 if end - begin == 1 else 2):
             for u in range(begin, end):
-                best = -np.inf
-                for l in range(L):
+                best, chosen = -np.inf, 0
+                for j in range(0, LV, V):
                     level = 0.0
                     for i in range(V):
-                        level += mu[i] * value[u, l, i] if mu[i] > 0 else 0.0
+                        level += mu[i] * value[u, j + i] if mu[i] > 0 else 0.0
                     if best == -np.inf or level > best + CLOSE * abs(best):
-                        best = level
-                        for i in range(V):
-                            begun[u, i] = value[u, l, i]
-            if end - begin == 1:
-                continue
-            # within a component once more, with the means that its stages now choose
-            for u in range(begin, end):
-                for l in range(L):
-                    finer[:] = np.inf
+                        best, chosen = level, j
+                for j in range(LV):
+                    begun[u, j] = value[u, chosen + j % V]
+            for u in range(begin, end if end - begin > 1 else begin):
+                for j in range(0, LV, V):
+                    for i in range(V):
+                        finer[i] = np.inf
                     for a in range(first[u], first[u + 1]):
                         h = head[a]
                         for i in range(V):
-                            cost = step[a, l, i] + (begun[h, i] if comm[a] else value[h, l, i])
-                            finer[i] = min(finer[i], cost)
-                    old, new = 0.0, 0.0
+                            rest = begun[h, j + i] if comm[a] else value[h, j + i]
+                            finer[i] = min(finer[i], step[a, j + i] + rest)
+                    more = 0.0
                     for i in range(V):
-                        if mu[i] > 0:
-                            old += mu[i] * value[u, l, i]
-                            new += mu[i] * finer[i]
-                    if new > old:
+                        more += mu[i] * (finer[i] - value[u, j + i]) if mu[i] > 0 else 0.0
+                    if more > 0:
                         for i in range(V):
-                            value[u, l, i] = finer[i]
+                            value[u, j + i] = finer[i]
         end = begin
-    return value

@@ -23,11 +23,10 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.hap.cutting import best_in_cell
 from hetplan.formulations.hap.exact.kernels import Flags
 from hetplan.formulations.hap.problem import Floats, Ints
 
-DONE, TOO_MANY = 0, 1
+OPEN, USED, DEAD = 0, 1, 2
 # Columns of a label's sums: open work; seconds of communication (and of stages of fixed work alone), and those
 # per largest ratio; shared and fixed work of closed stages that share any.
 F, S, FIXED, TOP, SHARED, REST = 0, 1, 2, 3, 4, 5
@@ -125,15 +124,12 @@ def _twins(
     if count < 0 or count != _stages_since(b, z, parent, arc, comm, sums, other):
         return False
     for s in range(count):
-        match = -1
-        for t in range(s, count):
-            if abs(mine[s, 0] - other[t, 0]) <= tiny and abs(mine[s, 1] - other[t, 1]) <= tiny:
-                match = t
-                break
-        if match < 0:
+        t = s
+        while t < count and (abs(mine[s, 0] - other[t, 0]) > tiny or abs(mine[s, 1] - other[t, 1]) > tiny):
+            t += 1
+        if t == count:
             return False
-        for c in range(2):
-            other[match, c], other[s, c] = other[s, c], other[match, c]
+        other[t, 0], other[t, 1] = other[s, 0], other[s, 1]
     return True
 
 
@@ -149,79 +145,44 @@ def _choose(
 ) -> None:
     """Fill `blend`: which mean over types bounds a stage of work (fixed, shared) from below."""
     K = len(slow)
-    if len(mixtures) and fixed + shared > 0:
+    if fixed + shared > 0:
         r = fixed / (fixed + shared)
-        at = np.searchsorted(mixtures, r - 1e-10)
-        if at < len(mixtures) and mixtures[at] <= r + 1e-10:
+        low, high = 0, len(mixtures)
+        while low < high:  # the first that is not less
+            middle = (low + high) // 2
+            if mixtures[middle] < r - 1e-10:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(mixtures) and mixtures[low] <= r + 1e-10:
             for d in range(K):
-                blend[d] = blends[at, d]
+                blend[d] = blends[low, d]
             return
     top, slowest = -1.0, 0
     for d in range(K):
+        blend[d] = 0.0
         busy = (fixed + shared * reference[d]) * slow[d]
         if busy > top:
             top, slowest = busy, d
-    for d in range(K):
-        blend[d] = 0.0
     blend[slowest] = 1.0
 
 
 @kernel
-def labels(
-    first: Ints,
-    head: Ints,
-    comm: Flags,
-    fixed: Floats,
-    shared: Floats,
-    component: Ints,
-    start: int,
-    x: Floats,
-    slow: Floats,
-    reference: Floats,
-    mixtures: Floats,
-    blends: Floats,
-    potential: Floats,
-    weights: Floats,
-    threshold: float,
-    slack: float,
-    room: int,
-    per_node: int,
-) -> tuple[int, float, int, Ints, Ints, Ints, Floats]:
-    """Label setting from {goal} to the empty set over one cell.
+def set_labels(
+    first: Ints, head: Ints, comm: Flags, fixed: Floats, shared: Floats, component: Ints,
+    x: Floats, slow: Floats, top: Floats, low: Floats, reference: Floats, mixtures: Floats, blends: Floats,
+    potential: Floats, mean: Floats, share: Floats, threshold: float, slack: float, per_node: int,
+    upper: Floats, lower: Floats, sums: Floats, parent: Ints, arc: Ints, after: Ints, state: Ints,
+    newest: Ints, alive: Ints, blend: Floats, mine: Floats, others: Floats,
+) -> int:  # fmt: skip
+    """The labels' number, -1 - that where there is no room for more.
 
-    A label holds, per vertex, the closed stages' true cost (convex in b, so its interpolation is an upper bound)
-    and an affine lower bound, and the sums named above. The lower bound takes a stage by its slowest type at
-    `reference` or, where its mixture F / (F + S) stands in `mixtures` [m] (ascending), by the blend of types
-    blends [m, K] (a convex combination, so never above the maximum).
-    Labels that cannot stay below `threshold` at any vertex by a potential are dropped.
-    The labels kept at the empty set hold an optimal program for each ratio of the cell.
-    Returns (status, bound, labels kept, parent, arc, last, sums): the bound holds for every program and ratio of
-    the cell, up to threshold; `last` lists labels at the empty set, the one of the least bound first.
+    Label 0 is set. upper, lower [room, V] as above; sums [room, 6]; parent, arc [room]; state [room]: OPEN, USED,
+    DEAD; a node's labels are a list, newest [n] first, -1 last, by after [room]; alive [n] counts them. What bounds
+    the open stage: means over types, mean [L], share [L, V]; potential [n, L, V]. The rest is scratch.
     """
-    n, V, K, L = len(first) - 1, len(x), x.shape[1], len(weights)
-    mean = np.zeros(L)
-    share = np.zeros((L, V))
-    for l in range(L):
-        for d in range(K):
-            mean[l] += weights[l, d] * slow[d]
-            for i in range(V):
-                share[l, i] += weights[l, d] * slow[d] * x[i, d]
-    upper, lower, sums = np.empty((room, V)), np.empty((room, V)), np.empty((room, 6))
-    parent, arc, after = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    dead, used = np.zeros(room, np.bool_), np.zeros(room, np.bool_)
-    newest, alive = np.full(n, -1, np.int64), np.zeros(n, np.int64)
-    upper[0], lower[0], sums[0] = 0.0, 0.0, 0.0
-    parent[0], arc[0], after[0] = -1, -1, -1
-    newest[start], size = 0, 1
-    blend, top, low = np.empty(K), np.zeros(V), np.zeros(V)
-    mine, others = np.empty((LISTED, 2)), np.empty((LISTED, 2))
-    none, nothing = np.empty(0, np.int64), np.empty((0, 6))
-    _choose(0.0, 1.0, reference, slow, mixtures, blends, blend)
-    for i in range(V):
-        for d in range(K):
-            top[i] = max(top[i], x[i, d] * slow[d])
-            low[i] += blend[d] * x[i, d] * slow[d]
-    begin = 0
+    n, V, K, L = len(newest), len(x), len(slow), len(mean)
+    size, begin = 1, 0
     while begin < n:
         end = begin + 1
         while end < n and component[end] == component[begin]:
@@ -233,14 +194,13 @@ def labels(
                 here = newest[u]
                 while here >= 0:
                     label, here = here, after[here]
-                    if dead[label] or used[label]:
+                    if state[label] != OPEN:
                         continue
-                    used[label] = True
+                    state[label] = USED
                     for a in range(first[u], first[u + 1]):
-                        h = head[a]
-                        if size == room:
-                            return TOO_MANY, -np.inf, size, none, none, none, nothing
-                        new = size
+                        h, new = head[a], size
+                        if new == len(parent):
+                            return -1 - size
                         parent[new], arc[new] = label, a
                         for c in range(6):
                             sums[new, c] = sums[label, c]
@@ -249,15 +209,15 @@ def labels(
                         if not comm[a]:
                             sums[new, F] += fixed[a]
                             sums[new, S] += shared[a]
+                        nF, nS = sums[new, F], sums[new, S]
                         if comm[a] or h == n - 1:
-                            nF, nS = sums[new, F], sums[new, S]
                             _choose(nF, nS, reference, slow, mixtures, blends, blend)
                             for i in range(V):
+                                more = fixed[a] + shared[a] * x[i, K - 1] if comm[a] else 0.0
                                 busy = 0.0
                                 for d in range(K):
                                     busy = max(busy, (nF + nS * x[i, d]) * slow[d])
                                     lower[new, i] += blend[d] * (nF + nS * x[i, d]) * slow[d]
-                                more = fixed[a] + shared[a] * x[i, K - 1] if comm[a] else 0.0
                                 upper[new, i] += busy + more
                                 lower[new, i] += more
                             if comm[a]:
@@ -268,129 +228,76 @@ def labels(
                                 sums[new, REST] += nF
                             else:
                                 sums[new, FIXED] += nF * slow[0]
+                            nF = nS = 0.0
                             sums[new, F] = sums[new, S] = 0.0
-                        nF, nS = sums[new, F], sums[new, S]
-                        hopeless = False
+                        promising = True
                         for l in range(L):
                             least = np.inf
                             for i in range(V):
                                 level = lower[new, i] + nF * mean[l] + nS * share[l, i] + potential[h, l, i]
                                 least = min(least, level)
                             if least >= threshold:
-                                hopeless = True
+                                promising = False
                                 break
-                        if hopeless:
-                            continue
-                        other = newest[h]
-                        beaten = False
-                        while other >= 0 and not beaten:
-                            if not dead[other]:
-                                beaten = _never_worse(
+                        other = newest[h] if promising else -1
+                        while other >= 0 and promising:
+                            if state[other] != DEAD:
+                                promising = not _never_worse(
                                     other, new, parent, upper, lower, sums, x, slow, top, low, slack
-                                ) or (
-                                    h < n - 1
-                                    and _twins(new, other, parent, arc, comm, sums, slack, mine, others)
+                                ) and (
+                                    h == n - 1
+                                    or not _twins(new, other, parent, arc, comm, sums, slack, mine, others)
                                 )
                             other = after[other]
-                        if beaten:
+                        if not promising:
                             continue
                         other = newest[h]
                         while other >= 0:
-                            if not dead[other] and _never_worse(
+                            if state[other] != DEAD and _never_worse(
                                 new, other, parent, upper, lower, sums, x, slow, top, low, 0.0
                             ):
-                                dead[other] = True
+                                state[other] = DEAD
                                 alive[h] -= 1
                             other = after[other]
                         if alive[h] >= per_node:
-                            return TOO_MANY, -np.inf, size, none, none, none, nothing
+                            return -1 - size
+                        state[new] = OPEN
                         after[new] = newest[h]
                         newest[h] = new
                         alive[h] += 1
                         size += 1
                         changed = changed or (h >= begin and h < end)
         begin = end
-    bound, count, best = threshold, 0, -1
-    last = np.empty(max(alive[n - 1], 0), np.int64)
-    here = newest[n - 1]
-    while here >= 0:
-        if not dead[here]:
-            last[count] = here
-            least = np.inf
-            for i in range(V):
-                least = min(least, lower[here, i])
-            if best < 0 or least < bound:
-                bound, best = min(bound, least), count
-            count += 1
-        here = after[here]
-    last = last[:count]
-    if best > 0:
-        last[0], last[best] = last[best], last[0]
-    return DONE, bound, size, parent[:size].copy(), arc[:size].copy(), last, sums[:size].copy()
+    return size
 
 
 @kernel
-def price(
-    last: Ints,
+def stages_of(
+    label: int,
     parent: Ints,
     arc: Ints,
     sums: Floats,
     comm: Flags,
     fixed: Floats,
     shared: Floats,
-    x: Floats,
-    slow: Floats,
-    enough: float,
-) -> tuple[Floats, Floats, Floats]:
-    """Each program's least cost over the cell: (lower bounds [c], costs [c] at points [c, K]), for the labels `last`
-    [c] at the empty set. A bound of `enough` suffices."""
-    count, K = len(last), len(slow)
-    bounds, costs, points = np.empty(count), np.empty(count), np.empty((count, K))
-    for c in range(count):
-        label = last[c]
-        size = 1
-        while parent[label] >= 0:
-            size += comm[arc[label]]
-            label = parent[label]
-        stages = np.zeros((size, 2))
-        constant, top, at = 0.0, 0.0, 0
-        label = last[c]
+    found: Floats,
+) -> int:
+    """Fill `found` [·, 2] with the program of a label at the empty set: seconds of its communication, fixed and per
+    largest ratio, in row 0, then the work of its stages, the last first; the number of rows."""
+    count = 1
+    found[0, 0] = found[0, 1] = 0.0
+    a = arc[label]
+    if not comm[a]:  # the last stage is closed by the empty set
+        found[1, 0] = sums[parent[label], F] + fixed[a]
+        found[1, 1] = sums[parent[label], S] + shared[a]
+        count = 2
+        label = parent[label]
+    while parent[label] >= 0:
         a = arc[label]
-        if not comm[a]:
-            stages[0, 0], stages[0, 1] = fixed[a], shared[a]
-            stages[0, 0] += sums[parent[label], F]
-            stages[0, 1] += sums[parent[label], S]
-            label = parent[label]
-            at = 1
-        pure = 0.0
-        while parent[label] >= 0:
-            a = arc[label]
-            if comm[a]:
-                constant += fixed[a]
-                top += shared[a]
-                stages[at, 0], stages[at, 1] = sums[parent[label], F], sums[parent[label], S]
-                at += 1
-            label = parent[label]
-        kept = 1
-        mixed = np.zeros((at + 1, 2))
-        for s in range(at):
-            if stages[s, 1] == 0.0:
-                constant += stages[s, 0] * slow[0]
-            elif stages[s, 0] == 0.0:
-                pure += stages[s, 1]
-            else:
-                mixed[kept] = stages[s]
-                kept += 1
-        mixed[0, 1] = pure
-        point, _, bound = best_in_cell(
-            mixed[:kept, 0].copy(), mixed[:kept, 1].copy(), top, x, slow, enough - constant
-        )
-        cost = constant + top * point[K - 1]
-        for s in range(kept):
-            busy = 0.0
-            for d in range(K):
-                busy = max(busy, (mixed[s, 0] + mixed[s, 1] * point[d]) * slow[d])
-            cost += busy
-        bounds[c], costs[c] = bound + constant, cost
-        points[c] = point
-    return bounds, costs, points
+        label = parent[label]
+        if comm[a]:
+            found[0, 0] += fixed[a]
+            found[0, 1] += shared[a]
+            found[count, 0], found[count, 1] = sums[label, F], sums[label, S]
+            count += 1
+    return count

@@ -1,4 +1,4 @@
-"""Compiled: steps that some optimal program never takes in a state of needs.
+"""Steps that some optimal program never takes in a state of needs.
 
 Where a computation of no cost gives a needed property from others that are needed anyway (a slice of a whole
 tensor), only that is done: the state without the property is reached at no cost, and whatever completes the
@@ -13,118 +13,95 @@ computing a residual stream anew late in a block, which sums alone forbid only w
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.hap.exact.kernels import Flags
 from hetplan.formulations.hap.problem import Ints
+from hetplan.solvers.run import Run
 
 
 @kernel
-def given_free(need: Ints, free: Flags, by_first: Ints, by: Ints, pre_first: Ints, pre: Ints) -> int:
-    """A step of no cost that gives a needed property from other needed ones that it does not give; -1: none."""
-    W = len(need)
+def given_free(rows: Ints, u: int, free: Flags, by_first: Ints, by: Ints, pre_first: Ints, pre: Ints) -> int:
+    """A step of no cost that gives a property of state u, rows [·, W], from others of it that it does not give; -1:
+    none."""
+    W = rows.shape[1]
     for i in range(W):
-        if need[i] < 0:
+        p = rows[u, i]
+        if p < 0:
             break
-        for b in range(by_first[need[i]], by_first[need[i] + 1]):
+        for b in range(by_first[p], by_first[p + 1]):
             s = by[b]
-            if not free[s]:
-                continue
-            had = True
+            had = free[s]
             for q in range(pre_first[s], pre_first[s + 1]):
                 here = False
                 for j in range(W):
-                    here = here or (j != i and need[j] == pre[q])
+                    here = here or (j != i and rows[u, j] == pre[q])
                 had = had and here
             if had:
                 return int(s)
     return -1
 
 
-@kernel
 def parking(
-    by_first: Ints, by: Ints, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, free: Flags
+    by_first: Ints, by: Ints, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, free: Flags, run: Run
 ) -> Flags:
-    """[P, P]: entry (p, q) tells that q cannot be derived without p or a property that gives p at no cost."""
-    P, steps = len(by_first) - 1, len(free)
-    use_first = np.zeros(P + 1, np.int64)
-    for q in range(len(pre)):
-        use_first[pre[q] + 1] += 1
+    """[P, P]: entry (p, q) tells that q cannot be derived without p or a property that gives p at no cost.
+
+    Raises `Stopped` where `run` should stop.
+    """
+    P = len(by_first) - 1
+    pres = [pre[i:j].tolist() for i, j in pairwise(pre_first.tolist())]
+    posts = [post[i:j].tolist() for i, j in pairwise(post_first.tolist())]
+    # known [q, p]: whether q can be had although p, and what gives p at no cost, cannot
+    allowed = np.ones((P, P), np.bool_)
     for p in range(P):
-        use_first[p + 1] += use_first[p]
-    use, at = np.empty(len(pre), np.int64), use_first[:-1].copy()
-    for s in range(steps):
-        for q in range(pre_first[s], pre_first[s + 1]):
-            use[at[pre[q]]] = s
-            at[pre[q]] += 1
-    found = np.zeros((P, P), np.bool_)
-    banned, known = np.empty(P, np.bool_), np.empty(P, np.bool_)
-    missing, stack = np.empty(steps, np.int64), np.empty(P, np.int64)
-    for p in range(P):
-        banned[:] = False
-        banned[p] = True
-        stack[0], size = p, 1
-        while size:
-            size -= 1
-            w = stack[size]
-            for b in range(by_first[w], by_first[w + 1]):
-                s = by[b]
-                if free[s] and pre_first[s + 1] - pre_first[s] == 1 and not banned[pre[pre_first[s]]]:
-                    banned[pre[pre_first[s]]] = True
-                    stack[size] = pre[pre_first[s]]
-                    size += 1
-        known[:] = False
-        size = 0
-        for s in range(steps):
-            missing[s] = pre_first[s + 1] - pre_first[s]
-            if missing[s] == 0:
-                for q in range(post_first[s], post_first[s + 1]):
-                    if not banned[post[q]] and not known[post[q]]:
-                        known[post[q]] = True
-                        stack[size] = post[q]
-                        size += 1
-        while size:
-            size -= 1
-            w = stack[size]
-            for c in range(use_first[w], use_first[w + 1]):
-                s = use[c]
-                missing[s] -= 1
-                if missing[s] == 0:
-                    for q in range(post_first[s], post_first[s + 1]):
-                        if not banned[post[q]] and not known[post[q]]:
-                            known[post[q]] = True
-                            stack[size] = post[q]
-                            size += 1
-        for q in range(P):
-            found[p, q] = not known[q]
-    return found
+        run.check()
+        stack, banned = [p], {p}
+        while stack:
+            w = stack.pop()
+            for s in by[by_first[w] : by_first[w + 1]]:
+                if free[s] and len(pres[s]) == 1 and pres[s][0] not in banned:
+                    banned.add(pres[s][0])
+                    stack.append(pres[s][0])
+        allowed[list(banned), p] = False
+    known = np.zeros((P, P), np.bool_)
+    changed = set(range(len(free)))
+    while changed:  # all p at once; a step again when something that it needs has become known
+        again: set[int] = set()
+        for s in sorted(changed):
+            run.check()
+            had = known[pres[s]].all(axis=0)
+            for q in posts[s]:
+                more = had & allowed[q] & ~known[q]
+                if more.any():
+                    known[q] |= more
+                    again.add(q)
+        changed = {s for s, needs in enumerate(pres) if not again.isdisjoint(needs)}
+    return np.ascontiguousarray(~known.T)
 
 
 @kernel
-def parked(need: Ints, step: int, post_first: Ints, post: Ints, without: Flags) -> bool:
-    """Whether everything needed that a step gives is parked by what is needed besides."""
-    W = len(need)
+def parked(rows: Ints, u: int, step: int, post_first: Ints, post: Ints, without: Flags) -> bool:
+    """Whether everything of state u, rows [·, W], that a step gives is parked by what is needed besides."""
+    W = rows.shape[1]
     for i in range(W):
-        if need[i] < 0:
-            break
-        given = False
+        here = False
         for q in range(post_first[step], post_first[step + 1]):
-            given = given or post[q] == need[i]
-        if not given:
+            here = here or post[q] == rows[u, i]
+        if not here:
             continue
-        parked = False
+        found = False
         for j in range(W):
-            if need[j] < 0:
-                break
-            if j == i or not without[need[i], need[j]]:
+            other = rows[u, j]
+            if other < 0 or not without[rows[u, i], other] or j == i:
                 continue
-            also = False
+            given = False
             for q in range(post_first[step], post_first[step + 1]):
-                also = also or post[q] == need[j]
-            if not also:
-                parked = True
-                break
-        if not parked:
+                given = given or post[q] == other
+            found = found or not given
+        if not found:
             return False
     return True

@@ -33,14 +33,15 @@ def search(
 ) -> Ended:
     """Explore cells until the gap asked for is proven or the run should stop.
 
-    patience: give up after so many cells in which the bound rose by less than a hundredth of the gap.
+    patience: give up after so many cells without a graph that suffices for their parts, while the bound rose by less
+    than a hundredth of the gap.
     """
     order = itertools.count()
     open_cells: list[tuple[float, int, Floats, Floats | None, Arrays | None]] = [
         (0.0, next(order), whole_cell(problem), incumbent_point(incumbent), None)
     ]
     closed, cells, labels = np.inf, 0, 0
-    last_rise, risen = 0, 0.0
+    idle, risen = 0, 0.0
     while open_cells:
         bound, _, here, hint, arrays = heapq.heappop(open_cells)
         threshold = incumbent.threshold
@@ -48,14 +49,15 @@ def search(
             closed = min(closed, bound)
             break
         if bound > risen + 0.01 * (incumbent.seconds - risen):
-            last_rise, risen = cells, bound
-        if run.should_stop or (patience is not None and cells - last_rise > patience):
+            idle, risen = 0, bound
+        if run.should_stop or (patience is not None and idle > patience):
             heapq.heappush(open_cells, (bound, next(order), here, hint, arrays))
             break
         cells += 1
         inside = hint is not None and coordinates(here, hint).min() > -1e-9
         found = evaluate(here, hint if inside else None, threshold, arrays)
         labels += found.labels
+        idle += found.arrays is None
         bound, hint = max(bound, found.bound), found.point
         if bound >= incumbent.threshold:
             closed = min(closed, bound)

@@ -57,11 +57,12 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
     incumbent.offer(first_program(theory))
     floor = simple_bound(theory)
     run.report(bound=floor)
-    chosen = choose(theory, STATES, CANONICAL_STATES)
+    chosen = choose(theory, STATES, CANONICAL_STATES, run)
     built = time.perf_counter()
     if chosen.graph is None or incumbent.seconds <= 0:
-        stop = Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
-        message = WIDE if chosen.graph is None else ""
+        late = chosen.graph is None and run.should_stop
+        stop = stopped(run) if late else Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
+        message = WIDE if chosen.graph is None and not late else ""
         return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
     arrays = priced_graph(problem, chosen.graph, ordered=chosen.exact)
     evaluate = (
@@ -73,7 +74,7 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
     return ended(
         posed, incumbent.program, run=run, built=built, bound=max(floor, done.bound),
         stop=Stop.OPTIMAL if done.finished else Stop.LIMIT if not run.should_stop else stopped(run),
-        message="" if done.finished or chosen.exact else WIDE,
+        message="" if done.finished or chosen.exact or run.should_stop else WIDE,
         details={
             "states": chosen.graph.n, "arcs": len(chosen.graph.head), "cells": done.cells,
             "labels": done.labels, "programs": len(incumbent.priced),

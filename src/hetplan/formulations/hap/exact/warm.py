@@ -1,29 +1,55 @@
-"""Warmers (see `solvers.warm`): the kernels of the joint search on one node and one arc."""
+"""Warmers (see `solvers.warm`): the kernels of the joint search, in two parts, on a theory of one computation."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hetplan.formulations.hap.cutting import best_in_cell
-from hetplan.formulations.hap.exact import kernels, labelling
-from hetplan.formulations.hap.graph_kernels import components
+from hetplan.formulations.hap.data import Compute, Device, HapData
+from hetplan.formulations.hap.exact.arrays import Arrays, priced_graph
+from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.states import Graph
+from hetplan.formulations.hap.theory import Theory, reduce_theory
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
+
+ONE = np.ones((1, 1))
+
+
+def theory() -> Theory:
+    """The goal is what one computation on one device gives."""
+    triple = Compute(kind="compute", instruction="o", pre=[], post=["p"], fixed_flops=1.0, shared_flops=1.0)
+    data = HapData(devices=[Device(name="d", flops_per_second=1.0)], triples=[triple], goal="p")
+    return reduce_theory(compile_problem(data))
+
+
+def arrays() -> Arrays:
+    """Its two states, as a graph."""
+    only = theory()
+    assert only.goal is not None
+    first, head, component = np.array([0, 1, 1]), np.array([1]), np.array([0, 1])
+    needs = frozenset((only.goal,)), frozenset[int]()
+    return priced_graph(only.problem, Graph(only, first, head, np.array([0]), component, needs))
 
 
 def labels() -> None:
-    """The potentials' and the label setting's."""
-    first, head, component = np.array([0, 1, 1]), np.array([1]), np.array([0, 1])
-    one = np.ones(1)
-    common = (first, head, np.zeros(1, dtype=np.bool_), one, one, component)
-    cell = np.ones((1, 1))
-    potential = kernels.potentials(*common, cell, one, cell, one, True)
-    none, empty = np.zeros(0), np.zeros((0, 1))
-    _, _, _, parent, arc, last, sums = labelling.labels(
-        *common, 0, cell, one, one, none, empty, potential, cell, 10.0, 0.0, 10, 10
+    """What sets labels and prices their programs."""
+    from hetplan.formulations.hap.exact.labels import labels as set_labels
+
+    _, found = set_labels(
+        arrays(), ONE, ONE[0], np.zeros((2, 1, 1)), ONE, np.inf, slack=0.0, room=10, per_node=10
     )
-    labelling.price(last, parent, arc, sums, *common[2:5], cell, one, 10.0)
+    assert found is not None
+    found.price(ONE, np.inf)
 
 
-def duals() -> None:
-    """Those of the duals and of the components."""
-    best_in_cell(np.ones(1), np.ones(1), 1.0, np.ones((1, 1)), np.ones(1), np.inf)
-    components(np.array([0, 0]), np.zeros(0, dtype=np.int64))
+def states() -> None:
+    """What finds states and bounds what follows, without memory and with it."""
+    from hetplan.formulations.hap.exact.kernels import potentials
+    from hetplan.formulations.hap.exact.opened import Explorer
+    from hetplan.formulations.hap.graph_kernels import shortest_paths
+
+    priced, only = arrays(), theory()
+    first, head, *_, component = priced.common
+    shortest_paths(first, head, component, ONE)
+    potentials(*priced.common, ONE, priced.slow, ONE, ONE[0], True)
+    Explorer(only.problem, only).open(ONE, ONE, np.inf, 10, Run(Options(threads=1)))

@@ -33,6 +33,7 @@ from hetplan.formulations.hap.spmd.links import Links, Price
 from hetplan.formulations.hap.spmd.operators import operator
 from hetplan.formulations.hap.spmd.operators.contraction import Contract, parsed
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
+from hetplan.solvers.run import Run as SolverRun
 
 ELEMENT_BYTES = 4
 
@@ -59,16 +60,19 @@ def theory_of(
     weights: Mapping[str, float] | None = None,
     steps: int = 1,
     holding: Holding | None = None,
+    run: SolverRun | None = None,
 ) -> Theory:
     """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark `unsliced`.
 
     weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before parameters change;
     gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it.
-    holding: makes memory a constraint.
+    holding: makes memory a constraint. Raises `Stopped` where `run` should stop.
     """
     writer = _Writer(program, len(devices), links, element_bytes, all_dimensions)
     writer.weights, writer.steps, writer.holding = weights or {}, steps, holding
     for node in program.computations:
+        if run is not None:
+            run.check()
         writer.run(node)
         writer.change(node)
     writer.move_between_segments()

@@ -1,0 +1,61 @@
+"""A process that waits for a core is told from one that hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hetplan.runtime.starved import cpu_seconds, starved, thread_states
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells")
+
+
+def child(code: str) -> Iterator[int]:
+    """A process that runs some Python, once it does."""
+    process = subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{code}"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    yield from child("import time\ntime.sleep(1000)")
+
+
+@pytest.fixture
+def spinner() -> Iterator[int]:
+    yield from child("while True: pass")
+
+
+def test_what_sleeps_or_is_stopped_is_not_starved(sleeper: int, spinner: int) -> None:
+    until = time.monotonic() + 20
+    while "R" in thread_states(sleeper) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not starved(sleeper, 0.0, 1e9)
+    os.kill(spinner, signal.SIGSTOP)
+    while thread_states(spinner) != ["T"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not starved(spinner, 0.0, 1e9)
+
+
+def test_what_would_run_is_starved_until_it_has_run_enough(spinner: int) -> None:
+    used = cpu_seconds(spinner)
+    assert starved(spinner, used, 1e9)
+    while cpu_seconds(spinner) < used + 0.05:
+        time.sleep(0.01)
+    assert not starved(spinner, used, 0.1)
+
+
+def test_what_is_gone_is_not_starved(sleeper: int) -> None:
+    os.kill(sleeper, signal.SIGKILL)
+    os.waitpid(sleeper, 0)
+    assert not starved(sleeper, 0.0, 1e9)
