@@ -38,7 +38,7 @@ NODES = cluster_document()["nodes"]
 
 def a_run() -> Run:
     """One thread."""
-    return Run(Options(time_limit=30, threads=1))
+    return Run(Options(time_limit=300, threads=1))
 
 
 def wide(global_batch: int = 8, **changes: Any) -> Workload:
@@ -128,7 +128,7 @@ def test_no_room_is_no_room_on_any_network() -> None:
 
 def test_only_what_is_proven_is_kept() -> None:
     data, known = pose_amp(small()), Known()
-    stopped = Run(Options(time_limit=30, threads=1))
+    stopped = Run(Options(time_limit=300, threads=1))
     stopped.cancel.set()
     with remembering(known):
         solve_unless_known(family("amp"), data, stopped)

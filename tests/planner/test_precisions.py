@@ -23,7 +23,7 @@ GAMING = [{"devices": 2, "device": "RTX-3090", "intra_node_gbit_per_s": 100, "ne
 def planned(nodes: list[dict[str, object]] | None, precision: str | list[str], **more: object) -> Planning:
     """gpt2 by AMP and data parallelism on two devices of a kind, or on two fast and two slow ones."""
     on = cluster() if nodes is None else cluster(nodes=nodes)
-    arguments = {"strategies": ["amp", "dp"], "threads": 1, "time_limit": 30.0, **more}
+    arguments = {"strategies": ["amp", "dp"], "threads": 1, "time_limit": 300.0, **more}
     return hp.plan("gpt2", on, global_batch=8, precision=precision, **arguments)  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_a_profile_is_of_one_precision() -> None:
 
 def test_parts_and_notes_name_the_precision() -> None:
     every = [make_workload("gpt2", cluster(), 8, precision=precision) for precision in ("fp16", "fp32")]
-    found = make_plans(every, ["dp"], Run(Options(threads=1, time_limit=30)), parts=True)
+    found = make_plans(every, ["dp"], Run(Options(threads=1, time_limit=300)), parts=True)
     on_parts = [c.name for c in found.candidates if "@" in c.name]
     assert on_parts and all("+fp16@" in name or "+fp32@" in name for name in on_parts)
     assert any(note.startswith("dp in fp16, dp in fp32: recomputation") for note in found.notes)

@@ -29,7 +29,7 @@ MODES: tuple[Recomputation, ...] = get_args(Recomputation)
 AMP = family("amp")
 
 
-def a_run(seconds: float = 30.0) -> Run:
+def a_run(seconds: float = 300.0) -> Run:
     """One thread."""
     return Run(Options(time_limit=seconds, threads=1))
 
