@@ -105,9 +105,7 @@ def row_of(case: Experiment, seconds: float = SECONDS) -> Row:
     )
 
 
-def report(
-    name: str | None, tell: Callable[[str], None] | None = None
-) -> tuple[list[Table], dict[str, Any]]:
+def report(name: str | None, tell: Callable[[str], None] | None = None) -> tuple[list[Table], dict[str, Any]]:
     """Tables and JSON types for the experiments whose names match the shell pattern `name`; all without.
 
     rows: the experiments. measured: what the paper states.
