@@ -223,6 +223,21 @@ class Written(nn.Module):
         return self.written(self, *arguments)
 
 
+@pytest.mark.parametrize("label", [-100, -1, 4])
+def test_labels_that_are_no_classes_are_refused(label: int) -> None:
+    """Also in a slice of the rows alone; tracing reads no labels."""
+    module, x = Written(lambda m, x, labels: F.cross_entropy(m.two(m.one(x)), labels)), torch.randn(3, 4)
+    labels = torch.tensor([1, 2, label])
+    found = trace(module, (x, labels))
+    values = found.values(module, (x, labels))
+    with pytest.raises(InputError, match=rf"no ignore_index\) \(got {label}, expected 0 to 3\)"):
+        reference(found.program, values)
+    theory = theory_of(found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3))
+    program = greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: 1.0)
+    with pytest.raises(InputError, match=f"got {label}"):
+        execute(theory, HapDecision(program=program, ratios=[[1 / 3] * 3]), values)
+
+
 def flat_view(m: Any, x: Any) -> Any:
     z = m.one(x)
     z.view(-1).mul_(2)
