@@ -117,6 +117,15 @@ class Writer:
         """The shape of a tensor written before."""
         return self._nodes[tensor].shape
 
+    def parameters_behind(self, tensor: str) -> list[str]:
+        """The parameters that a tensor is made of."""
+        found, left = {tensor}, [tensor]
+        while left:
+            new = [source for source in self._nodes[left.pop()].inputs if source not in found]
+            found.update(new)
+            left += new
+        return sorted(name for name in found if self._nodes[name].kind == PARAMETER)
+
     def placeholder(
         self, name: str, shape: Sequence[int], *, below: int | None = None, unsliced: Sequence[int] = ()
     ) -> str:

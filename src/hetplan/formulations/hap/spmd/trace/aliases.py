@@ -13,9 +13,10 @@ from typing import Any
 
 
 class Aliases:
-    """Of one graph."""
+    """Of one graph. inner: whether it is that of a region, whose placeholders another graph reads."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, *, inner: bool = False) -> None:
+        self._inner = inner
         self._position = {node: i for i, node in enumerate(graph.nodes)}
         self._sharing: dict[int, list[Any]] = defaultdict(list)
         self._root: dict[Any, Any] = {}
@@ -38,6 +39,8 @@ class Aliases:
         for target in changed_by(node):
             for storage in storages(target):
                 for other in self._sharing[storage]:
+                    if self._inner and other.op == "placeholder":
+                        return str(other.name)
                     earlier = self._position[other] < now and self._root[other] is not self._root[target]
                     if earlier and any(self._position[user] > now for user in other.users):
                         return str(other.name)

@@ -17,6 +17,7 @@ from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.trace import moves, pointwise, products
 from hetplan.formulations.hap.spmd.trace.aliases import Aliases, changed_by
+from hetplan.formulations.hap.spmd.trace.export import exported
 from hetplan.formulations.hap.spmd.trace.fuse import Packed, fused
 from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Unsupported, Walker
 
@@ -24,6 +25,8 @@ RULES: dict[str, Rule] = {**products.RULES, **pointwise.RULES, **moves.RULES}
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
 LISTED = 6
+# The region of a graph in which torch.export found gradients switched on or off.
+GRADIENTS_SET = "wrap_with_set_grad_enabled"
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,9 @@ def trace(
     """The program of `module(*arguments)`, which must return a scalar.
 
     arguments: example tensors; shapes are fixed by them. unsliced: argument -> dimensions that theories leave whole.
-    Raises UnsupportedError that lists every operator without a rule, with where it is called and what is missing;
-    InputError where the module gives no scalar, or torch is not installed.
+    Raises UnsupportedError that lists every operator without a rule, with where it is called and what is missing, and
+    parameters that are not trained, or says why torch.export has no graph; InputError where the module gives no
+    scalar, or torch is not installed.
     """
     found = walk(module, arguments, name=name, unsliced=unsliced or {})
     if isinstance(found, Traced):
@@ -96,22 +100,6 @@ def listed(unsupported: Sequence[Unsupported]) -> str:
     )
 
 
-def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
-    """torch.export's program."""
-    try:
-        import torch
-    except ImportError:
-        raise InputError(
-            "tracing a module needs torch", where=name, expected="pip install 'hetplan[runtime]'"
-        ) from None
-    was_training = module.training
-    try:
-        with torch.no_grad():
-            return torch.export.export(module, tuple(arguments), strict=False)
-    finally:
-        module.train(was_training)
-
-
 def walk(
     module: Any, arguments: Sequence[Any], *, name: str, unsliced: Mapping[int, Sequence[int]]
 ) -> Traced | list[Unsupported]:
@@ -119,20 +107,7 @@ def walk(
     program = exported(module, arguments, name)
     walker = Walker(Writer(name))
     known, inputs = sources(walker, program, module, unsliced)
-    aliases = Aliases(program.graph)
-    result: Any = None
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            continue
-        if node.op == "output":
-            result = resolved(node.args[0], known)
-        elif node.op == "call_function":
-            walker.where, walker.writer.layer = place_of(node)
-            known[node] = called(walker, node, known, aliases)
-            for target in changed_by(node)[:1]:
-                known |= dict.fromkeys(aliases.same(target), known[node])
-        else:
-            raise InputError("graph of torch.export", where=name, got=node.op, expected="calls of operators")
+    result = values_of(walker, program.graph, known)
     if walker.unsupported:
         return walker.unsupported
     loss = result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result
@@ -141,6 +116,40 @@ def walk(
         raise InputError("forward must return one scalar, the loss", where=name, got=got, expected="shape ()")
     written, packed = fused(pruned(walker.writer.finish(), loss.name))
     return Traced(written, inputs, walker.data, walker.notes, packed)
+
+
+def values_of(walker: Walker, graph: Any, known: dict[Any, Any], *, inner: bool = False) -> Any:
+    """What a graph gives; `known` has its placeholders' values, and gets the other nodes'. inner: see `Aliases`."""
+    aliases, result = Aliases(graph, inner=inner), None
+    for node in graph.nodes:
+        if node.op == "output":
+            result = resolved(node.args[0], known)
+        elif node.op == "get_attr":  # the graph of a region
+            known[node] = getattr(graph.owning_module, node.target)
+        elif node.op == "call_function":
+            walker.where, walker.writer.layer = place_of(node)
+            if str(node.target) == GRADIENTS_SET:
+                known[node] = region(walker, *resolved(tuple(node.args), known))
+            else:
+                known[node] = called(walker, node, known, aliases)
+            for target in changed_by(node)[:1]:
+                known |= dict.fromkeys(aliases.same(target), known[node])
+    return result
+
+
+def region(walker: Walker, trained: bool, inner: Any, *arguments: Any) -> Any:
+    """The values of a region under torch.no_grad() or enable_grad(). Gradients pass every operator of a program, so
+    that without them only what is made of data alone has a rule."""
+    known = dict(zip((n for n in inner.graph.nodes if n.op == "placeholder"), arguments, strict=True))
+    place = walker.where
+    found = values_of(walker, inner.graph, known, inner=True)
+    walker.where = place
+    for value in () if trained else found:
+        if isinstance(value, Tensor) and (behind := walker.writer.parameters_behind(value.name)):
+            walker.refuse(
+                "torch.no_grad", f"no rule for what it makes of parameters ({', '.join(behind[:LISTED])})"
+            )
+    return found
 
 
 def sources(
@@ -154,10 +163,15 @@ def sources(
     inputs: list[str] = []
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     owners: dict[str, Any] = {}
+    trained = dict(module.named_parameters())
     for entry in program.graph_signature.input_specs:
         node = nodes[entry.arg.name]
         if entry.kind is InputKind.PARAMETER:
             owner = canonical(module, entry.target)
+            if not trained[owner].requires_grad and node.users:
+                walker.refuse(
+                    "parameter", "does not require gradients, and every parameter is trained", owner
+                )
             if owner not in owners:
                 shape = tuple(int(n) for n in node.meta["val"].shape)
                 owners[owner] = Tensor(walker.writer.parameter(walker.fresh(owner), shape), shape)

@@ -92,11 +92,15 @@ class Walker:
             return x
         return self.apply("reshape", x, shape=tuple(int(n) for n in shape))
 
-    def stand_in(self, operator: str, missing: str, shape: Any) -> Any:
-        """Write an operator down as unsupported; data of its shape (or shapes) takes its place."""
-        entry = Unsupported(operator, self.where or "the module itself", missing)
+    def refuse(self, operator: str, missing: str, where: str | None = None) -> None:
+        """Write an operator (or a parameter) down as unsupported, once."""
+        entry = Unsupported(operator, where or self.where or "the module itself", missing)
         if entry not in self.unsupported:
             self.unsupported.append(entry)
+
+    def stand_in(self, operator: str, missing: str, shape: Any) -> Any:
+        """Write an operator down as unsupported; data of its shape (or shapes) takes its place."""
+        self.refuse(operator, missing)
         if shape and isinstance(shape[0], list):
             return tuple(self.stand_in(operator, missing, one) for one in shape)
         name = self.fresh("unsupported")

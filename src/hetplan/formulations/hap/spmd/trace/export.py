@@ -1,0 +1,31 @@
+"""A module's graph by torch.export, with gradients: regions under torch.no_grad() are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hetplan.errors import InputError, UnsupportedError
+
+LONGEST = 300
+
+
+def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
+    """torch.export's program. Raises UnsupportedError with the first line of what torch, or the module, says."""
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            "tracing a module needs torch", where=name, expected="pip install 'hetplan[runtime]'"
+        ) from None
+    was_training = module.training
+    try:
+        with torch.enable_grad():
+            return torch.export.export(module, tuple(arguments), strict=False)
+    except Exception as error:  # torch's or the module's: whatever is raised is told
+        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        raise UnsupportedError(
+            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:LONGEST]}", where=name
+        ) from error
+    finally:
+        module.train(was_training)
