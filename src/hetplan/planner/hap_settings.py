@@ -16,5 +16,5 @@ class HapSettings(StrictModel):
     parallelism fits in memory.
     """
 
-    seconds: Annotated[float, Field(gt=0, le=86_400)] = 1.0
+    seconds: Annotated[float, Field(gt=0, le=86_400)] = 10.0
     steps: PositiveCount | None = None
