@@ -10,7 +10,7 @@ from hetplan.schema import PositiveCount, StrictModel
 
 
 class HapSettings(StrictModel):
-    """seconds: for the joint search, half of it for the paper's; it ends with the best program and its bound.
+    """seconds: for the joint search, a twentieth of it for the paper's; it ends with the best program and its bound.
 
     steps: runs of the program per iteration, a divisor of the global batch; left out: the fewest in which data
     parallelism fits in memory.
