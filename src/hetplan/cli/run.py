@@ -44,7 +44,9 @@ def run(
     factory: Annotated[
         str | None,
         typer.Option(
-            "--factory", metavar="MODULE:FUNCTION", help="Your model; default the reference of its name."
+            "--factory",
+            metavar="MODULE:FUNCTION",
+            help="Makes your model of the plan, its argument; default the reference of its name.",
         ),
     ] = None,
     cluster: PlanClusterOption = None,

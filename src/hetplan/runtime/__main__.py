@@ -23,8 +23,9 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     )
     parser.add_argument("plan", help="plan file")
     parser.add_argument(
-        "--factory", metavar="MODULE:FUNCTION", help="your model; default the reference of its name"
-    )
+        "--factory", metavar="MODULE:FUNCTION",
+        help="makes your model of the plan, its argument; default the reference of its name",
+    )  # fmt: skip
     parser.add_argument(
         "--model", metavar="NAME|FILE", help="built-in model or config.json; default the plan's"
     )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
@@ -78,15 +78,25 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 
 
 def called(text: str, plan: Plan | None) -> Any:
-    """What `module:function` makes of the plan."""
+    """What `module:function` makes of the plan. Raises InputError for whatever its author's code raises."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
     try:
         function: Any = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError("--factory cannot be imported", got=text, expected=str(error)) from None
-    return function(plan)
+    except Exception as error:
+        raise InputError(f"--factory cannot be imported: {kind_and_text(error)}", got=text) from error
+    try:
+        return function(plan)
+    except HetplanError:
+        raise
+    except Exception as error:
+        raise InputError(f"--factory raises {kind_and_text(error)}", got=text) from error
+
+
+def kind_and_text(error: Exception) -> str:
+    """An error of somebody else's code in one line."""
+    return f"{type(error).__name__}: {one_line(str(error))[:300]}"
 
 
 def check_job(job: Job) -> None:

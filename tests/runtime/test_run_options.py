@@ -1,0 +1,49 @@
+"""What `hetplan run` refuses before a process starts: factories that fail, options that do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from hetplan.cli.main import main  # noqa: E402
+from hetplan.runtime.plan import save_plan  # noqa: E402
+from parity.cases import Case, R, even  # noqa: E402
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Two stages of the model `parity.cases:two`."""
+    found = tmp_path / "plan.json"
+    save_plan(Case("options", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan, found)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line of a command that ends with exit code 2."""
+    assert main(list(map(str, arguments))) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("boom", "def make(plan):\n    raise ValueError('my config\\nis broken')", "ValueError: my config is broken"),
+        ("signature", "def make():\n    pass", "TypeError: make() takes 0 positional arguments"),
+        ("syntax", "def make(plan:\n", "SyntaxError: "),
+        ("at_import", "1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)  # fmt: skip
+def test_errors_of_a_factory_are_its_authors(
+    name: str, source: str, message: str, file: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / f"theirs_{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = refused(capsys, "run", file, "--factory", f"theirs_{name}:make")
+    assert message in told and f"theirs_{name}:make" in told
