@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.cli.main import main  # noqa: E402
+from hetplan.runtime.execution.checkpoint import check_same  # noqa: E402
 from hetplan.runtime.plan import save_plan  # noqa: E402
+from parity.asking import ENVIRONMENT  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402
 
 
@@ -47,3 +51,25 @@ def test_errors_of_a_factory_are_its_authors(
     monkeypatch.syspath_prepend(tmp_path)
     told = refused(capsys, "run", file, "--factory", f"theirs_{name}:make")
     assert message in told and f"theirs_{name}:make" in told
+
+
+def test_another_optimizer_or_seed_does_not_go_on(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "kept"
+    common = ("run", file, "--factory", "parity.cases:two", "--steps", "1", "--checkpoint", folder)
+    first = subprocess.run(
+        [sys.executable, "-m", "hetplan", *map(str, common)],
+        check=False,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert first.returncode == 0, first.stderr
+    told = refused(capsys, *common, "--resume", "--optimizer", "sgd")
+    assert "another --optimizer (got 'sgd', expected adamw, as it was written with)" in told
+    told = refused(capsys, *common, "--resume", "--seed", "3")
+    assert "another --seed (got 3, expected 0, as it was written with)" in told
+    record = folder / "step-1" / "hetplan.json"
+    record.write_text("{}")  # as of a version that recorded less
+    check_same(str(folder), optimizer="sgd", seed=3)

@@ -115,11 +115,15 @@ def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
 
 
 def check_folder(job: Job) -> None:
-    """Raise InputError where a run from the beginning would mix its checkpoints with another run's."""
-    from hetplan.runtime.execution.checkpoint import complete
+    """Raise InputError where a run from the beginning would mix its checkpoints with another run's, and where one
+    that goes on would not be the run that it goes on with."""
+    from hetplan.runtime.execution.checkpoint import check_same, complete
 
-    found = complete(job.checkpoint) if job.checkpoint is not None and not job.resume else []
-    if found:
+    if job.checkpoint is None:
+        return
+    if job.resume:
+        check_same(job.checkpoint, optimizer=job.optimizer, seed=job.seed)
+    elif found := complete(job.checkpoint):
         raise InputError(
             "folder holds checkpoints", where=job.checkpoint, got=found[-1].name,
             expected="an empty one, or --resume to go on from the latest",
