@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.cli.main import main  # noqa: E402
+from hetplan.runtime.__main__ import main as rank  # noqa: E402
 from hetplan.runtime.execution.checkpoint import check_same  # noqa: E402
 from hetplan.runtime.plan import save_plan  # noqa: E402
 from parity.asking import ENVIRONMENT  # noqa: E402
@@ -73,3 +74,13 @@ def test_another_optimizer_or_seed_does_not_go_on(
     record = folder / "step-1" / "hetplan.json"
     record.write_text("{}")  # as of a version that recorded less
     check_same(str(folder), optimizer="sgd", seed=3)
+
+
+@pytest.mark.parametrize("option", [("--every", 2), ("--resume",)])
+def test_checkpoints_need_a_folder(
+    option: tuple[object, ...], file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = f"{option[0]} needs --checkpoint with a folder\n"
+    assert refused(capsys, "run", file, *option).endswith(expected)
+    assert rank([str(file), *map(str, option)]) == 2
+    assert capsys.readouterr().err.endswith(expected)
