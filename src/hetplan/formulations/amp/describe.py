@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetplan.formulations.amp.breakdown import Breakdown, price
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.text import Table, devices_text, names_text, seconds_text, share_text
 
 
-def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
-    """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest device."""
+def describe(
+    data: AmpData, decision: AmpDecision, peak_bytes: tuple[float, ...] | None = None
+) -> list[Table]:
+    """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest device.
+
+    peak_bytes [D]: memory of each device where it was counted otherwise than by the instance.
+    """
     priced = price(data, decision)
+    if peak_bytes is not None:
+        priced = replace(priced, peak_bytes=peak_bytes)
     rows = tuple(stage_row(data, decision, priced, j) for j in range(decision.pipeline))
     header = ("stage", "layers", "", "devices", "micro-batch", "send", "sync", "memory")
     degrees = (
