@@ -117,7 +117,7 @@ def in_whole_units(posed: Posed, decision: HapDecision) -> HapDecision:
 
 def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:
     """The ratios, and how the program's time divides."""
-    ratios, *_ = describe(posed.theory.data, decision)
+    ratios, *_ = describe(posed.theory.data, decision, posed.workload.cluster.shown)
     stages = stages_of(posed.theory.data, decision)
     waiting = posed.steps * sum(stage.comm_seconds for stage in stages)
     runs = f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"
