@@ -32,11 +32,17 @@ def test_deepspeed_parsed_back(zero: int) -> None:
 # torchtitan
 
 
+def in_fp32(plan: Plan) -> Plan:
+    """Of another precision: torchtitan's bf16 needs FSDP where a model is divided."""
+    return plan.model_copy(update={"workload": plan.workload.model_copy(update={"precision": "fp32"})})
+
+
 TITAN = [
-    plan_of(UNEVEN, data=2, tensor=2, recomputation="full"),
-    plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b"),
-    plan_of(UNEVEN, schedule="gpipe"),
+    plan_of(UNEVEN, data=2, tensor=2, recomputation="full", zero=3),
+    in_fp32(plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b")),
+    in_fp32(plan_of(UNEVEN, schedule="gpipe", tensor=2)),
     plan_of([[(0, 14)]], data=4, zero=3),
+    plan_of([[(0, 14)]], data=4),
 ]
 
 
@@ -49,9 +55,13 @@ def test_torchtitan_parsed_back(plan: Plan) -> None:
     assert way["pipeline_parallel_degree"] == len(stages)
     assert way["tensor_parallel_degree"] == len(stages[0].devices[0])
     copies = way["data_parallel_replicate_degree"], way["data_parallel_shard_degree"]
-    assert copies == ((1, 4) if plan.zero == 3 else (len(plan.replicas), 1))
+    assert copies == ((1, len(plan.replicas)) if plan.zero == 3 else (len(plan.replicas), 1))
+    divided = way["pipeline_parallel_degree"] * way["tensor_parallel_degree"] > 1
+    assert not (divided and copies[0] > 1)  # DDP beside other parallelism is an error there
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[plan.workload.precision]
+    assert dtype == "float32" or not divided or copies[1] > 1  # else bf16 does nothing there
     assert training["global_batch_size"] == plan.workload.global_batch
-    assert training["mixed_precision_param"] == "bfloat16" and training["seq_len"] == 128
+    assert training["mixed_precision_param"] == dtype and training["seq_len"] == 128
     if len(stages) > 1:
         assert training["local_batch_size"] == batches.count * batches.samples
         assert way["pipeline_parallel_microbatch_size"] == batches.samples

@@ -49,6 +49,11 @@ def tensor_shares(document: dict[str, Any]) -> None:
     document["replicas"][0]["stages"][0]["tensor_shares"] = [3.0, 1.0]
 
 
+def in_fp32(document: dict[str, Any]) -> None:
+    """Of another precision."""
+    document["workload"]["precision"] = "fp32"
+
+
 PIPES = plan_of(UNEVEN, data=2, tensor=2)
 FLAT = plan_of([[(0, 14)]], data=2)
 
@@ -71,7 +76,23 @@ FLAT = plan_of([[(0, 14)]], data=2)
         ("deepspeed", changed(FLAT, unequal_batches), "the samples that each device takes by its speed"),
         ("torchtitan", plan_of(UNEVEN, recomputation="selective"), "recomputation selective"),
         ("torchtitan", plan_of([[(0, 14)]], data=2, zero=1), "zero 1 (only 0, 3)"),
-        ("torchtitan", plan_of(UNEVEN, data=2, by_stage=False, per_node=2), "node 0 has ranks 0,2"),
+        (
+            "torchtitan",
+            changed(plan_of(UNEVEN, data=2, by_stage=False, per_node=2, zero=3), in_fp32),
+            "node 0 has ranks 0,2",
+        ),
+        ("torchtitan", changed(PIPES, in_fp32), "ZeRO 0 on 2 replicas beside a pipeline or tensor groups"),
+        (
+            "torchtitan",
+            changed(plan_of([[(0, 14)]], data=2, tensor=2), in_fp32),
+            "ZeRO 0 on 2 replicas beside a pipeline or tensor groups (its DDP stands alone; ZeRO 3 would do)",
+        ),
+        (
+            "torchtitan",
+            plan_of(UNEVEN),
+            "bf16 on a pipeline or tensor groups without FSDP (fp32, or ZeRO 3 on several replicas, would do)",
+        ),
+        ("torchtitan", plan_of([[(0, 14)]], tensor=2, zero=3), "bf16 on a pipeline or tensor groups"),
         ("flagscale", plan_of([[(0, 1)], [(1, 14)]]), "a stage without blocks (stage 0)"),
         (
             "flagscale",

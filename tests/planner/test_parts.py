@@ -63,6 +63,24 @@ def test_plans_of_parts_hold_on_the_whole_cluster(planning: Planning, workload: 
         assert [d.type for d in candidate.plan.devices] == [d.type for d in workload.cluster.devices]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "column", "devices"),
+    [
+        ("amp", 3, "node 1: 1 T4 (2)"),
+        ("dp", 3, "node 1: 2 T4 (2-3)"),
+        ("poplar", 0, "2 T4 (2-3)"),
+        ("hap", 0, "2-3"),
+    ],
+)
+def test_tables_of_parts_have_the_numbers_of_the_cluster(
+    strategy: str, column: int, devices: str, workload: Workload
+) -> None:
+    run = Run(Options(time_limit=30, threads=1))
+    found = make_plans(workload, [strategy], run, parts=True).candidates
+    shown = {c.tables[0].rows[0][column] for c in found if c.method.endswith("@T4")}
+    assert shown == {devices}
+
+
 def test_the_front_is_what_nothing_beats(planning: Planning, workload: Workload) -> None:
     front = pareto(planning.candidates, workload)
     points = [

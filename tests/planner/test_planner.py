@@ -22,6 +22,7 @@ from hetplan.runtime.plan import Plan
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
+from hetplan.text import share_text
 
 # The strategies of this module's tests; those of other families are held by their own.
 OWN = ("amp", "dp")
@@ -101,6 +102,8 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
     assert candidate.peak_bytes == pytest.approx(
         [states - copied + saved] * 4, rel=1e-12
     )  # one device, one copy
+    usable = min(workload.device_bytes().values())
+    assert candidate.tables[0].rows[0][-1] == share_text(candidate.peak_bytes[0], usable)
 
 
 def test_data_parallelism_that_does_not_fit_is_priced_and_never_wins() -> None:

@@ -44,7 +44,9 @@ def run(
     factory: Annotated[
         str | None,
         typer.Option(
-            "--factory", metavar="MODULE:FUNCTION", help="Your model; default the reference of its name."
+            "--factory",
+            metavar="MODULE:FUNCTION",
+            help="Makes your model of the plan, its argument; default the reference of its name.",
         ),
     ] = None,
     cluster: PlanClusterOption = None,
@@ -95,16 +97,15 @@ def run(
     """
     from hetplan.cli import elastic as survival
     from hetplan.runtime.elastic import launch_elastic
-    from hetplan.runtime.job import Job
+    from hetplan.runtime.job import Job, check_folder_given
     from hetplan.runtime.launch import launch
     from hetplan.runtime.measured import Measured
     from hetplan.runtime.plan import load_plan
 
     check_target(trace)
     check_numbers(steps, time_scale, learning_rate, hang_after, every)
-    if resume and checkpoint is None:
-        raise InputError("--resume needs --checkpoint with a folder")
     survival.check_elastic(elastic, checkpoint, every, strategies, replan_seconds)
+    check_folder_given(checkpoint, every, resume=resume)
     loaded = load_plan(plan)
 
     def rehearsed(of: Plan) -> Rehearsal | None:

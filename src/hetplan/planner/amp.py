@@ -62,7 +62,7 @@ def candidate(workload: Workload, data: AmpData, result: Result[Any]) -> Candida
             "fits_memory": True,
             "peak_bytes": peak_bytes(data, result.decision),
             "plan": to_plan(workload, data, result.decision, f"amp/{result.method}"),
-            "tables": tuple(describe(data, result.decision)),
+            "tables": tuple(describe(data, result.decision, shown=workload.cluster.shown)),
         }
     return Candidate(
         strategy="amp",

@@ -109,5 +109,5 @@ def candidate(
         solve_seconds=spent,
         plan=to_plan(workload, data, decision, "dp/enumeration"),
         message=message,
-        tables=tuple(describe(data, decision)),
+        tables=tuple(describe(data, decision, peak, workload.cluster.shown)),
     )

@@ -63,7 +63,7 @@ def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing
     if run.cancelled:
         return nothing(method, "unknown", "not begun: stopped from the keyboard")
     own = inner_run(run, f"hap/{method}")
-    share = settings.seconds if method == "auto" else settings.seconds / 2
+    share = settings.seconds if method == "auto" else settings.seconds / 20
     left = share if run.options.time_limit is None else max(run.options.time_limit - posing, 1e-3)
     limit = min(share, left)
     own.options = replace(own.options, time_limit=limit)
@@ -117,7 +117,7 @@ def in_whole_units(posed: Posed, decision: HapDecision) -> HapDecision:
 
 def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:
     """The ratios, and how the program's time divides."""
-    ratios, *_ = describe(posed.theory.data, decision)
+    ratios, *_ = describe(posed.theory.data, decision, posed.workload.cluster.shown)
     stages = stages_of(posed.theory.data, decision)
     waiting = posed.steps * sum(stage.comm_seconds for stage in stages)
     runs = f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"

@@ -45,9 +45,10 @@ def on_parts(
     """The candidates of every part, as plans for the whole cluster; those of heuristics are left out."""
     found: list[Candidate] = []
     for name, nodes in parts(workload):
-        inner = replace(
-            workload, cluster=workload.cluster.part(nodes, f"{workload.cluster.name}: {name}"[:200])
-        )
+        whole = workload.cluster
+        shown = tuple((whole.devices[d].node, d) for d in whole.devices_of(nodes))
+        part = replace(whole.part(nodes, f"{whole.name}: {name}"[:200]), shown=shown)
+        inner = replace(workload, cluster=part)
         for strategy in strategies:
             if run.cancelled:
                 return found
@@ -62,10 +63,10 @@ def on_parts(
             for candidate in search.candidates()[0]:
                 if candidate.plan is None or not candidate.fits_memory:
                     continue
-                whole = lifted(candidate, workload, nodes, name)
+                there = lifted(candidate, workload, nodes, name)
                 if tell is not None:
-                    tell(whole)
-                found.append(whole)
+                    tell(there)
+                found.append(there)
     return found
 
 

@@ -126,7 +126,8 @@ def candidate(
                     result.decision,
                     peak,
                     once_seconds=posed.once_seconds,
-                    notes=(*idle_note(posed, result.decision), *posed.dips, *posed.notes),
+                    notes=(*idle_note(posed, result.decision, workload), *posed.dips, *posed.notes),
+                    shown=workload.cluster.shown,
                 )
             ),
         }
@@ -166,9 +167,11 @@ def peak_bytes(posed: Posed, decision: PoplarDecision) -> tuple[float, ...]:
     )
 
 
-def idle_note(posed: Posed, decision: PoplarDecision) -> list[str]:
+def idle_note(posed: Posed, decision: PoplarDecision, workload: Workload) -> list[str]:
     """What devices without samples do."""
-    idle = [i for i, batch in enumerate(largest_batches(posed, decision)) if not batch]
+    shown = workload.cluster.shown
+    batches = enumerate(largest_batches(posed, decision))
+    idle = [i if shown is None else shown[i][1] for i, batch in batches if not batch]
     if not idle:
         return []
     if posed.data.zero_stage == 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -83,11 +83,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order and the specification of every device type that they use."""
+    """Nodes in order and the specification of every device type that they use.
+
+    shown [D]: of a part whose plans are told as the whole's, (node, device) numbers there, for tables; None: its own.
+    """
 
     name: str
     nodes: tuple[Node, ...]
     specs: Mapping[str, DeviceSpec]
+    shown: tuple[tuple[int, int], ...] | None = field(default=None, compare=False)
 
     @cached_property
     def devices(self) -> tuple[ClusterDevice, ...]:

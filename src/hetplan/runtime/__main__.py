@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
-from hetplan.runtime.job import Job
+from hetplan.runtime.job import Job, check_folder_given
 from hetplan.runtime.plan import check_world, load_plan
 
 
@@ -23,8 +23,9 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     )
     parser.add_argument("plan", help="plan file")
     parser.add_argument(
-        "--factory", metavar="MODULE:FUNCTION", help="your model; default the reference of its name"
-    )
+        "--factory", metavar="MODULE:FUNCTION",
+        help="makes your model of the plan, its argument; default the reference of its name",
+    )  # fmt: skip
     parser.add_argument(
         "--model", metavar="NAME|FILE", help="built-in model or config.json; default the plan's"
     )
@@ -36,6 +37,7 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     parser.add_argument("--every", type=int, metavar="STEPS")
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args(arguments)
+    check_folder_given(given.checkpoint, given.every, resume=given.resume)
     return Job(
         plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,
         optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed,

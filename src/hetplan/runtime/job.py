@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from hetplan.errors import InputError
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.virtual import Rehearsal
 
@@ -36,6 +37,13 @@ class Job:
     checkpoint: str | None = None
     every: int | None = None
     resume: bool = False
+
+
+def check_folder_given(checkpoint: object, every: int | None, *, resume: bool) -> None:
+    """Raise InputError for options that mean nothing without a folder of checkpoints."""
+    for name, given in (("--resume", resume), ("--every", every is not None)):
+        if given and checkpoint is None:
+            raise InputError(f"{name} needs --checkpoint with a folder")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
@@ -9,12 +11,18 @@ from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_tex
 MOST_STAGES = 60
 
 
-def describe(data: HapData, decision: HapDecision) -> list[Table]:
-    """Ratios, then stages in order: the collective, how much is computed, which device is the slowest."""
-    return [_ratios(data, decision), _stages(data, decision)]
+def describe(
+    data: HapData, decision: HapDecision, shown: Sequence[tuple[int, int]] | None = None
+) -> list[Table]:
+    """Ratios, then stages in order: the collective, how much is computed, which device is the slowest.
+
+    shown [m]: numbers of (node, device) in another cluster.
+    """
+    numbers = range(len(data.devices)) if shown is None else [number for _, number in shown]
+    return [_ratios(data, decision, numbers), _stages(data, decision)]
 
 
-def _ratios(data: HapData, decision: HapDecision) -> Table:
+def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Table:
     groups: dict[tuple[float, ...], list[int]] = {}
     limits = [] if data.memory is None else data.memory.device_bytes
     for j, device in enumerate(data.devices):
@@ -26,7 +34,13 @@ def _ratios(data: HapData, decision: HapDecision) -> Table:
         speed, shares = data.devices[first].flops_per_second, (row[first] for row in decision.ratios)
         memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
         rows.append(
-            (ranges_text(members), names, f"{speed / 1e12:.4g}", *(f"{100 * b:.3f}" for b in shares), *memory)
+            (
+                ranges_text(numbers[j] for j in members),
+                names,
+                f"{speed / 1e12:.4g}",
+                *(f"{100 * b:.3f}" for b in shares),
+                *memory,
+            )
         )
     segments = tuple(f"% of segment {k}" for k in range(data.segments))
     header = ("devices", "names", "TFLOP/s", *segments, *(("holds",) if limits else ()))

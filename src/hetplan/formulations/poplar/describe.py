@@ -49,11 +49,13 @@ def describe(
     *,
     once_seconds: float = 0.0,
     notes: Sequence[str] = (),
+    shown: Sequence[tuple[int, int]] | None = None,
 ) -> list[Table]:
     """The plan of a feasible decision.
 
     peak_bytes [n]: memory of each device, left out without. once_seconds: communication that is paid once per
-    iteration beside the instance's. notes: further lines under the table.
+    iteration beside the instance's. notes: further lines under the table. shown [n]: numbers of (node, device) in
+    another cluster.
     """
     pieces = pieces_of(data, decision)
     busy = busy_seconds(data, pieces)
@@ -64,7 +66,7 @@ def describe(
         same.setdefault((device.name, pieces[i], held), []).append(i)
     rows = tuple(
         (
-            f"{len(members)} {name} ({ranges_text(members)})",
+            f"{len(members)} {name} ({ranges_text(members if shown is None else [shown[i][1] for i in members])})",
             str(sum(times * batch for times, batch in row)),
             " + ".join(f"{times} x {batch}" for times, batch in row) or "nothing",
             f"{len(data.devices[members[0]].step_seconds)}",

@@ -4,8 +4,8 @@ Written with torch.distributed.checkpoint. A tensor is stored in chunks of its e
 the front and flattened: whatever cuts, widths, shares and ZeRO levels wrote them, a rank reads the elements that it
 holds. Keys: `model.<layer>.<parameter>` and `optimizer.<layer>.<parameter>.<state>`.
 
-A folder holds `step-N` of complete checkpoints only (each with `hetplan.json`: the step, shapes, kinds of states); what
-is being written has another name, and is renamed when every rank is done.
+A folder holds `step-N` of complete checkpoints only (each with `hetplan.json`: step, seed, optimizer, shapes, kinds of
+states); what is being written has another name, and is renamed when every rank is done.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
     dcp.save({}, storage_writer=dcp.FileSystemWriter(temporary), planner=_Save(chunks))
     if dist.get_rank() == 0:
         shapes = shapes_of(model)
-        record = {"step": model.step, "seed": model.seed, "shapes": shapes, "states": kinds}
+        record = {
+            "step": model.step, "seed": model.seed, "optimizer": type(optimizer).__name__.lower(),
+            "shapes": shapes, "states": kinds,
+        }  # fmt: skip
         write_text(temporary / RECORD, to_json(record))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
@@ -204,6 +207,18 @@ def complete(folder: str) -> list[Path]:
     """Complete checkpoints of a folder, the latest last."""
     found = [p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()]
     return sorted(found, key=lambda p: int(p.name[5:]))
+
+
+def check_same(folder: str, **given: object) -> None:
+    """Raise InputError where the latest checkpoint records other values than given ones, such as the optimizer."""
+    for found in complete(folder)[-1:]:
+        record = read_json(found / RECORD)
+        for name, value in given.items():
+            if record.get(name, value) != value:
+                raise InputError(
+                    f"cannot go on from a checkpoint with another --{name}", where=str(found), got=value,
+                    expected=f"{record[name]}, as it was written with",
+                )  # fmt: skip
 
 
 def load(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
@@ -78,15 +78,25 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 
 
 def called(text: str, plan: Plan | None) -> Any:
-    """What `module:function` makes of the plan."""
+    """What `module:function` makes of the plan. Raises InputError for whatever its author's code raises."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
     try:
         function: Any = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError("--factory cannot be imported", got=text, expected=str(error)) from None
-    return function(plan)
+    except Exception as error:
+        raise InputError(f"--factory cannot be imported: {kind_and_text(error)}", got=text) from error
+    try:
+        return function(plan)
+    except HetplanError:
+        raise
+    except Exception as error:
+        raise InputError(f"--factory raises {kind_and_text(error)}", got=text) from error
+
+
+def kind_and_text(error: Exception) -> str:
+    """An error of somebody else's code in one line."""
+    return f"{type(error).__name__}: {one_line(str(error))[:300]}"
 
 
 def check_job(job: Job) -> None:
@@ -105,11 +115,15 @@ def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
 
 
 def check_folder(job: Job) -> None:
-    """Raise InputError where a run from the beginning would mix its checkpoints with another run's."""
-    from hetplan.runtime.execution.checkpoint import complete
+    """Raise InputError where a run from the beginning would mix its checkpoints with another run's, and where one
+    that goes on would not be the run that it goes on with."""
+    from hetplan.runtime.execution.checkpoint import check_same, complete
 
-    found = complete(job.checkpoint) if job.checkpoint is not None and not job.resume else []
-    if found:
+    if job.checkpoint is None:
+        return
+    if job.resume:
+        check_same(job.checkpoint, optimizer=job.optimizer, seed=job.seed)
+    elif found := complete(job.checkpoint):
         raise InputError(
             "folder holds checkpoints", where=job.checkpoint, got=found[-1].name,
             expected="an empty one, or --resume to go on from the latest",

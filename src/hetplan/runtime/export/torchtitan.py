@@ -2,8 +2,9 @@
 
 Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them; torchrun numbers nodes
 one after the other. ZeRO 0 is data_parallel_replicate_degree (DDP); ZeRO 3 is data_parallel_shard_degree (FSDP) with
-weights given up after the forward pass. torchtitan's tensor parallelism is sequence parallel too, which hetplan does
-not assume.
+weights given up after the forward pass. Replicas of several devices need the latter: DDP stands alone there, and bf16
+acts under FSDP, under DDP and on one device only. torchtitan's tensor parallelism is sequence parallel too, which
+hetplan does not assume.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hetplan.runtime.export.grid import (
     heading,
     node_order,
     only,
+    refuse,
 )
 from hetplan.runtime.plan import Plan
 
@@ -35,6 +37,8 @@ def export(plan: Plan) -> str:
     only(plan, NAME, "recomputation", ("none", "full"), lost)
     grid = grid_of(plan, NAME)
     tensor = equal_widths(plan, grid, NAME)
+    if grid.pipeline * tensor > 1:
+        divided(plan, grid)
     nodes = node_order(plan, grid.ranked(), NAME)
     comments = [
         *heading(plan, NAME, EXPORTERS["torchtitan"].version),
@@ -52,6 +56,27 @@ def export(plan: Plan) -> str:
         "\n".join([*(f"# {line}" for line in comments), *(line for part in sections for line in ("", *part))])
         + "\n"
     )
+
+
+def divided(plan: Plan, grid: Grid) -> None:
+    """What torchtitan has for replicas of several devices with FSDP only: data parallelism and mixed precision."""
+    sharded = plan.zero == 3 and grid.data > 1
+    if grid.data > 1 and not sharded:
+        raise refuse(
+            plan,
+            NAME,
+            f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
+            "(its DDP stands alone; ZeRO 3 would do)",
+            "the replicas: it ends with an error",
+        )
+    if plan.workload.precision != "fp32" and not sharded:
+        raise refuse(
+            plan,
+            NAME,
+            f"{plan.workload.precision} on a pipeline or tensor groups without FSDP "
+            "(fp32, or ZeRO 3 on several replicas, would do)",
+            "the precision: mixed_precision_param would do nothing, and everything run in fp32",
+        )
 
 
 def entry(key: str, value: object) -> str:
