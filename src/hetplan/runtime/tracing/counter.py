@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from hetplan.runtime.tracing.private import TorchDispatchMode, next_node, running_node
 from hetplan.runtime.tracing.rules import Product, is_free, is_ruled, name_of, products, tensors, traffic
 
 
@@ -44,7 +44,7 @@ class Layers:
             return
         times = sum(self._bare(known) == name for known in self.names)
         self.names.append(name if not times else f"{name}#{times + 1}")
-        self.firsts.append(torch.autograd._get_sequence_nr() if len(self.names) > 1 else 0)
+        self.firsts.append(next_node() if len(self.names) > 1 else 0)
 
     def of_node(self, number: int) -> int:
         """The layer whose forward pass made an autograd node."""
@@ -93,8 +93,7 @@ class Counter(TorchDispatchMode):
     def _layer(self) -> int:
         if not self.backward:
             return self.layers.now
-        node = torch._C._current_autograd_node()
-        number = None if node is None else node._sequence_nr()
+        number = running_node()
         # Parameters' own nodes have the largest number there is: what they do belongs to the layer before.
         if number is not None and number < 1 << 62:
             self.last = self.layers.of_node(number)

@@ -16,11 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 
 from hetplan.errors import InputError, UnsupportedError, one_line
 from hetplan.profiling.counted import Counted, Growth, Sizes
@@ -28,6 +23,11 @@ from hetplan.profiling.described import LayerEntry, ModelFile, OperatorEntry, en
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.precision import Precision
 from hetplan.runtime.tracing.counter import Call, Counter, Fused, Layers, storage
+from hetplan.runtime.tracing.private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from hetplan.runtime.tracing.rules import Product
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -26,6 +26,8 @@ from hetplan.solvers.run import Run
 
 # Share of the gap by which a decision must beat the incumbent to be worth a model's while.
 WORTH = 0.5
+# By how much decisions in a model that is written to a file may be worse than the best known.
+EXPORTED = 1e-4
 # Shares of the time limit for the first decisions, and for cheap bounds before the first model.
 FIRST_SHARE = 0.1
 BOUND_SHARE = 0.3
@@ -116,8 +118,10 @@ class State:
 
     @property
     def cutoff(self) -> float | None:
-        """Only decisions that cost at most this are worth having."""
-        return None if self.strategy is None else self.best * (1 - WORTH * self.run.options.gap)
+        """Only decisions that cost at most this are worth having; models for other solvers hold the best known, too."""
+        if self.strategy is None:
+            return None
+        return self.best * (1 + EXPORTED if self.run.tap is not None else 1 - WORTH * self.run.options.gap)
 
     def offer(self, problem: AmpProblem, strategy: Strategy) -> None:
         """Keep `strategy` if it is the best; priced exactly, whatever its model thought of it."""
@@ -210,7 +214,8 @@ def sweep(state: State, problem: AmpProblem, model: Model) -> None:
         for case in waiting:
             state.prune()
             if not case.closed and not state.run.should_stop:
-                solve_case(state, case, problem, model, math.inf if len(waiting) == 1 else share)
+                whole = len(waiting) == 1 or state.run.tap is not None
+                solve_case(state, case, problem, model, math.inf if whole else share)
 
 
 def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seconds: float) -> None:

@@ -45,14 +45,16 @@ class Arrays:
 
     def without(self, hopeless: kernels.Flags, missing: float) -> tuple[Arrays, Ints]:
         """The same without the arcs marked, and the numbers of the nodes left: the ends and those with arcs in and
-        out."""
+        out. Where none leads to the last node any more, none is left: what remains are circles without cost."""
         g = self.graph
+        if hopeless[g.head == g.n - 1].all():
+            hopeless = np.ones_like(hopeless)
         tails = np.repeat(np.arange(g.n), np.diff(g.first))
         used = np.zeros((2, g.n), dtype=np.bool_)
         used[0, tails[~hopeless]] = used[1, g.head[~hopeless]] = True
         used[1, self.start] = used[0, g.n - 1] = True
         left = used[0] & used[1]
-        left[self.start] = True
+        left[[self.start, g.n - 1]] = True
         nodes, number = np.flatnonzero(left), np.cumsum(left) - 1
         kept = ~hopeless & left[tails] & left[g.head]
         first = np.zeros(len(nodes) + 1, dtype=np.int64)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Way
 from hetplan.formulations.hap.spmd.operators.base import (
     ELEMENT_FLOPS,
@@ -61,7 +62,11 @@ class Embed(Operator):
 
 
 class CrossEntropy(Operator):
-    """Mean over all rows of -log softmax(logits [..., V])[label]; slices give summands of the mean."""
+    """Mean over all rows of -log softmax(logits [..., V])[label]; slices give summands of the mean.
+
+    No label is left out (torch's `ignore_index`): the rows that count would be known at run time only. One outside
+    0 … V - 1 raises InputError.
+    """
 
     kind = "cross-entropy"
 
@@ -75,6 +80,7 @@ class CrossEntropy(Operator):
         logits, labels = inputs
         if not labels.size:
             return np.zeros(())
+        check_labels(labels, logits.shape[-1])
         top = logits.max(axis=-1, keepdims=True)
         spread = np.log(np.exp(logits - top).sum(axis=-1)) + top[..., 0]
         chosen = np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -96,6 +102,16 @@ class CrossEntropy(Operator):
         self, whole: Sequence[Shape], output: Shape, attributes: Attributes
     ) -> tuple[float, list[float]]:
         return 2 * ELEMENT_FLOPS * size(whole[0]), [2 * ELEMENT_FLOPS * size(whole[0]), 0.0]
+
+
+def check_labels(labels: Array, classes: int) -> None:
+    """Raises InputError where a label is no class."""
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if wrong.size:
+        raise InputError(
+            "label of a cross-entropy, which leaves none out (no ignore_index)",
+            got=int(wrong.flat[0]), expected=f"0 to {classes - 1}",
+        )  # fmt: skip
 
 
 class Mean(Operator):

@@ -16,6 +16,7 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.trace import moves, pointwise, products
+from hetplan.formulations.hap.spmd.trace.aliases import Aliases, changed_by
 from hetplan.formulations.hap.spmd.trace.fuse import Packed, fused
 from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Unsupported, Walker
 
@@ -118,6 +119,7 @@ def walk(
     program = exported(module, arguments, name)
     walker = Walker(Writer(name))
     known, inputs = sources(walker, program, module, unsliced)
+    aliases = Aliases(program.graph)
     result: Any = None
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -126,9 +128,9 @@ def walk(
             result = resolved(node.args[0], known)
         elif node.op == "call_function":
             walker.where, walker.writer.layer = place_of(node)
-            known[node] = called(walker, node, known)
-            if str(node.target).split(".")[1:2] and str(node.target).split(".")[1].endswith("_"):
-                known[node.args[0]] = known[node]
+            known[node] = called(walker, node, known, aliases)
+            for target in changed_by(node)[:1]:
+                known |= dict.fromkeys(aliases.same(target), known[node])
         else:
             raise InputError("graph of torch.export", where=name, got=node.op, expected="calls of operators")
     if walker.unsupported:
@@ -161,7 +163,8 @@ def sources(
                 owners[owner] = Tensor(walker.writer.parameter(walker.fresh(owner), shape), shape)
             known[node] = owners[owner]
         elif entry.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            known[node] = tensors[entry.target]
+            # a copy: operators in place run on it
+            known[node] = tensors[entry.target].clone()
         elif "val" in node.meta and hasattr(node.meta["val"], "shape"):
             shape = tuple(int(n) for n in node.meta["val"].shape)
             below = None if node.meta["val"].is_floating_point() else classes_of(node)
@@ -216,7 +219,7 @@ def resolved(value: Any, known: Mapping[Any, Any]) -> Any:
     return value
 
 
-def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
+def called(walker: Walker, node: Any, known: Mapping[Any, Any], aliases: Aliases) -> Any:
     """The value of one call."""
     arguments = resolved(tuple(node.args), known)
     named = {key: resolved(value, known) for key, value in node.kwargs.items()}
@@ -231,6 +234,10 @@ def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
     shape = shape_of(node)
     if rule is None:
         return walker.stand_in(kind, "no rule for this operator", shape)
+    if (other := aliases.shown(node)) is not None:
+        return walker.stand_in(
+            kind, f"in place, where another view of the tensor is read later ({other})", shape
+        )
     try:
         found = rule(walker, *arguments, **named)
     except MissingRule as error:

@@ -77,7 +77,7 @@ class Walker:
         name = self.fresh(".".join(filter(None, (self.where, "constant"))))
         self.writer.placeholder(name, tuple(value.shape), below=None if value.is_floating_point() else 2)
         if not value.is_meta:  # a module without numbers gives a program without them
-            self.data[name] = value.detach().cpu().numpy()
+            self.data[name] = value.detach().cpu().numpy().copy()  # it may be changed in place later
         return Tensor(name, tuple(value.shape))
 
     def same(self, value: Any, note: str | None = None) -> Any:
