@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fakes.cli import Call
 from hetplan.cli import entry
+from hetplan.cli.main import main
 from hetplan.cli.output import GUTTER, _print_table, pieces
 from hetplan.text import Table
 
@@ -53,6 +54,17 @@ def test_ctrl_c_while_loading_is_one_line(
 
     monkeypatch.setitem(sys.modules, "hetplan.cli.main", Interrupted("hetplan.cli.main"))
     assert entry.main() == 130
+    assert capfd.readouterr() == ("", "hetplan: error: aborted\n")
+
+
+def test_ctrl_c_outside_a_solver_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hetplan.runtime.plan.load_plan", interrupted)
+    assert main(["run", "plan.json"]) == 130
     assert capfd.readouterr() == ("", "hetplan: error: aborted\n")
 
 

@@ -51,6 +51,11 @@ def with_fault(plan: Plan, fault: Callable[[], None]) -> nn.Module:
     return module
 
 
+def unharmed(plan: Plan) -> nn.Module:
+    """No fault; what it notes is that the ranks are at work."""
+    return with_fault(plan, lambda: None)
+
+
 def killed(plan: Plan) -> nn.Module:
     """As by the kernel."""
     return with_fault(plan, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -102,6 +102,7 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
     assert candidate.peak_bytes == pytest.approx(
         [states - copied + saved] * 4, rel=1e-12
     )  # one device, one copy
+    assert candidate.peak_bytes is not None
     usable = min(workload.device_bytes().values())
     assert candidate.tables[0].rows[0][-1] == share_text(candidate.peak_bytes[0], usable)
 

@@ -189,3 +189,18 @@ def test_a_rehearsal_that_is_late_says_what_to_do() -> None:
         late = [note for note in notes if note.startswith("late: ")]
         assert late == (["late: this machine did not keep up with the ranks' work and messages; "
                          "--time-scale 4.8 may do"] if told else [])  # fmt: skip
+
+
+@pytest.mark.parametrize(("factor", "told"), [(1.001, False), (1.3, True)])
+def test_a_slow_rank_is_told_of_a_rehearsal_that_is_late(factor: float, told: bool) -> None:
+    made = plan("data parallel, shares by speed", small())
+    rehearsal = Rehearsal.of(made, small(), 2.0)
+    job = Job(plan=made, steps=2, rehearsal=rehearsal, virtual=True)
+    end = factor * rehearsal.seconds
+    reports = []
+    for rank in range(4):
+        busy = (1.7 if rank == 1 else 1.0) * rehearsal.busy(rank)
+        reports.append([StepReport(s, 1.0, 0.0, end, busy / 2, busy / 2, 0.0, 1) for s in range(2)])
+    notes = Measured(job, reports).table().notes
+    slow = [note for note in notes if note.startswith("slow: rank 1 (") and "took 1.7 times" in note]
+    assert len(slow) == told and told == any(note.startswith("slow") for note in notes)

@@ -1,9 +1,12 @@
-"""What `hetplan run` refuses before a process starts: factories that fail, options that do not go together."""
+"""What runs refuse before a process starts (factories that fail, options that do not go together), and torchrun."""
 
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,41 @@ def test_checkpoints_need_a_folder(
     assert refused(capsys, "run", file, *option).endswith(expected)
     assert rank([str(file), *map(str, option)]) == 2
     assert capsys.readouterr().err.endswith(expected)
+
+
+def ranks(*arguments: object, **environment: str) -> list[subprocess.Popen[str]]:
+    """Both ranks of the plan, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    torchrun = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, "-m", "hetplan.runtime", *map(str, arguments)]
+    return [
+        subprocess.Popen(
+            command, env=ENVIRONMENT | torchrun | environment | {"RANK": number}, stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, text=True,
+        )
+        for number in ("0", "1")
+    ]  # fmt: skip
+
+
+def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path) -> None:
+    first, second = ranks(file, "--factory", "parity.faulty:wrong")
+    told, failed = (process.communicate(timeout=120)[1] for process in (first, second))
+    assert (first.returncode, second.returncode) == (1, 1)
+    place = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
+    assert failed == f"hetplan: {place}: KeyError: 'no such key'\n"
+    assert told.count("\n") == 1 and "hetplan: rank 0 (replica 0, stage 0" in told
+
+
+def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    more = ("--steps", 10**9, "--every", 10**8, "--checkpoint", folder)
+    running = ranks(file, "--factory", "parity.faulty:unharmed", *more, FAULT=str(tmp_path / "begun"))
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running[0].send_signal(signal.SIGTERM)
+    told = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], told
+    assert len(list(folder.glob("step-*"))) == 1

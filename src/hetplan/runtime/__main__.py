@@ -7,9 +7,12 @@ their devices. Rank 0 prints the measured times.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
 from hetplan.runtime.job import Job, check_folder_given
@@ -53,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_environment(job)
         serve(job)
     except HetplanError as error:
-        print(f"hetplan: rank {rank}: {error}", file=sys.stderr)
+        named = str(error).startswith("rank ")  # with its place in the plan
+        print(f"hetplan: {error}" if named else f"hetplan: rank {rank}: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -71,7 +75,7 @@ def check_environment(job: Job) -> None:
 
 
 def serve(job: Job) -> None:
-    """Join the group, train, tell. Raises InputError where the port is taken, RankError where a peer is lost."""
+    """Join the group, train, tell. Raises InputError where the port is taken, RankError for an error of this rank's."""
     try:
         import torch
         import torch.distributed as dist
@@ -92,12 +96,15 @@ def serve(job: Job) -> None:
         raise InputError(f"cannot meet at {place}: {one_line(str(error))[:200]}") from None
     reports: list[object] = []
     try:
-        train(job, Recorder(), reports.append, lambda: False)
-    except RuntimeError as error:
+        with asked_to_stop() as stopping:
+            train(job, Recorder(), reports.append, stopping)
+    except HetplanError:
+        raise
+    except Exception as error:
         from hetplan.runtime.execution.places import Layout
 
         text = f"lost a peer: {told(error)}" if is_lost(error) else told(error)
-        raise RankError(f"{Layout(job.plan).told(dist.get_rank())}: {text}") from None
+        raise RankError(f"{Layout(job.plan).told(dist.get_rank())}: {text}") from error
     everyone: list[list[object]] | None = (
         [[] for _ in range(job.plan.world_size)] if dist.get_rank() == 0 else None
     )
@@ -108,6 +115,22 @@ def serve(job: Job) -> None:
             "\n".join([table.title, *("  ".join(row) for row in (table.header, *table.rows)), *table.notes])
         )
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM has come, which torchrun hands on: all ranks then end behind their step."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,12 @@ class Measured:
         return f"late: this machine did not keep up with the ranks' work and messages; --time-scale {scale} may do"
 
     def slowest(self) -> str | None:
-        """A rank that takes far longer than predicted, compared with the others."""
+        """A rank that takes far longer than predicted, compared with the others.
+
+        In a rehearsal only where iterations are late, too: else it was this machine's load, in time that was free.
+        """
+        if self.job.virtual and self.predicted is not None and self.seconds < LATE * self.predicted:
+            return None
         ratios = []
         for rank in range(len(self.reports)):
             predicted = self.predicted_busy(rank)
