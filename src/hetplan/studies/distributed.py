@@ -68,7 +68,7 @@ def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
     """
     distributed = dask()
     try:
-        from dask_jobqueue import SLURMCluster
+        from dask_jobqueue.slurm import SLURMCluster
     except ImportError:
         raise InputError(
             "needs dask-jobqueue", where="--slurm", expected="pip install 'hetplan[slurm]'"

@@ -26,10 +26,10 @@ __all__ = [
 
 def next_node() -> int:
     """The number that the next autograd node gets."""
-    return torch.autograd._get_sequence_nr()
+    return int(torch.autograd._get_sequence_nr())
 
 
 def running_node() -> int | None:
     """The number of the autograd node whose backward pass runs; None outside of one."""
     node = torch._C._current_autograd_node()
-    return None if node is None else node._sequence_nr()
+    return None if node is None else int(node._sequence_nr())
