@@ -69,7 +69,7 @@ def test_plans_of_parts_hold_on_the_whole_cluster(planning: Planning, workload: 
         ("amp", 3, "node 1: 1 T4 (2)"),
         ("dp", 3, "node 1: 2 T4 (2-3)"),
         ("poplar", 0, "2 T4 (2-3)"),
-        ("hap", 0, "2-3"),
+        pytest.param("hap", 0, "2-3", marks=pytest.mark.slow),
     ],
 )
 def test_tables_of_parts_have_the_numbers_of_the_cluster(
