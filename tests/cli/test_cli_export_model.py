@@ -19,8 +19,8 @@ LINEAR = (
     "tiny-two-types",
     "tiny-two-types-equal",
     "tiny-fast-slow",
-    "poplar-b-llama-0.5b-zero0",
     "hap-chain-2x2",
+    pytest.param("poplar-b-llama-0.5b-zero0", marks=pytest.mark.slow),  # HiGHS takes many seconds
 )
 
 
