@@ -68,7 +68,7 @@ def plan(
         typer.Option(
             "--strategies",
             metavar="A[,B…]",
-            help="Which to try; default all.",
+            help="Which to try, or all; default all but hap.",
             autocompletion=completion.strategies,
         ),
     ] = None,

@@ -29,7 +29,8 @@ class Strategy:
     recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
     which of its `methods` to try. exact: those of them that prove their answers. within_replay:
     "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
-    counts, where its own problem cannot say that. late: whether it is planned after all others, so that its warmers,
+    counts, where its own problem cannot say that. named_only: whether it is tried only where it (or `all`) is named,
+    because a first plan would wait for its kernels to compile. late: whether it is planned after all others, so that its warmers,
     which take longest, can still run meanwhile.
     """
 
@@ -42,6 +43,7 @@ class Strategy:
     exact: tuple[str, ...] = ("auto",)
     recomputes: bool = False
     within_replay: str | None = None
+    named_only: bool = False
     late: bool = False
 
     def propose(
@@ -127,6 +129,7 @@ STRATEGIES: dict[str, Strategy] = {
             "one SPMD program, sharding ratios per device (HAP)",
             ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:states"),
             "hetplan.planner.hap_settings:HapSettings",
+            named_only=True,
             late=True,
         ),
     )
@@ -134,8 +137,13 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies named, each once; all where `all` is named, or none. Raises InputError for unknown ones."""
-    if names is None or ALL in names:
+    """The strategies named, each once; `all` of them; without names those that need not be named.
+
+    Raises InputError for unknown ones.
+    """
+    if names is None:
+        return [strategy for strategy in STRATEGIES.values() if not strategy.named_only]
+    if ALL in names:
         return list(STRATEGIES.values())
     if not names:
         raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
