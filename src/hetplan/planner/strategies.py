@@ -30,8 +30,8 @@ class Strategy:
     which of its `methods` to try. exact: those of them that prove their answers. within_replay:
     "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
     counts, where its own problem cannot say that. named_only: whether it is tried only where it (or `all`) is named,
-    because a first plan would wait for its kernels to compile. late: whether it is planned after all others, so that its warmers,
-    which take longest, can still run meanwhile.
+    because a first plan would wait for its kernels to compile. late: whether it is planned after all others, so that
+    its warmers, which take longest, can still run meanwhile.
     """
 
     name: str
