@@ -7,13 +7,12 @@ trained: no program is narrow enough on every model to stand for it, and what is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.spmd_replay import SpmdCosts
-from hetplan.runtime.virtual import POLL, Rehearsal, Shared, sleep_until
+from hetplan.runtime.virtual import Rehearsal, Shared, sleep_until
 from hetplan.runtime.watch import Recorder
 
 if TYPE_CHECKING:
@@ -91,17 +90,5 @@ class SpmdWatch(Recorder):
     def meet(self, slot: int, moment: float) -> float:
         """The latest of all ranks' moments."""
         assert self.shared is not None
-        posts: Any = self.shared.posts
-        posts[self.rank, slot, 1] = moment
-        posts[self.rank, slot, 0] = self.iteration  # last: who sees it may read the time
-        return max(self._moments(slot, range(self.shared.ranks)))
-
-    def _moments(self, slot: int, ranks: Iterable[int]) -> list[float]:
-        assert self.shared is not None
-        found = []
-        for rank in ranks:
-            entry = self.shared.posts[rank, slot]
-            while entry[0] < self.iteration:
-                time.sleep(POLL)
-            found.append(float(entry[1]))
-        return found
+        self.shared.post(self.rank, slot, self.iteration, moment)
+        return max(self.shared.met(range(self.shared.ranks), slot, self.iteration))

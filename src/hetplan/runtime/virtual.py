@@ -130,6 +130,22 @@ class Shared:
         self.free = _array((most + 1,))
         self.lock = multiprocessing.get_context("fork").Lock()
 
+    def post(self, rank: int, slot: int, iteration: int, moment: float) -> None:
+        """Tell the others when a rank came to a meeting."""
+        entry = self.posts[rank, slot]
+        entry[1] = moment
+        entry[0] = iteration  # last: who sees it may read the time
+
+    def met(self, ranks: Iterable[int], slot: int, iteration: int) -> list[float]:
+        """When each rank came there, once all have."""
+        found = []
+        for rank in ranks:
+            entry = self.posts[rank, slot]
+            while entry[0] < iteration:
+                time.sleep(POLL)
+            found.append(float(entry[1]))
+        return found
+
 
 def _array(shape: tuple[int, ...]) -> Any:
     """Zeros that forked processes share."""
@@ -199,19 +215,10 @@ class Virtual(Recorder):
         return [rank for member in collective.members for rank in self.stage_ranks[member]]
 
     def _post(self, slot: int, moment: float) -> None:
-        entry = self._all.posts[self.rank, slot]
-        entry[1] = moment
-        entry[0] = self.iteration  # last: who sees it may read the time
+        self._all.post(self.rank, slot, self.iteration, moment)
 
     def _meet(self, slot: int, ranks: Iterable[int]) -> list[float]:
-        """Wait for ranks' posts of this iteration."""
-        found = []
-        for rank in ranks:
-            entry = self._all.posts[rank, slot]
-            while entry[0] < self.iteration:
-                time.sleep(POLL)
-            found.append(float(entry[1]))
-        return found
+        return self._all.met(ranks, slot, self.iteration)
 
     def _finish(self) -> None:
         """Gradients, updates and parameters, as all ranks' ends of passes and the cards allow."""
