@@ -21,8 +21,6 @@ from hetplan.schema import derived
 from hetplan.solvers.run import Run
 from hetplan.text import number_text
 
-SLOW = ("amp", "hap")  # on large clusters they take all the time that they are given
-
 
 @dataclass(frozen=True)
 class Planning:
@@ -119,7 +117,7 @@ def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     What proves comes first, so that a complete ranking stands early; heuristics are for comparison. Strategies that end
     soon go before those that may take all their time.
     """
-    order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.name in SLOW)
+    order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.slow)
     found: dict[int, list[Candidate]] = {i: searches[i].exact_ones() for i in order}
     tried: dict[str, list[str]] = {}
     for i in order:

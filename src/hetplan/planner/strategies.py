@@ -30,7 +30,8 @@ class Strategy:
     which of its `methods` to try. exact: those of them that prove their answers. within_replay:
     "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
     counts, where its own problem cannot say that. named_only: whether it is tried only where it (or `all`) is named,
-    because a first plan would wait for its kernels to compile. late: whether it is planned after all others, so that
+    because a first plan would wait for its kernels to compile. slow: whether it goes behind the others because on large
+    clusters it takes all the time that it is given. late: whether it is planned after all others, so that
     its warmers, which take longest, can still run meanwhile.
     """
 
@@ -44,6 +45,7 @@ class Strategy:
     recomputes: bool = False
     within_replay: str | None = None
     named_only: bool = False
+    slow: bool = False
     late: bool = False
 
     def propose(
@@ -90,6 +92,7 @@ STRATEGIES: dict[str, Strategy] = {
             methods=("auto", "paper", "megatron"),
             recomputes=True,
             within_replay="hetplan.planner.replayed_memory:amp_optimum",
+            slow=True,
         ),
         Strategy(
             "poplar",
