@@ -129,7 +129,7 @@ class Pricing:
         cost = (self._fixed * each + self._fixed_bytes * prices.bytes.sum())[:, None]
         cost = cost + self._shared[:, None] * work + self._shared_bytes[:, None] * byte.T[k]
         graph = self.graph
-        length, arc = shortest_paths(graph.first, graph.head, graph.component, np.ascontiguousarray(cost))
+        length, arc = shortest_paths(graph.first, graph.head, graph.component, cost)
         at_start = length[graph.start]
         if not np.isfinite(at_start).all():  # no path: the goal cannot be had
             return float(np.inf), []
@@ -253,8 +253,3 @@ class Pricing:
             np.maximum(answer.values(price), 0.0) * self.most / room,
         )
         return -answer.objective / unit, prices, shares / shares.sum()
-
-
-def warm() -> None:
-    """Warmer (see `solvers.warm`): the kernel on one node and one arc."""
-    shortest_paths(np.array([0, 1, 1]), np.array([1]), np.array([0, 1]), np.ones((1, 1)))

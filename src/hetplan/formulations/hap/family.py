@@ -58,5 +58,5 @@ FAMILY = Family(
     describe=f"{_HERE}.describe:describe",
     show=f"{_HERE}.listing:show",
     report=f"{_HERE}.report:report",
-    warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:states", f"{_HERE}.byte_prices:warm"),
+    warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:states"),
 )
