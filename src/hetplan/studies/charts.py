@@ -131,11 +131,7 @@ def gaps(study: Study, problem: str) -> Any | None:
         axes.step(
             [left[0], *left, 100.0], [0.0, *shares, shares[-1]], where="post", label=method, color=colour
         )
-    axes.set_xscale("log")
-    axes.set_ylim(0, 103)
-    axes.set_xlabel("gap in % (left edge: none to speak of)")
-    axes.set_ylabel("% of runs")
-    axes.legend(frameon=False, fontsize=8)
+    label_shares(axes, "gap in % (left edge: none to speak of)", "% of runs")
     return made
 
 
@@ -190,11 +186,7 @@ def proofs(study: Study, problem: str) -> Any | None:
             axes.step(stairs, [*shares, shares[-1]], where="post", label=method, color=colour, linewidth=1.8)
         else:
             axes.plot([], [], label=f"{method} (none)", color=colour)
-    axes.set_xscale("log")
-    axes.set_ylim(0, 103)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("% of instances proven")
-    axes.legend(frameon=False, fontsize=8)
+    label_shares(axes, "seconds", "% of instances proven")
     return made
 
 
@@ -216,12 +208,17 @@ def profiles(study: Study, problem: str) -> Any | None:
         end = 1.5 * max(one for ratio in ratios.values() for one in ratio)
         stairs, heights = [1.0, *values, end], [0.0, *shares, shares[-1] if shares else 0.0]
         axes.step(stairs, heights, where="post", label=method, color=colour, linewidth=1.8)
+    label_shares(axes, "times the seconds of the fastest", "% of instances")
+    return made
+
+
+def label_shares(axes: Any, across: str, upwards: str) -> None:
+    """The axes of stairs that rise to 100 %."""
     axes.set_xscale("log")
     axes.set_ylim(0, 103)
-    axes.set_xlabel("times the seconds of the fastest")
-    axes.set_ylabel("% of instances")
+    axes.set_xlabel(across)
+    axes.set_ylabel(upwards)
     axes.legend(frameon=False, fontsize=8)
-    return made
 
 
 def as_svg(made: Any) -> str:
