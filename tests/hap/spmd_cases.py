@@ -9,6 +9,7 @@ import numpy as np
 
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form
 from hetplan.formulations.hap.spmd.operators.base import Array, Place
+from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 
 # kind -> (shapes of the inputs, attributes); whole-number inputs are written as (shape, below)
 CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
@@ -113,3 +114,13 @@ def whole(held: Sequence[Array], form: Form) -> Array:
 def place(shape: Sequence[int], starts: Sequence[int], partial: bool, first: bool) -> Place:
     """Where a device runs."""
     return Place(tuple(shape), tuple(starts), partial, first)
+
+
+def two_layers(batch: int, inner: int = 600, outer: int = 300) -> SingleProgram:
+    """A matrix product of data with a parameter, a second, and a loss."""
+    w = Writer("two")
+    x, labels = w.placeholder("x", (batch, inner)), w.placeholder("labels", (batch,), below=outer)
+    y = w.linear("first", x, "bi,oi->bo", (outer, inner))
+    y = w.linear("second", y, "bi,oi->bo", (outer, outer))
+    w.apply("cross-entropy", "loss", y, labels, count=batch)
+    return w.finish()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hap.spmd_cases import two_layers
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.formulations.hap.family import FAMILY
@@ -19,7 +20,7 @@ from hetplan.formulations.hap.spmd.holding import form_kept, holding_of
 from hetplan.formulations.hap.spmd.instructions import Change, Run
 from hetplan.formulations.hap.spmd.links import measured_by_hap
 from hetplan.formulations.hap.spmd.models import model
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
+from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import held
 from hetplan.formulations.hap.theory import reduce_theory
@@ -32,16 +33,6 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run as SolverRun
 
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
-
-
-def two_layers(batch: int, inner: int, outer: int) -> SingleProgram:
-    """A matrix product of data with a parameter, a second, and a loss."""
-    w = Writer("two")
-    x, labels = w.placeholder("x", (batch, inner)), w.placeholder("labels", (batch,), below=outer)
-    y = w.linear("first", x, "bi,oi->bo", (outer, inner))
-    y = w.linear("second", y, "bi,oi->bo", (outer, outer))
-    w.apply("cross-entropy", "loss", y, labels, count=batch)
-    return w.finish()
 
 
 def limited_to(program: SingleProgram, device_bytes: float, **options: Any) -> Theory:

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from hap.spmd_cases import two_layers
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
 from hetplan.formulations.hap.family import FAMILY
@@ -149,16 +150,6 @@ def test_synthesised_programs_of_published_sizes_equal_one_device(name: str) -> 
         agree(execute(small, result.decision, values), expected)
         if method == "auto":
             assert result.bound is not None and result.gap is not None and result.gap < 0.01
-
-
-def two_layers(batch: int, inner: int = 600, outer: int = 300) -> SingleProgram:
-    """A matrix product of data with a parameter, a second, and a loss."""
-    w = Writer("two")
-    x, labels = w.placeholder("x", (batch, inner)), w.placeholder("labels", (batch,), below=outer)
-    y = w.linear("first", x, "bi,oi->bo", (outer, inner))
-    y = w.linear("second", y, "bi,oi->bo", (outer, outer))
-    w.apply("cross-entropy", "loss", y, labels, count=batch)
-    return w.finish()
 
 
 def test_prices_by_hand() -> None:
