@@ -98,9 +98,9 @@ class Folded:
         for copies, wanted in reversed(chain[:-1]):
             below = self.levels[-1][1]
             if copies % 2 == 0:
-                self.levels.append((copies, double(below, pool.most, wanted)))
+                self.levels.append((copies, double(below, pool.most, wanted, False)))
             else:
-                self.levels.append((copies, merge(below, self.loss, wanted)))
+                self.levels.append((copies, merge(below, self.loss, wanted, False)))
 
     @property
     def table(self) -> Floats:
@@ -151,7 +151,7 @@ def least_losses(pools: Sequence[Pool], size: int) -> Floats:
 def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
     tables = [folded[0].table]
     for pool in folded[1:]:
-        tables.append(merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2)))
+        tables.append(merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2), False))
     if len(tables[-1]) <= size:  # more than all devices together can lose
         tables[-1] = np.concatenate((tables[-1], np.full(size + 1 - len(tables[-1]), np.inf)))
     return tables

@@ -61,51 +61,30 @@ def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
 
 
 @kernel
-def merge(first: Floats, second: Floats, size: int) -> Floats:
-    """Min-plus convolution: out[s] = min_d first[s - d] + second[d] for s = 0..size (inf: no such s)."""
+def merge(first: Floats, second: Floats, size: int, slowest: bool) -> Floats:
+    """out[s] for s = 0..size: two sets of devices share s samples as is best (inf: no such s).
+
+    min_d first[s - d] + second[d], the min-plus convolution; `slowest`: min_d max(first[s - d], second[d]).
+    """
     out = np.full(size + 1, np.inf)
     for s in range(min(size, len(first) + len(second) - 2) + 1):
         value = np.inf
         for d in range(max(0, s - len(first) + 1), min(s, len(second) - 1) + 1):
-            candidate = first[s - d] + second[d]
-            value = min(value, candidate)
+            one, other = first[s - d], second[d]
+            value = min(value, max(one, other) if slowest else one + other)
         out[s] = value
     return out
 
 
 @kernel
-def double(table: Floats, width: int, size: int) -> Floats:
-    """Min-plus convolution of `table` with itself over halves that differ by at most `width`."""
+def double(table: Floats, width: int, size: int, slowest: bool) -> Floats:
+    """`merge` of `table` with itself over halves that differ by at most `width`."""
     out = np.full(size + 1, np.inf)
     for s in range(size + 1):
         value = np.inf
         for half in range(max(0, (s - width + 1) // 2, s - len(table) + 1), s // 2 + 1):
-            candidate = table[half] + table[s - half]
-            value = min(value, candidate)
-        out[s] = value
-    return out
-
-
-@kernel
-def slowest_merge(first: Floats, second: Floats, size: int) -> Floats:
-    """out[s] = min_d max(first[s - d], second[d]) for s = 0..size: two sets of devices share s samples."""
-    out = np.full(size + 1, np.inf)
-    for s in range(min(size, len(first) + len(second) - 2) + 1):
-        value = np.inf
-        for d in range(max(0, s - len(first) + 1), min(s, len(second) - 1) + 1):
-            value = min(value, max(first[s - d], second[d]))
-        out[s] = value
-    return out
-
-
-@kernel
-def slowest_double(table: Floats, width: int, size: int) -> Floats:
-    """`slowest_merge` of `table` with itself over halves that differ by at most `width`."""
-    out = np.full(size + 1, np.inf)
-    for s in range(size + 1):
-        value = np.inf
-        for half in range(max(0, (s - width + 1) // 2, s - len(table) + 1), s // 2 + 1):
-            value = min(value, max(table[half], table[s - half]))
+            one, other = table[half], table[s - half]
+            value = min(value, max(one, other) if slowest else one + other)
         out[s] = value
     return out
 
@@ -168,10 +147,8 @@ def ready() -> None:
     """Load every kernel, or compile it where the cache has none, so that no solve is charged with that."""
     curve, sizes = np.array([0.0, 1.0]), np.ones(1, np.int64)
     share_seconds(curve, 1)
-    merge(curve, curve, 1)
-    double(curve, 1, 1)
+    merge(curve, curve, 1, False)
+    double(curve, 1, 1, False)
     busiest(curve, 1, 1.0)
-    slowest_merge(curve, curve, 1)
-    slowest_double(curve, 1, 1)
     cover(curve[1:], sizes, 1, 0.0)
     exact_sum(curve[1:], curve[:1], sizes, 1, 0.0, 0.0)

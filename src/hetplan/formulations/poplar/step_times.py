@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.formulations.poplar.fill import least_losses, surely_reached
-from hetplan.formulations.poplar.kernels import slowest_double, slowest_merge
+from hetplan.formulations.poplar.kernels import double, merge
 from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
 from hetplan.formulations.poplar.step_levels import level_of
 
@@ -47,7 +47,7 @@ def convolved(problem: PoplarProblem) -> Floats:
     table = _of_group(problem.groups[0], top)
     for group in problem.groups[1:]:
         own = _of_group(group, top)
-        table = slowest_merge(table, own, min(top, len(table) + len(own) - 2))
+        table = merge(table, own, min(top, len(table) + len(own) - 2), True)
     return np.concatenate((table, np.full(top + 1 - len(table), np.inf)))
 
 
@@ -57,10 +57,10 @@ def _of_group(group: Group, top: int) -> Floats:
     width, table, devices = len(curve) - 1, curve, 1
     for digit in bin(group.count)[3:]:
         devices *= 2
-        table = slowest_double(table, width, min(top, devices * width))
+        table = double(table, width, min(top, devices * width), True)
         if digit == "1":
             devices += 1
-            table = slowest_merge(table, curve, min(top, devices * width))
+            table = merge(table, curve, min(top, devices * width), True)
     return table
 
 
