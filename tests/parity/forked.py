@@ -17,8 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+from parity.warm import used_once
 
 
 def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
@@ -34,7 +35,7 @@ def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
 
 def main(name: str, folder: Path) -> int:
     """All world sizes, one after the other."""
-    torch.set_num_threads(1)
+    used_once()
     target = importlib.import_module(name)
     failed = 0
     largest = int(os.environ.get("PARITY_RANKS", "8"))
