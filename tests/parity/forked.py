@@ -1,7 +1,8 @@
 """Ranks by fork: torch is imported once, and one process group serves many cases.
 
 `python forked.py TARGET FOLDER` runs `target(rank, world, folder)` in every rank of each world size that the module
-`TARGET` lists as `WORLDS`. A rank that fails writes its traceback to FOLDER/failed-WORLD-RANK.txt.
+`TARGET` lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails writes its traceback to
+FOLDER/failed-WORLD-RANK.txt.
 
 PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as far as there are.
 PARITY_RANKS: the largest world size.
@@ -37,6 +38,8 @@ def main(name: str, folder: Path) -> int:
     """All world sizes, one after the other."""
     used_once()
     target = importlib.import_module(name)
+    if hasattr(target, "prepare"):
+        target.prepare()
     failed = 0
     largest = int(os.environ.get("PARITY_RANKS", "8"))
     for world in [world for world in target.WORLDS if world <= largest]:
