@@ -13,6 +13,7 @@ from hetplan.formulations.hap.exact import kernels
 from hetplan.formulations.hap.exact.arrays import Arrays
 from hetplan.formulations.hap.exact.labels import labels
 from hetplan.formulations.hap.exact.opened import Explorer
+from hetplan.formulations.hap.exact.staging import staged
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
@@ -32,6 +33,8 @@ OPEN_STATES, RETRY = 60_000, 0.7
 STATES_PER_SECOND = 5_000
 # Arcs are left out again when no more than this share is missing of what was missing before.
 FEWER = 0.6
+# Mixtures of work that differ by less are the same.
+MIXTURE = 1e-10
 # In smaller graphs it is not worth its time.
 ARCS = 300
 # How fast labels are set, at least.
@@ -138,9 +141,19 @@ class LabelCell:
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0, arrays)
         weights, size, improved = duals.weights, 0, False
-        arrays, potential = fewer(arrays, cell, weights, potential, threshold, 1 - bound / threshold)
-        if not len(arrays.graph.head):
-            return Evaluated(threshold, duals.point, 0, arrays)
+        left, potential = fewer(arrays, cell, duals, potential, threshold, 1 - bound / threshold)
+        if not len(left.graph.head):
+            return Evaluated(threshold, duals.point, 0, left)
+        if left is not arrays:
+            arrays = left
+            if arrays.chains is None:
+                stages = staged(arrays, cell, weights, duals.inside, potential, threshold)
+                if stages is not None:
+                    arrays = stages
+                    value, potential = sums(arrays, cell, duals)
+                    bound, weights = max(bound, value), duals.weights
+                    if bound >= threshold or not len(arrays.graph.head):
+                        return Evaluated(threshold, duals.point, 0, arrays)
         self._cells += 1
         if self._cells <= EACH or self._cells % SOME == 0:
             size, improved = best_at(duals, arrays, self.incumbent, potential, weights)
@@ -162,6 +175,7 @@ class LabelCell:
         self, cell: Floats, arrays: Arrays, duals: Duals, potential: Floats, weights: Floats, threshold: float
     ) -> tuple[float, int]:
         """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too many."""
+        weights = np.vstack([weights, weights[: potential.shape[1] - len(weights)]])
         size, found = labels(
             arrays, cell, duals.point, potential, weights, threshold, slack=slack_of(threshold),
             room=room_for(arrays, self.incumbent.run), per_node=PER_NODE,
@@ -194,11 +208,14 @@ def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
     potential = kernels.potentials(
         *arrays.common, cell, arrays.slow, duals.weights, duals.inside, arrays.ordered
     )
+    if arrays.chains is not None:
+        own = kernels.lengths(*arrays.common[:2], arrays.common[5], duals.prices(arrays))
+        potential = np.concatenate([potential, own], axis=1)
     return float(potential[arrays.start].min(axis=1).max()), potential
 
 
 def fewer(
-    arrays: Arrays, cell: Floats, weights: Floats, potential: Floats, threshold: float, missing: float
+    arrays: Arrays, cell: Floats, duals: Duals, potential: Floats, threshold: float, missing: float
 ) -> tuple[Arrays, Floats]:
     """The graph and its potentials without the arcs that no program below the threshold takes in the cell.
 
@@ -207,7 +224,9 @@ def fewer(
     tried = not missing < FEWER * arrays.missing or len(arrays.graph.head) < ARCS
     if tried or arrays.start > 0 or not np.isfinite(threshold):
         return arrays, potential
-    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, weights)
+    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, duals.weights)
+    if arrays.chains is not None:
+        step = np.concatenate([step, duals.prices(arrays)], axis=1)
     least = kernels.through(arrays.reverse, arrays.graph.head, step, potential)
     left, nodes = arrays.without(least.max(axis=1) >= threshold, missing)
     return left, np.ascontiguousarray(potential[nodes])
@@ -220,6 +239,7 @@ def best_at(
     learn from it if it is better than all before: (labels, whether it is). potential [n, L, V] with weights: of
     the cell that the point is in; being affine there, it holds at the point."""
     point, threshold = duals.point, incumbent.threshold
+    weights = np.vstack([weights, weights[: potential.shape[1] - len(weights)]])
     size, found = labels(
         arrays, point[None, :], point, _at(potential, duals.inside), weights, threshold, slack=slack_of(threshold),
         room=room_for(arrays, incumbent.run), per_node=PER_NODE,
@@ -274,6 +294,21 @@ class Duals:
         K = self._problem.K
         rows = np.vstack([self._means, np.eye(K), np.full((1, K), 1.0 / K)])
         return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+    def prices(self, arrays: Arrays) -> Floats:
+        """[A, 1, V]: affine minorants of the arcs of a graph of stages over the cell."""
+        F, S, x, slow = arrays.fixed, arrays.shared, self._cell, self._slow
+        rows = np.eye(len(slow))[((F[:, None] + S[:, None] * self.point) * slow).argmax(axis=1)]
+        mixtures, total = self.table.mixtures, F + S
+        if len(mixtures):
+            mixture = np.divide(F, total, out=np.zeros_like(F), where=total > 0)
+            at = np.minimum(np.searchsorted(mixtures, mixture - MIXTURE), len(mixtures) - 1)
+            known = (np.abs(mixtures[at] - mixture) <= MIXTURE) & (total > 0)
+            rows[known] = self.table.blends[at[known]]
+        rows *= slow
+        seconds = F[:, None] * rows.sum(axis=1)[:, None] + S[:, None] * (rows @ x.T)
+        comm = F[:, None] + S[:, None] * x[:, -1]
+        return np.ascontiguousarray(np.where(arrays.comm[:, None], comm, seconds)[:, None])
 
     @property
     def inside(self) -> Floats:

@@ -82,6 +82,16 @@ def through(reverse: tuple[Ints, Ints, Ints, Ints], head: Ints, step: Floats, va
     return found
 
 
+def lengths(first: Ints, head: Ints, component: Ints, step: Floats) -> Floats:
+    """[n, L, V]: the least sums of step [A, L, V] from each node to the last."""
+    n, (A, L, V) = len(first) - 1, step.shape
+    value = np.full((n, L * V), np.inf)
+    value[-1] = 0.0
+    plain, scratch = np.zeros(A, dtype=np.bool_), (np.full((1, L * V), np.inf), np.empty(V))
+    _potentials(first, head, plain, component, step.reshape(A, -1), np.ones(V), False, value, *scratch)
+    return value.reshape(n, L, V)
+
+
 @kernel
 def _potentials(
     first: Ints, head: Ints, comm: Flags, component: Ints, step: Floats, mu: Floats, ordered: bool,
