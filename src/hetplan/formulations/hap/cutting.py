@@ -148,3 +148,15 @@ def best_in_cell(
     for c in np.flatnonzero(theta[:count]):
         blends[stages, taken[c]] += theta[c]
     return best @ x, blends, bound
+
+
+def game_value(P: Floats) -> float:
+    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that: any theta gives one."""
+    best = float(P.min(axis=1).max())
+    low, high = float(P.min()), float(P.max())
+    if not (np.isfinite(high) and high > low and len(P) > 1):
+        return best
+    (count, V), theta = P.shape, np.empty(len(P))
+    T, basis = np.empty((count + 1, V + count + 1)), np.empty(count, np.int64)
+    _game(np.ascontiguousarray(P), count, low, high - low, T, basis, np.empty(V), theta)
+    return max(best, float((theta @ P).min()))

@@ -29,7 +29,7 @@ class Arrays:
     missing: float = np.inf
     chains: tuple[tuple[int, ...], ...] | None = None
 
-    @property
+    @cached_property
     def tails(self) -> Ints:
         """[A]: where arcs begin."""
         return np.repeat(np.arange(self.graph.n), np.diff(self.graph.first))
@@ -70,7 +70,9 @@ class Arrays:
             g.theory, first, number[g.head[kept]], g.step[kept], g.component[nodes], tuple(g.needs[u] for u in nodes)
         )  # fmt: skip
         work = self.comm[kept], self.fixed[kept], self.shared[kept]
-        return Arrays(graph, *work, self.slow, int(number[self.start]), self.ordered, missing, self.chains), nodes
+        return Arrays(
+            graph, *work, self.slow, int(number[self.start]), self.ordered, missing, self.chains
+        ), nodes
 
     def path(self, parent: Ints, arc: Ints, label: int) -> list[int]:
         """The triple numbers of a label's program in order."""

@@ -22,7 +22,7 @@ from hetplan.formulations.hap.problem import Floats, Ints
 from hetplan.formulations.hap.states import Need, ordered
 
 # Computations in a row, and stages begun, after which a graph stays as it is.
-MOST_ROUNDS, PER_ARC = 256, 20
+MOST_ROUNDS, PER_ARC = 256, 4
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ def staged(
         least = (arrive[here.begin, None] + busy + potential[here.node]).min(axis=2)
         here = here.only(np.flatnonzero((least < threshold).all(axis=1)))
         here = here.only(_least_work(here, ends, cell))
-    every = _Begun(*(np.concatenate([getattr(r, name) for r in rounds]) for name in _Begun.__dataclass_fields__))
+    every = _Begun(
+        *(np.concatenate([getattr(r, name) for r in rounds]) for name in _Begun.__dataclass_fields__)
+    )
     return _graph(arrays, every, cell)
 
 
@@ -115,9 +117,9 @@ def _least_work(here: _Begun, ends: int, cell: Floats) -> Ints:
 def _graph(arrays: Arrays, every: _Begun, cell: Floats) -> Arrays:
     """The graph: nodes where stages begin, and, apart from these, where communication ends them."""
     graph, end = arrays.graph, arrays.graph.n - 1
-    comm = np.flatnonzero(arrays.comm)
+    comm, tails = np.flatnonzero(arrays.comm), arrays.tails
     closing = np.zeros(graph.n, dtype=np.bool_)
-    closing[arrays.tails[comm]] = closing[end] = True
+    closing[tails[comm]] = closing[end] = True
     whole = np.flatnonzero(closing[every.node])
     whole = whole[_least_work(every.only(whole), end, cell)]
     # chain numbers: stages, then collectives
@@ -127,7 +129,7 @@ def _graph(arrays: Arrays, every: _Begun, cell: Floats) -> Arrays:
         node = int(every.node[w])
         out.setdefault((int(every.begin[w]), True), []).append(((node, node == end), number))
     for number, a in enumerate(comm, len(whole)):
-        out.setdefault((int(arrays.tails[a]), False), []).append(((int(graph.head[a]), True), number))
+        out.setdefault((int(tails[a]), False), []).append(((int(graph.head[a]), True), number))
     nodes = [(arrays.start, True)]
     numbers = {nodes[0]: 0}
     arcs: list[list[tuple[int, int]]] = []
@@ -142,7 +144,13 @@ def _graph(arrays: Arrays, every: _Begun, cell: Floats) -> Arrays:
     fixed = np.concatenate([every.fixed[whole], arrays.fixed[comm]])[made.step]
     shared = np.concatenate([every.shared[whole], arrays.shared[comm]])[made.step]
     return replace(
-        arrays, graph=made, comm=made.step >= len(whole), fixed=fixed, shared=shared, start=0, chains=tuple(chains)
+        arrays,
+        graph=made,
+        comm=made.step >= len(whole),
+        fixed=fixed,
+        shared=shared,
+        start=0,
+        chains=tuple(chains),
     )
 
 
