@@ -40,7 +40,9 @@ def by_stages(theory: Theory, arrays: Arrays, cell: Floats, threshold: float) ->
     """The graph of stages of programs below a threshold."""
     duals = Duals(theory.problem, cell, arrays.slow, None, None)
     found = bounds.sums(arrays, cell, duals)
-    return staged(arrays, cell, found.weights, duals.inside, found.potential, threshold), duals
+    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, found.weights)
+    extremes = np.array([[cell.min()], [cell.max()]])
+    return staged(arrays, step, duals.inside, found.potential, threshold, extremes), duals
 
 
 @pytest.mark.parametrize("listing", [True, False])

@@ -219,7 +219,9 @@ def narrowed(
         return left, replace(found, bound=threshold)
     if left is arrays or left.chains is not None or not stages:
         return left, found
-    whole = staged(left, cell, found.weights, duals.inside, found.potential, threshold)
+    step = kernels.prices(*left.common[2:5], cell, left.slow, found.weights)
+    extremes = np.array([[cell.min()], [cell.max()]])
+    whole = staged(left, step, duals.inside, found.potential, threshold, extremes)
     if whole is None:
         return left, found
     if not len(whole.graph.head):

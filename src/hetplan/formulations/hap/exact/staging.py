@@ -27,13 +27,15 @@ MOST_ROUNDS, PER_ARC = 256, 4
 
 @dataclass(frozen=True)
 class _Begun:
-    """Stages under way, parallel arrays [m]: the node where each began and where it is, its work, what it went on from
-    (a number among all begun; -1: nothing) and by which arc."""
+    """Stages under way, parallel arrays [m]: the node where each began and where it is, its work, shared by segment
+    where there are several, its seconds [m, L, V] by the means; what it went on from (a number among all begun; -1:
+    nothing) and by which arc."""
 
     begin: Ints
     node: Ints
     fixed: Floats
     shared: Floats
+    seconds: Floats
     parent: Ints
     arc: Ints
 
@@ -43,52 +45,50 @@ class _Begun:
 
 
 def staged(
-    arrays: Arrays, cell: Floats, weights: Floats, mu: Floats, potential: Floats, threshold: float
+    arrays: Arrays, step: Floats, mu: Floats, potential: Floats, threshold: float, extremes: Floats
 ) -> Arrays | None:
-    """The graph of stages left open in a cell by sums with weights [L, K], whose potential [n, L, V] is given for the
-    reference point mu [V]; None where they are too many, or computations lead round in a circle."""
-    mean, share = kernels.means(cell, arrays.slow, weights)
-    arrive = _arrivals(arrays, cell, weights, mu)
+    """The graph of stages left open in a cell by sums with the arcs' prices step [A, L, V], whose potential [n, L, V] is
+    given for the reference point mu [V]; None where they are too many, or computations lead round in a circle.
+
+    extremes [C, g]: ratios of each segment; work that is less on one type for all of these is less all over the cell.
+    """
+    arrive = _arrivals(arrays, step, mu)
     begins = np.flatnonzero(np.isfinite(arrive[:-1]).all(axis=1))
-    nothing, none = np.zeros(len(begins)), np.full(len(begins), -1)
-    here = _Begun(begins, begins, nothing, nothing, none, none)
+    count, none = len(begins), np.full(len(begins), -1)
+    work = np.zeros(count), np.zeros((count, *arrays.shared.shape[1:])), np.zeros((count, *step.shape[1:]))
+    here = _Begun(begins, begins, *work, none, none)
     rounds, total = [], 0
-    ends = len(arrive) - 1
     while len(here.node):
         rounds.append(here)
         if len(rounds) > MOST_ROUNDS or total > PER_ARC * len(arrays.graph.head):
             return None
-        here = _gone_on(arrays, here, total)
+        here = _gone_on(arrays, step, here, total)
         total += len(rounds[-1].node)
-        busy = here.fixed[:, None, None] * mean[:, None] + here.shared[:, None, None] * share
-        least = (arrive[here.begin, None] + busy + potential[here.node]).min(axis=2)
+        least = (arrive[here.begin, None] + here.seconds + potential[here.node]).min(axis=2)
         here = here.only(np.flatnonzero((least < threshold).all(axis=1)))
-        here = here.only(_least_work(here, ends, cell))
+        here = here.only(_least_work(here, extremes))
     every = _Begun(
         *(np.concatenate([getattr(r, name) for r in rounds]) for name in _Begun.__dataclass_fields__)
     )
-    return _graph(arrays, every, cell)
+    return _graph(arrays, every, extremes)
 
 
-def _arrivals(arrays: Arrays, cell: Floats, weights: Floats, mu: Floats) -> Floats:
+def _arrivals(arrays: Arrays, step: Floats, mu: Floats) -> Floats:
     """[n, V]: a lower bound, affine over the cell, of what leads to a stage's begin at each node; infinite where none
     begins. The graph read backwards has the same stages."""
     first, back, component, arcs = arrays.reverse
-    work = arrays.comm[arcs], arrays.fixed[arcs], arrays.shared[arcs]
-    before = kernels.potentials(
-        first, back, *work, component, cell, arrays.slow, weights, mu, arrays.ordered
-    )[::-1]
+    plain = arrays.comm[arcs]
+    before = kernels.potentials_of(first, back, plain, component, step[arcs], mu, arrays.ordered)[::-1]
     level = np.where(np.isfinite(before), before, 0.0) @ mu
     closed = before[np.arange(len(before)), level.argmax(axis=1)]
     comm, tails = np.flatnonzero(arrays.comm), arrays.tails
-    cost = arrays.fixed[comm, None] + arrays.shared[comm, None] * cell[:, -1]
     found = np.full(closed.shape, np.inf)
-    np.minimum.at(found, arrays.graph.head[comm], closed[tails[comm]] + cost)
+    np.minimum.at(found, arrays.graph.head[comm], closed[tails[comm]] + step[comm, 0])
     found[arrays.start] = 0.0
     return found
 
 
-def _gone_on(arrays: Arrays, here: _Begun, number: int) -> _Begun:
+def _gone_on(arrays: Arrays, step: Floats, here: _Begun, number: int) -> _Begun:
     """Every stage with one computation more; those `here` are numbered from `number` on."""
     first = arrays.graph.first
     lengths = first[here.node + 1] - first[here.node]
@@ -97,31 +97,33 @@ def _gone_on(arrays: Arrays, here: _Begun, number: int) -> _Begun:
     origin, arc = origin[~arrays.comm[arc]], arc[~arrays.comm[arc]]
     return _Begun(
         here.begin[origin], arrays.graph.head[arc], here.fixed[origin] + arrays.fixed[arc],
-        here.shared[origin] + arrays.shared[arc], number + origin, arc,
+        here.shared[origin] + arrays.shared[arc], here.seconds[origin] + step[arc], number + origin, arc,
     )  # fmt: skip
 
 
-def _least_work(here: _Begun, ends: int, cell: Floats) -> Ints:
-    """Numbers of the stages that no other between the same nodes makes needless."""
-    key = here.begin * (ends + 1) + here.node
-    low, high = (here.fixed + here.shared * ratio for ratio in (cell.min(), cell.max()))
-    kept = np.lexsort((high, low, key))
+def _least_work(here: _Begun, extremes: Floats) -> Ints:
+    """Numbers of the stages without those that another between the same nodes, next in order, makes needless."""
+    shared = here.shared.reshape(len(here.fixed), extremes.shape[1])
+    work = here.fixed[:, None] + shared @ extremes.T
+    kept = np.lexsort((*work.T[::-1], here.node, here.begin))
     while True:
+        one, other = kept[:-1], kept[1:]
         needless = np.zeros(len(kept), dtype=np.bool_)
-        needless[1:] = (key[kept[1:]] == key[kept[:-1]]) & (high[kept[1:]] >= high[kept[:-1]])
+        needless[1:] = (here.begin[one] == here.begin[other]) & (here.node[one] == here.node[other])
+        needless[1:] &= (work[other] >= work[one]).all(axis=1)
         if not needless.any():
             return kept
         kept = kept[~needless]
 
 
-def _graph(arrays: Arrays, every: _Begun, cell: Floats) -> Arrays:
+def _graph(arrays: Arrays, every: _Begun, extremes: Floats) -> Arrays:
     """The graph: nodes where stages begin, and, apart from these, where communication ends them."""
     graph, end = arrays.graph, arrays.graph.n - 1
     comm, tails = np.flatnonzero(arrays.comm), arrays.tails
     closing = np.zeros(graph.n, dtype=np.bool_)
     closing[tails[comm]] = closing[end] = True
     whole = np.flatnonzero(closing[every.node])
-    whole = whole[_least_work(every.only(whole), end, cell)]
+    whole = whole[_least_work(every.only(whole), extremes)]
     # chain numbers: stages, then collectives
     chains = [_chain(every, int(w), graph.step) for w in whole] + [(int(s),) for s in graph.step[comm]]
     out: dict[tuple[int, bool], list[tuple[tuple[int, bool], int]]] = {}
