@@ -150,13 +150,18 @@ def best_in_cell(
     return best @ x, blends, bound
 
 
-def game_value(P: Floats) -> float:
-    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that: any theta gives one."""
-    best = float(P.min(axis=1).max())
-    low, high = float(P.min()), float(P.max())
-    if not (np.isfinite(high) and high > low and len(P) > 1):
-        return best
-    (count, V), theta = P.shape, np.empty(len(P))
+def game(P: Floats) -> tuple[float, Floats, Floats]:
+    """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V]; the value is what
+    theta guarantees."""
+    (count, V), low, high = P.shape, float(P.min()), float(P.max())
+    if not (np.isfinite(high) and high > low):
+        return low, np.full(V, 1.0 / V), np.eye(count)[0]
+    mu, theta = np.empty(V), np.empty(count)
     T, basis = np.empty((count + 1, V + count + 1)), np.empty(count, np.int64)
-    _game(np.ascontiguousarray(P), count, low, high - low, T, basis, np.empty(V), theta)
-    return max(best, float((theta @ P).min()))
+    _game(np.ascontiguousarray(P), count, low, high - low, T, basis, mu, theta)
+    return float((theta @ P).min()), mu, theta
+
+
+def game_value(P: Floats) -> float:
+    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that; rows may be infinite."""
+    return max(float(P.min(axis=1).max()), game(P)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,8 @@ from hetplan.formulations.hap.states import Graph
 
 @dataclass(frozen=True)
 class Arrays:
-    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; `ordered`: whether
+    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; shared [A], or [A, g]
+    where several segments have ratios of their own; `ordered`: whether
     its paths are programs in their order (not in a canonical graph). missing: the share of the threshold that was
     missing to it where arcs were last left out. chains: where arcs are whole stages (`staging`), the steps behind each
     number in graph.step, as a program runs them."""
@@ -76,12 +78,19 @@ class Arrays:
 
     def path(self, parent: Ints, arc: Ints, label: int) -> list[int]:
         """The triple numbers of a label's program in order."""
-        g, found = self.graph, []
+        found = []
         while arc[label] >= 0:
-            step = int(g.step[arc[label]])
+            found.append(int(arc[label]))
+            label = int(parent[label])
+        return self.program(found)
+
+    def program(self, arcs: Iterable[int]) -> list[int]:
+        """The triple numbers of a program in order, given by its arcs from the last node to the first."""
+        g, found = self.graph, []
+        for a in arcs:
+            step = int(g.step[a])
             steps = (step,) if self.chains is None else self.chains[step]
             found += [g.theory.steps[s].index for s in steps]
-            label = int(parent[label])
         return found
 
 

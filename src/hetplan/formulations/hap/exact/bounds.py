@@ -302,7 +302,8 @@ class WideCell:
             return Evaluated(bound, duals.point, size)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            opened = self.explorer.open(cell, duals.weights, threshold, self._room(), self.incumbent.run)
+            room = open_room(self.incumbent.run)
+            opened = self.explorer.open(cell, duals.weights, threshold, room, self.incumbent.run)
             if opened is not None and opened.graph.n > 1:
                 inside = self._exact(cell, hint, threshold, opened)
                 return Evaluated(max(bound, inside.bound), inside.point, size + inside.labels, opened)
@@ -312,6 +313,7 @@ class WideCell:
                 bound = threshold
         return Evaluated(bound, duals.point, size)
 
-    def _room(self) -> int:
-        """States that can be looked through in the time left."""
-        return int(min(OPEN_STATES, max(1_000, STATES_PER_SECOND * self.incumbent.run.remaining)))
+
+def open_room(run: Run) -> int:
+    """States left open that can be looked through in the time left."""
+    return int(min(OPEN_STATES, max(1_000, STATES_PER_SECOND * run.remaining)))

@@ -59,25 +59,13 @@ class Duals:
         return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
     def prices(self, arrays: Arrays) -> Floats:
-        """[A, C, V]: affine minorants over the cell of the arcs of a graph of stages, by each of CRITERIA: of the
-        program's own blend for a stage's mixture and the means `weights` the one that tells most."""
-        F, S, x, slow = arrays.fixed, arrays.shared, self._cell, self._slow
-        weights, (known, which) = self.weights, self.table.of(F, S)
+        """[A, C, V]: affine minorants over the cell of the arcs of a graph of stages, by each of CRITERIA."""
+        F, S, x, slow = arrays.fixed, arrays.shared[:, None], self._cell, self._slow
+        weights, (known, which) = self.weights, self.table.of(F, arrays.shared)
         rows = np.vstack([weights, self.table.blends]) * slow
-        n, L = len(F), len(weights)
-        which = which + L if len(rows) > L else which
-        fixed, shared = rows.sum(axis=1), rows @ x.T
-        at, low, middle = shared @ self.inside, shared.min(axis=1), shared.mean(axis=1)
-        found = np.empty((n, len(CRITERIA), len(x)))
-        for c, (l, m) in enumerate(CRITERIA):
-            of_shared = at + l * low + m * middle
-            score = np.empty((1 + L, n))
-            score[1:] = np.outer((1 + l + m) * fixed[:L], F) + np.outer(of_shared[:L], S)
-            score[0] = np.where(known, (1 + l + m) * F * fixed[which] + S * of_shared[which], -np.inf)
-            best = (score >= score.max(axis=0) * (1 - CLOSE)).argmax(axis=0) - 1
-            best = np.where(best < 0, which, best)
-            found[:, c] = F[:, None] * fixed[best, None] + S[:, None] * shared[best]
-        found[arrays.comm] = (F[:, None] + S[:, None] * x[:, -1])[arrays.comm, None]
+        fixed, shared = rows.sum(axis=1), (rows @ x.T)[..., None]
+        found = by_criteria(F, S, fixed, shared, len(weights), known, which, self.inside)
+        found[arrays.comm] = (F[:, None] + S * x[:, -1])[arrays.comm, None]
         return found
 
     @property
@@ -85,6 +73,31 @@ class Duals:
         """[K]: the point in barycentric coordinates."""
         here = np.maximum(coordinates(self._cell, self.point), 0.0)
         return np.asarray(here / here.sum())
+
+
+def by_criteria(
+    F: Floats, S: Floats, fixed: Floats, shared: Floats, means: int, known: Flags, which: Ints, mu: Floats
+) -> Floats:
+    """[A, C, V]: for work F [A], S [A, g] by each of CRITERIA the price by the mean that tells most.
+
+    fixed [M], shared [M, V, g]: seconds of a unit of work by means, of which the first `means` are for all, the others
+    for single mixtures: where `known` [A], that of number which [A] among them. mu [V]: the reference point.
+    """
+    n, L = len(F), means
+    which = np.where(known, L + which, 0)
+    at, low, middle = np.tensordot(shared, mu, (1, 0)), shared.min(axis=1), shared.mean(axis=1)
+    found = np.empty((n, len(CRITERIA), len(mu)))
+    for c, (l, m) in enumerate(CRITERIA):
+        alone, by_segment = (1 + l + m) * fixed, at + l * low + m * middle
+        score = np.empty((1 + L, n))
+        score[1:] = np.outer(alone[:L], F) + by_segment[:L] @ S.T
+        score[0] = np.where(known, alone[which] * F + np.einsum("ag,ag->a", by_segment[which], S), -np.inf)
+        best = (score >= score.max(axis=0) * (1 - CLOSE)).argmax(axis=0) - 1
+        best = np.where(best < 0, which, best)
+        found[:, c] = F[:, None] * fixed[best, None]
+        for k in range(S.shape[1]):
+            found[:, c] += S[:, k, None] * shared[best, :, k]
+    return found
 
 
 class Blends:

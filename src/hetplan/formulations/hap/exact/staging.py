@@ -47,8 +47,8 @@ class _Begun:
 def staged(
     arrays: Arrays, step: Floats, mu: Floats, potential: Floats, threshold: float, extremes: Floats
 ) -> Arrays | None:
-    """The graph of stages left open in a cell by sums with the arcs' prices step [A, L, V], whose potential [n, L, V] is
-    given for the reference point mu [V]; None where they are too many, or computations lead round in a circle.
+    """The graph of stages left open in a cell by sums with the arcs' prices step [A, L, V], whose potential [n, L, V]
+    is given for the reference point mu [V]; None where they are too many, or computations lead round in a circle.
 
     extremes [C, g]: ratios of each segment; work that is less on one type for all of these is less all over the cell.
     """
