@@ -175,7 +175,8 @@ class Means:
         point = self.point
         busy = (arrays.fixed[:, None] + arrays.shared @ point) * self._slow
         cost = busy.max(axis=1) if arrays.chains is not None else busy @ self._weights[0]
-        return np.where(arrays.comm, arrays.fixed + arrays.shared @ point.max(axis=1), cost)
+        paid = arrays.fixed + arrays.shared @ point.max(axis=1)
+        return np.asarray(np.where(arrays.comm, paid, cost))
 
     @property
     def _weights(self) -> Floats:
@@ -244,7 +245,7 @@ class SegmentsCell:
             if opened is None:
                 return self._told(bound, means, arrays)
             arrays = opened
-            if arrays.graph.n == 1:
+            if not len(arrays.graph.head):
                 return self._told(threshold, means, arrays)
             value, potential, step = sums(arrays, means)
             bound = max(bound, value)

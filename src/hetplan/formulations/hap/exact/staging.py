@@ -128,19 +128,19 @@ def _graph(arrays: Arrays, every: _Begun, extremes: Floats) -> Arrays:
     chains = [_chain(every, int(w), graph.step) for w in whole] + [(int(s),) for s in graph.step[comm]]
     out: dict[tuple[int, bool], list[tuple[tuple[int, bool], int]]] = {}
     for number, w in enumerate(whole):
-        node = int(every.node[w])
-        out.setdefault((int(every.begin[w]), True), []).append(((node, node == end), number))
+        after = int(every.node[w])
+        out.setdefault((int(every.begin[w]), True), []).append(((after, after == end), number))
     for number, a in enumerate(comm, len(whole)):
         out.setdefault((int(tails[a]), False), []).append(((int(graph.head[a]), True), number))
     nodes = [(arrays.start, True)]
     numbers = {nodes[0]: 0}
     arcs: list[list[tuple[int, int]]] = []
     for node in nodes:
-        for after, _ in out.get(node, ()):
-            if after not in numbers:
-                numbers[after] = len(nodes)
-                nodes.append(after)
-        arcs.append([(numbers[after], number) for after, number in out.get(node, ())])
+        for there, _ in out.get(node, ()):
+            if there not in numbers:
+                numbers[there] = len(nodes)
+                nodes.append(there)
+        arcs.append([(numbers[there], number) for there, number in out.get(node, ())])
     needs: list[Need] = [graph.needs[u] for u, _ in nodes]
     made = ordered(graph.theory, needs, arcs)
     fixed = np.concatenate([every.fixed[whole], arrays.fixed[comm]])[made.step]
