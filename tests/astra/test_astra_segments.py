@@ -154,7 +154,7 @@ def test_the_clock_is_looked_at_within_one_evaluation(
     assert again.decision == whole.decision and again.bound == whole.bound
     assert again.details == whole.details
     looks = patient.looked
-    assert looks > 5 * int(whole.details.get("evaluations", 0)) + 50
+    assert looks > 5 * int(str(whole.details.get("evaluations", 0))) + 50
     for most in (3, looks // 2):
         stopped = solve(ASTRA, data, method, cancelled_after(most))
         assert stopped.stop is Stop.INTERRUPTED
