@@ -105,6 +105,7 @@ class Supervisor:
         self.job, self.tell = job, tell
         self.ranks: list[Rank] = []
         self.stop = mmap.mmap(-1, 1)  # one byte that all ranks see
+        self.interrupted = False
         self.selector = selectors.DefaultSelector()
 
     def start(self, store: str) -> None:
@@ -132,10 +133,12 @@ class Supervisor:
         os._exit(1)
 
     def watch(self) -> None:
-        """Until all are done; raises RankError."""
+        """Until all are done; raises RankError, and KeyboardInterrupt where Ctrl-C was pressed."""
         while not all(rank.gone for rank in self.ranks):
             for key, _ in self.selector.select(timeout=0.2):
                 self._read(key.data)
+            if self.interrupted:
+                raise KeyboardInterrupt
             self._reap()
             if any(self._bad(rank) for rank in self.ranks):
                 self._explain()
@@ -280,13 +283,24 @@ class Supervisor:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked for."""
+        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked for. SIGINT: at once.
+
+        Python's own handler of SIGINT raises wherever the interpreter is, and what is raised in a finaliser or a
+        callback of a weak reference is lost: the run would go on.
+        """
 
         def asked(number: int, frame: FrameType | None) -> None:
             self.stop[0] = 1
 
-        before = signal.signal(signal.SIGTERM, asked)
+        def interrupted(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+
+        before = {
+            number: signal.signal(number, handler)
+            for number, handler in ((signal.SIGTERM, asked), (signal.SIGINT, interrupted))
+        }
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
