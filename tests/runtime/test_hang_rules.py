@@ -83,6 +83,15 @@ def test_a_pass_may_take_ten_times_the_longest(monkeypatch: pytest.MonkeyPatch) 
         assert (verdict(monkeypatch, rank(**WAITING), computing) is not None) == hung
 
 
+def test_who_waits_for_a_gpu_is_not_taken_for_the_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for another rank's kernel uses a core, and both have been quiet for as long."""
+    spins = rank("forward", 10.8, 0.1, longest=0.5)
+    hangs = rank("forward", 10.8, 10.2, longest=0.5)
+    for device, number in (("cuda", 1), ("cpu", 0)):
+        told = verdict(monkeypatch, spins, hangs, device=device)
+        assert told is not None and told.startswith(f"rank {number} (")
+
+
 def test_all_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = [rank("receive", 12.0, 11.0), rank("forward", 11.0, 11.0, meeting=11.0)]
     told = verdict(monkeypatch, *stuck)

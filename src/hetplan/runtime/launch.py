@@ -29,6 +29,7 @@ from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, WAITS
 
 GRACE = 1.5  # seconds in which causes are told from consequences
+SPINNING = 2.0  # seconds more for ranks on GPUs: what waits for another one's kernel there seems to compute
 STARTING = 90.0  # seconds that the model, a layer's first pass or a checkpoint may take while it computes
 
 
@@ -222,6 +223,7 @@ class Supervisor:
             patience = max(limit, 10 * own)
             if what == "checkpoint" or not own:  # nothing to compare with
                 patience = max(limit, STARTING)
+            patience += SPINNING if self.job.device == "cuda" else 0.0
             if what in WAITS or meeting is not None:
                 waiting += self._waits_too_long(rank, max(limit, 10 * longest))
             elif self._idle(rank) or (
