@@ -19,11 +19,14 @@ from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
 def fill(c: Floats, h: Floats, limit: Ints, cap: Ints, first: int, P: int, N: int, table: Floats) -> None:
     """Fill table [types + 1, P + 1, N + 1] for the types first, first + 1, …; N - n >= P - p is kept
     throughout."""
-    table[0, :, :] = np.inf
-    table[0, 0, 0] = 0.0
-    for k in range(table.shape[0] - 1):
+    for k in range(-1, table.shape[0] - 1):
+        for p in range(P + 1):
+            for n in range(N + 1):
+                table[k + 1, p, n] = table[k, p, n] if k >= 0 else np.inf
+        if k < 0:
+            table[0, 0, 0] = 0.0
+            continue
         i = first + k
-        table[k + 1] = table[k]
         for p in range(P):
             for n in range(N):
                 base = table[k, p, n]

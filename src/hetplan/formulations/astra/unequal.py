@@ -47,12 +47,13 @@ def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
 def _full_stages(c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats) -> None:
     """Fill table [M, P+1, N+1] with F_k: least work of p full stages holding n layers on types before k."""
     M = len(c)
-    table[0, :, :] = np.inf
-    table[0, 0, 0] = 0.0
-    for k in range(M - 1):
-        for p in range(P + 1):  # numba compiles an assignment of slices for two seconds
+    for k in range(-1, M - 1):
+        for p in range(P + 1):
             for n in range(N + 1):
-                table[k + 1, p, n] = table[k, p, n]
+                table[k + 1, p, n] = table[k, p, n] if k >= 0 else np.inf
+        if k < 0:
+            table[0, 0, 0] = 0.0
+            continue
         if cap[k] == 0:
             continue
         one = c[k] * cap[k] + h[k]
@@ -73,18 +74,22 @@ def _full_stages(c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, t
 def _single_layers(c: Floats, h: Floats, limit: Ints, cap: Ints, k: int, P: int, g: Floats) -> None:
     """Fill g [P+1] with g_k: least work of q one-layer stages on types after k (+inf: not that many)."""
     M = len(c)
-    g[:] = np.inf
+    for q in range(P + 1):
+        g[q] = np.inf
     g[0] = 0.0
-    q = 0
-    used = np.zeros(M, np.bool_)
+    q, last = 0, -1  # the types up to `last`, in the order of (c + h, number), are used
     while q < P:
         best = -1
         for i in range(k + 1, M):
-            if not used[i] and cap[i] > 0 and (best < 0 or c[i] + h[i] < c[best] + h[best]):
+            if last >= 0 and (
+                c[i] + h[i] < c[last] + h[last] or (c[i] + h[i] == c[last] + h[last] and i <= last)
+            ):
+                continue
+            if cap[i] > 0 and (best < 0 or c[i] + h[i] < c[best] + h[best]):
                 best = i
         if best < 0:
             return
-        used[best] = True
+        last = best
         for _ in range(min(limit[best], P - q)):
             g[q + 1] = g[q] + c[best] + h[best]
             q += 1
