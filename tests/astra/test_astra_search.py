@@ -32,6 +32,7 @@ from hetplan.formulations.astra.search.table import Strategies, strategies
 from hetplan.profiling.models import load_model
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
+from stopping import After, cancelled_after
 
 JOB = Job(load_model("llama2-7b", precision="bf16"), 256)
 
@@ -164,6 +165,25 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     assert len(set(first.strategy.tolist())) == len(first.strategy)
     for time, r in zip(first.seconds, first.strategy, strict=True):
         assert time == pytest.approx(least[int(r)], rel=1e-9)
+
+
+def test_one_strategys_segments_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is looked at among the stage counts of one strategy; what was found is real, and nothing is proven."""
+    pool = heterogeneous(64, (offer_of("A800", 48), offer_of("H100", 32)))
+    job = Job(load_model("gpt2", precision="bf16"), 64)
+    whole = search(job, pool)
+    monkeypatch.setattr("hetplan.formulations.astra.search.segments.PATIENCE", 1)
+    patient = After(10**9)
+    again = search(job, pool, run=Run(cancel=patient))
+    assert again.proven and again.best == whole.best and again.pareto == whole.pareto
+    explored, seen = (int(str(again.details[name])) for name in ("explored", "stage_counts_seen"))
+    assert patient.looked > explored + seen > 2 * explored
+    assert whole.best is not None
+    for looks in (1, explored + seen // 2, patient.looked - 1):
+        stopped = search(job, pool, run=cancelled_after(looks))
+        assert not stopped.proven
+        for found in stopped.pareto:
+            assert found.seconds >= whole.best.seconds * (1 - 1e-12)
 
 
 def test_mixed_pool_agrees_with_the_exact_method_of_astra() -> None:

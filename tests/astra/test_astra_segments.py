@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astra.cases import oracle, random_instance
-from hetplan.errors import UnsupportedError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.exact import optimum
 from hetplan.formulations.astra.problem import compile_problem, infeasible_because
 from hetplan.formulations.astra.unequal import greedy, least_work, scratch
+from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result, Stop
 from hetplan.solvers.run import Run
+from stopping import After, cancelled_after
 
 ASTRA = family("astra")
 EXACT = [method.name for method in ASTRA.methods if method.exact and method.name != "auto"]
@@ -31,6 +33,16 @@ CASES = 220
 def best_of(seed: int) -> float | None:
     """The oracle's answer for one seed."""
     return oracle(random_instance(seed))
+
+
+def test_more_layers_than_a_chain_has_are_refused() -> None:
+    document = random_instance(0).model_dump(mode="json")
+    assert (
+        parse(AstraData, document | {"layers": 4096, "equal_layers_per_type": False}, where="f").layers
+        == 4096
+    )
+    with pytest.raises(InputError, match=r"f: layers.*got 4097"):
+        parse(AstraData, document | {"layers": 4097}, where="f")
 
 
 def run_one(data: AstraData, method: str, *, time_limit: float = 60) -> Result[Any]:
@@ -127,6 +139,31 @@ def test_out_of_time_keeps_a_bound() -> None:
     assert result.bound <= best * (1 + 1e-12) <= result.objective * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("method", ["exact", "paper"])
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_clock_is_looked_at_within_one_evaluation(
+    method: str, equal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, methods find what they find in one go, and stop where they are told to, with what they have."""
+    data = instance(layers=24, stages=8, equal_layers_per_type=equal)
+    whole = run_one(data, method)
+    monkeypatch.setattr("hetplan.formulations.astra.problem.MOST_OPERATIONS", 1)
+    monkeypatch.setattr("hetplan.formulations.astra.paper.PATIENCE", 3)
+    patient = After(10**9)
+    again = solve(ASTRA, data, method, Run(Options(threads=1), cancel=patient))
+    assert again.decision == whole.decision and again.bound == whole.bound
+    assert again.details == whole.details
+    looks = patient.looked
+    assert looks > 5 * int(str(whole.details.get("evaluations", 0))) + 50
+    for most in (3, looks // 2):
+        stopped = solve(ASTRA, data, method, cancelled_after(most))
+        assert stopped.stop is Stop.INTERRUPTED
+        assert method == "paper" or stopped.objective is not None
+        if stopped.objective is not None and stopped.bound is not None:
+            assert whole.objective is not None
+            assert stopped.bound <= whole.objective * (1 + 1e-12) <= stopped.objective * (1 + 1e-9)
+
+
 def test_tables_beyond_memory_are_refused_before_they_are_made() -> None:
     """Equal layers, and types ordered in nothing; what the greedy takes has no tables."""
     kinds = [
@@ -148,11 +185,10 @@ def test_greedy_and_programme_agree_where_both_apply() -> None:
         if problem.M == 0 or problem.P > problem.N or not problem.ordered:
             continue
         work, _, _ = greedy(problem, problem.thresholds)
-        table, g, at = scratch(problem)
+        room = scratch(problem)
         for theta, value in zip(problem.thresholds, work, strict=True):
             caps = problem.caps(float(theta))
-            p = problem
-            other = least_work(p.c, p.h, p.most_stages, caps, p.P, p.N, table, g, at)
+            other = least_work(problem, caps, room, Run())
             assert other == pytest.approx(value, rel=1e-12)
             compared += 1
     assert compared > 300

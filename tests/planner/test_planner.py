@@ -237,6 +237,41 @@ def test_interrupted_methods_say_so(workload: Workload) -> None:
     assert {c.message for c in planning.candidates} == {"not begun: stopped from the keyboard"}
 
 
+def test_what_answers_at_once_stands_before_anything_is_proven(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One candidate of every strategy comes before the first that may take its time, and none comes twice."""
+    asked: list[tuple[str, tuple[str, ...] | None]] = []
+
+    def propose(self: Strategy, *_: object, methods: tuple[str, ...] | None = None) -> list[Candidate]:
+        asked.append((self.name, methods))
+        return []
+
+    monkeypatch.setattr(Strategy, "propose", propose)
+    run = a_run()
+    run.cancel.set()  # nothing is recomputed
+    make_plans(workload, ["all"], run)
+    heads = [("hap", ("dp-proportional",)), ("amp", ("megatron",))]
+    proofs = [(name, ("auto",)) for name in ("poplar", "ditto", "amp", "hap")]
+    assert asked[:2] == heads
+    assert [each for each in asked if each in proofs] == proofs
+    assert asked.index(("dp", ("enumeration",))) < asked.index(("hap", ("auto",)))
+    for name, strategy in STRATEGIES.items():
+        told = [method for other, methods in asked if other == name for method in methods or ()]
+        assert sorted(told) == sorted(strategy.methods)
+
+
+def test_of_what_answers_at_once_no_kernel_is_awaited(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: list[object] = []
+    monkeypatch.setattr("hetplan.solvers.warm.finish", awaited.append)
+    (found,) = STRATEGIES["amp"].propose(workload, a_run(), methods=("megatron",))
+    assert found.plan is not None and awaited == []
+    STRATEGIES["amp"].propose(workload, a_run(), methods=("paper",))
+    assert awaited == [STRATEGIES["amp"].warmers]
+
+
 def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:
     notes = []
     run = a_run()
@@ -265,9 +300,10 @@ def test_plan_of_a_decision_with_every_degree(workload: Workload) -> None:
     assert decision_of(plan) == decision
 
 
-@pytest.mark.parametrize("name", ["amp", "poplar", "ditto", "dp"])
+@pytest.mark.parametrize("name", ["amp", "poplar", "ditto", "dp", "hap"])
 def test_methods_that_the_planner_chooses_from_are_the_strategies_own(name: str) -> None:
     module = import_module(STRATEGIES[name].target.partition(":")[0])
     own = getattr(module, "METHODS", None) or (module.METHOD,)
     assert STRATEGIES[name].methods == tuple(own)
     assert set(STRATEGIES[name].exact) <= set(own)
+    assert set(STRATEGIES[name].first) <= set(own) - set(STRATEGIES[name].exact)

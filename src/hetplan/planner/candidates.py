@@ -57,21 +57,25 @@ class Search:
         more, notes = self.with_recomputation(found)
         return [*found, *more, *self.other_ones()], notes
 
+    def first_ones(self) -> list[Candidate]:
+        """What methods propose that answer at once."""
+        return self.asked(lambda method: method in self.strategy.first)
+
     def exact_ones(self) -> list[Candidate]:
         """What methods that prove their answers propose; everything where the strategy has no choice of methods."""
-        return self.proposed("none", self.chosen(exact=True))
+        if not self.strategy.methods:
+            return self.proposed("none", None)
+        return self.asked(lambda method: method in self.strategy.exact)
 
-    def other_ones(self) -> list[Candidate]:
-        """What heuristics and baselines propose."""
-        methods = self.chosen(exact=False)
-        return self.proposed("none", methods) if methods else []
+    def other_ones(self, *, but: Sequence[str] = ()) -> list[Candidate]:
+        """What heuristics and baselines propose; `but`: leaving out those."""
+        return self.asked(lambda method: method not in self.strategy.exact and method not in but)
 
-    def chosen(self, *, exact: bool) -> tuple[str, ...] | None:
-        """Those of the methods to try that are exact, or that are not; None: the strategy tries all of its own."""
-        if not self.strategy.recomputes:
-            return None if exact else ()
+    def asked(self, wanted: Callable[[str], bool]) -> list[Candidate]:
+        """What those of the methods to try propose that are wanted."""
         tried = self.strategy.methods if self.methods is None else self.methods
-        return tuple(method for method in tried if (method in self.strategy.exact) == exact)
+        methods = tuple(filter(wanted, tried)) if self.strategy.methods else ()
+        return self.proposed("none", methods) if methods else []
 
     def with_recomputation(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
         """Candidates that recompute, where that gains anything; notes where it does not."""

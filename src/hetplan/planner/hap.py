@@ -7,6 +7,7 @@ the predicted iteration is that of whole units: samples, heads and experts do no
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,12 @@ from hetplan.text import Table, bytes_text, seconds_text
 METHODS = ("auto", "paper", "dp-even", "dp-proportional")
 
 
-def propose(workload: Workload, run: SolverRun, settings: HapSettings | None = None) -> list[Candidate]:
+def propose(
+    workload: Workload,
+    run: SolverRun,
+    settings: HapSettings | None = None,
+    methods: Sequence[str] = METHODS,
+) -> list[Candidate]:
     """One candidate per method."""
     settings, begun = settings or HapSettings(), time.perf_counter()
     usable = workload.device_bytes()
@@ -41,16 +47,16 @@ def propose(workload: Workload, run: SolverRun, settings: HapSettings | None = N
     if workload.state_bytes > room:  # however the parameters are sliced, somebody holds each
         held = bytes_text(workload.state_bytes)
         text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
-        return [nothing(method, "infeasible", text) for method in METHODS]
+        return [nothing(method, "infeasible", text) for method in methods]
     try:
         posed = pose(workload, settings.steps, inner_run(run, "hap"))
     except UnsupportedError as error:
-        return [nothing(method, "unknown", str(error)) for method in METHODS]
+        return [nothing(method, "unknown", str(error)) for method in methods]
     except Stopped:
         text = f"no time to write its theory down ({seconds_text(time.perf_counter() - begun)})"
-        return [nothing(method, "unknown", text) for method in METHODS]
+        return [nothing(method, "unknown", text) for method in methods]
     posing = time.perf_counter() - begun
-    return [one(posed, method, run, settings, posing if method == METHODS[0] else 0.0) for method in METHODS]
+    return [one(posed, method, run, settings, posing if method == methods[0] else 0.0) for method in methods]
 
 
 def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:

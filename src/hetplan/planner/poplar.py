@@ -41,7 +41,7 @@ def propose(
         try:
             posed = pose_lowest_stage(workload, assumed)
         except NoStageFits as error:
-            return [rejected("auto", "infeasible", str(error))]
+            return [rejected("auto", "infeasible", str(error))] if "auto" in methods else []
         return at_stage(workload, posed, assumed, run, methods)
     stages = [pose(workload, stage, assumed) for stage in settings.stages]
     return [candidate for posed in stages for candidate in at_stage(workload, posed, assumed, run, methods)]

@@ -88,9 +88,8 @@ def make_plans(
         for s in picked
         for w in every
     ]
-    found, tried = searched([search for search in searches if not search.strategy.late])
-    more, vain = searched([search for search in searches if search.strategy.late])
-    found, told = [*found, *more], [*notes, *tried, *vain]
+    found, tried = searched(searches)
+    told = [*notes, *tried]
     if parts:
         on_some = [c for w in every for c in on_parts(w, picked, run, settings, found_one, several)]
         found, left_out = undominated(found, on_some, first)
@@ -114,19 +113,23 @@ def make_plans(
 def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     """All candidates, strategy by strategy, and notes on what was tried in vain.
 
-    What proves comes first, so that a complete ranking stands early; heuristics are for comparison. Strategies that end
-    soon go before those that may take all their time.
+    What answers at once comes first, so that a complete ranking stands early, then what proves; the other heuristics
+    are for comparison. Strategies that end soon go before those that may take all their time.
     """
     order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.slow)
-    found: dict[int, list[Candidate]] = {i: searches[i].exact_ones() for i in order}
+    first = {i: searches[i].first_ones() for i in order}
+    found: dict[int, list[Candidate]] = {}
     tried: dict[str, list[str]] = {}
-    for i in order:
-        more, told = searches[i].with_recomputation(found[i])
-        found[i] += more
-        for text in told:
-            tried.setdefault(text, []).append(searches[i].name)
-    for i in order:
-        found[i] += searches[i].other_ones()
+    for late in (False, True):
+        group = [i for i in order if searches[i].strategy.late is late]
+        found.update({i: searches[i].exact_ones() for i in group})
+        for i in group:
+            more, told = searches[i].with_recomputation(found[i])
+            found[i] += more
+            for text in told:
+                tried.setdefault(text, []).append(searches[i].name)
+        for i in group:
+            found[i] += [*searches[i].other_ones(but=searches[i].strategy.first), *first[i]]
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
     return [candidate for i in range(len(searches)) for candidate in found[i]], notes
 

@@ -26,8 +26,10 @@ class Strategy:
     returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
     workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
     settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
-    recomputes: whether recomputation is chosen around it (`planner.recomputation`); `target` then takes `methods`,
-    which of its `methods` to try. exact: those of them that prove their answers. within_replay:
+    methods: those of `target` that its argument `methods` chooses from; none: it has no such argument. exact: those of
+    them that prove their answers. first: those that answer at once and stand before anything is proven, so that the
+    ranking is complete early. recomputes: whether recomputation is chosen around it (`planner.recomputation`).
+    within_replay:
     "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
     counts, where its own problem cannot say that. named_only: whether it is tried only where it (or `all`) is named,
     because a first plan would wait for its kernels to compile. slow: whether it goes behind the others because on large
@@ -42,6 +44,7 @@ class Strategy:
     settings: str | None = None
     methods: tuple[str, ...] = ()
     exact: tuple[str, ...] = ("auto",)
+    first: tuple[str, ...] = ()
     recomputes: bool = False
     within_replay: str | None = None
     named_only: bool = False
@@ -64,7 +67,8 @@ class Strategy:
         from hetplan.schema import derived
         from hetplan.solvers.warm import finish
 
-        finish(self.warmers)
+        if methods is None or not set(methods) <= set(self.first):
+            finish(self.warmers)  # of what needs no kernels nobody waits for them
         function: Propose = load(self.target)
         own = (
             () if self.settings is None else (parse_settings(self.settings_model(), given or {}, self.name),)
@@ -90,6 +94,7 @@ STRATEGIES: dict[str, Strategy] = {
             "degrees, placement, micro-batch and stages (AMP)",
             ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
             methods=("auto", "paper", "megatron"),
+            first=("megatron",),
             recomputes=True,
             within_replay="hetplan.planner.replayed_memory:amp_optimum",
             slow=True,
@@ -132,6 +137,8 @@ STRATEGIES: dict[str, Strategy] = {
             "one SPMD program, sharding ratios per device (HAP)",
             ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:states"),
             "hetplan.planner.hap_settings:HapSettings",
+            methods=("auto", "paper", "dp-even", "dp-proportional"),
+            first=("dp-proportional",),
             named_only=True,
             late=True,
         ),

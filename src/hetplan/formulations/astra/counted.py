@@ -102,8 +102,7 @@ class Kinds:
     def range(self) -> tuple[float, float]:
         """(lower, upper) bounds on the optimum and on every total of a model, seconds."""
         p = self.problem
-        work = least_work(p)
-        lower = work + (p.K - 1) * max(float(p.thresholds[0]), work / p.P)
+        lower = least_total(p)
         return lower, max(lower, self.upper, p.P * float(self.seconds.max()))
 
 
@@ -115,6 +114,12 @@ def known_before(kinds: Kinds) -> Known[AstraDecision]:
         decision=None if stages is None else decision_of(kinds.problem, stages),
         objective=even_decision(kinds.problem),
     )
+
+
+def least_total(problem: AstraProblem) -> float:
+    """What any decision costs, at least: the least work, and its even share for the slowest stage."""
+    work = least_work(problem)
+    return work + (problem.K - 1) * max(float(problem.thresholds[0]), work / problem.P)
 
 
 def least_work(problem: AstraProblem) -> float:

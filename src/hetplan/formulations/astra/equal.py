@@ -12,31 +12,46 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
+from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints, portions
+from hetplan.solvers.run import Run
 
 
 @kernel
-def fill(c: Floats, h: Floats, limit: Ints, cap: Ints, first: int, P: int, N: int, table: Floats) -> None:
-    """Fill table [types + 1, P + 1, N + 1] for the types first, first + 1, …; N - n >= P - p is kept
-    throughout."""
-    for k in range(-1, table.shape[0] - 1):
-        for p in range(P + 1):
-            for n in range(N + 1):
-                table[k + 1, p, n] = table[k, p, n] if k >= 0 else np.inf
-        if k < 0:
-            table[0, 0, 0] = 0.0
-            continue
+def fill(
+    c: Floats,
+    h: Floats,
+    limit: Ints,
+    cap: Ints,
+    first: int,
+    P: int,
+    N: int,
+    table: Floats,
+    begin: int,
+    end: int,
+) -> None:
+    """Fill table [types + 1, P + 1, N + 1], whose first row is given, for the types first, first + 1, …; N - n >= P - p
+    is kept throughout.
+
+    A step takes one p of one type; those from `begin` to `end` are taken, after all before.
+    """
+    for step in range(begin, end):
+        k, p = step // (P + 1), step % (P + 1)
         i = first + k
-        for p in range(P):
-            for n in range(N):
-                base = table[k, p, n]
-                if base == np.inf:
-                    continue
-                for m in range(1, min(limit[i], P - p) + 1):
-                    room = ((N - n) - (P - p - m)) // m
-                    for x in range(1, min(cap[i], room) + 1):
-                        cost = base + m * (c[i] * x + h[i])
-                        table[k + 1, p + m, n + m * x] = min(table[k + 1, p + m, n + m * x], cost)
+        if p == 0:
+            for q in range(P + 1):
+                for n in range(N + 1):
+                    table[k + 1, q, n] = table[k, q, n]
+        if p == P:
+            continue
+        for n in range(N):
+            base = table[k, p, n]
+            if base == np.inf:
+                continue
+            for m in range(1, min(limit[i], P - p) + 1):
+                room = ((N - n) - (P - p - m)) // m
+                for x in range(1, min(cap[i], room) + 1):
+                    cost = base + m * (c[i] * x + h[i])
+                    table[k + 1, p + m, n + m * x] = min(table[k + 1, p + m, n + m * x], cost)
 
 
 @kernel
@@ -62,11 +77,16 @@ class Halves:
         self.tables = [np.empty((size + 1, problem.P + 1, problem.N + 1)) for size in sizes]
         self.at = np.zeros(2, np.int64)
 
-    def least_work(self, cap: Ints) -> float:
-        """f for the given caps [M]; +inf when no exact division exists."""
+    def least_work(self, cap: Ints, run: Run) -> float:
+        """f for the given caps [M]; +inf when no exact division exists. Raises `Stopped` where the run should stop."""
         p = self.problem
+        each = p.N * p.N * (1 + p.P.bit_length())  # layers before, times layers of m stages, at most
         for table, first in zip(self.tables, (0, self.middle), strict=True):
-            fill(p.c, p.h, p.most_stages, cap, first, p.P, p.N, table)
+            table[0] = np.inf
+            table[0, 0, 0] = 0.0
+            for begin, end in portions((len(table) - 1) * (p.P + 1), each):
+                run.check()
+                fill(p.c, p.h, p.most_stages, cap, first, p.P, p.N, table, begin, end)
         return float(meet(self.tables[0][-1], self.tables[1][-1], p.P, p.N, self.at))
 
     def stages_behind(self, cap: Ints) -> list[tuple[int, int]]:

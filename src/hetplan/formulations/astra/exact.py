@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.errors import UnsupportedError
+from hetplan.formulations.astra.counted import ROUNDING, least_total
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.equal import Halves
 from hetplan.formulations.astra.problem import (
@@ -27,6 +28,7 @@ from hetplan.formulations.astra.problem import (
     compile_problem,
     decision_of,
     even_decision,
+    even_stages,
     infeasible_because,
 )
 from hetplan.formulations.astra.unequal import even_split, greedy, least_work, scratch, stages_behind
@@ -97,14 +99,15 @@ def optimum(problem: AstraProblem, run: Run) -> Found:
         return _by_greedy(problem)
     if problem.equal:
         halves = Halves(problem)
-        return _by_intervals(problem, halves.least_work, halves.stages_behind, run)
-    table, g, at = scratch(problem)
-    p = problem
-
-    def work(cap: Ints) -> float:
-        return float(least_work(p.c, p.h, p.most_stages, cap, p.P, p.N, table, g, at))
-
-    return _by_intervals(problem, work, lambda cap: stages_behind(problem, cap, table, at), run)
+        return _by_intervals(problem, lambda cap: halves.least_work(cap, run), halves.stages_behind, run)
+    room = scratch(problem)
+    table, _, at = room
+    return _by_intervals(
+        problem,
+        lambda cap: least_work(problem, cap, room, run),
+        lambda cap: stages_behind(problem, cap, table, at),
+        run,
+    )
 
 
 def _by_greedy(problem: AstraProblem) -> Found:
@@ -122,22 +125,33 @@ def _by_greedy(problem: AstraProblem) -> Found:
 def _by_intervals(
     problem: AstraProblem, work: Callable[[Ints], float], trace: Callable[[Ints], Stages], run: Run
 ) -> Found:
-    """Branch and bound over intervals of thresholds; `trace` explains the latest call of `work`."""
+    """Branch and bound over intervals of thresholds; `trace` explains the latest call of `work`.
+
+    Where time runs out before the first value of f, the simplest decision and the least work stand.
+    """
     thetas = problem.thresholds
     # A gap below "optimal" is not worth stopping for: the remaining evaluations are few.
     gap = run.options.gap if run.options.gap > OPTIMAL_GAP else 0.0
 
-    def probe(theta: float) -> Probe[float] | None:
-        value = work(problem.caps(theta))
-        return None if value == math.inf else Probe(value, theta, theta)
+    slope, least = float(problem.K - 1), math.inf
+
+    def probe(theta: float) -> Probe[Stages] | None:
+        nonlocal least
+        caps = problem.caps(theta)
+        value = work(caps)
+        if value == math.inf:
+            return None
+        better = slope * theta + value < least
+        least = min(least, slope * theta + value)
+        return Probe(value, theta, trace(caps) if better else [])
 
     known = even_decision(problem)
     # The optimum's slowest stage takes at most its share of a known objective: sum >= theta, so K theta <= T.
     longest = float(thetas[-1]) if known is None else known * (1 + 1e-9) / problem.K
     interval = (float(thetas[0]), min(float(thetas[-1]), longest))
-    found = minimise(float(problem.K - 1), probe, Grid(thetas), interval, run, gap=gap)
-    if found.decision is None:
-        return Found(None, found.bound, found.evaluations, found.finished)
-    caps = problem.caps(found.decision)
-    work(caps)
-    return Found(trace(caps), found.bound, found.evaluations, found.finished)
+    found = minimise(slope, probe, Grid(thetas), interval, run, gap=gap)
+    stages, bound = found.decision, found.bound
+    if not found.finished:
+        stages = even_stages(problem) if stages is None else stages
+        bound = max(bound or 0.0, least_total(problem) * (1 - ROUNDING))
+    return Found(stages, bound, found.evaluations, found.finished)

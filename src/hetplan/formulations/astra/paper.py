@@ -26,24 +26,42 @@ from hetplan.formulations.astra.problem import (
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
+# Steps of the odometer after which the enumeration looks at the clock.
+PATIENCE = 1_000_000
+
 
 @kernel
 def cheapest_layers(
-    c: Floats, h: Floats, most: Ints, m: Ints, N: int, K: int, best: float, chosen: Ints, x: Ints
-) -> tuple[float, int]:
-    """The best n for stage counts m: (cost, tried); `chosen` [M] receives n when the cost is below `best`.
+    c: Floats,
+    h: Floats,
+    most: Ints,
+    m: Ints,
+    N: int,
+    K: int,
+    best: float,
+    chosen: Ints,
+    x: Ints,
+    patience: int,
+) -> tuple[float, int, bool]:
+    """The best n for stage counts m: (cost, tried, whether that is all); `chosen` [M] receives n when the cost is below
+    `best`.
 
-    An odometer over x for all used types but the last, whose number follows from the sum.
+    An odometer over x for all used types but the last, whose number follows from the sum: from all zeros on, or from
+    where it stood after the `patience` steps of a call before.
     """
     M = len(c)
-    last = -1
+    last, fresh = -1, True
     for i in range(M):
-        x[i] = 0
         if m[i] > 0:
             last = i
+        if x[i] > 0:
+            fresh = False
+    for i in range(M):
+        if fresh and m[i] > 0:
             x[i] = 1
     tried = 0
-    while True:
+    while patience > 0:
+        patience -= 1
         rest = N
         for i in range(last):
             rest -= m[i] * x[i]
@@ -72,7 +90,8 @@ def cheapest_layers(
                 x[place] = 1
             place -= 1
         if place < 0:
-            return best, tried
+            return best, tried, True
+    return best, tried, False
 
 
 def stage_counts(limit: Ints, total: int) -> Iterator[list[int]]:
@@ -117,14 +136,16 @@ def _enumerate(problem: AstraProblem, run: Run) -> tuple[float, list[tuple[int, 
     stages: list[tuple[int, int]] = []
     chosen, x = np.zeros(problem.M, np.int64), np.zeros(problem.M, np.int64)
     for counts in stage_counts(problem.most_stages, problem.P):
-        if run.should_stop:
-            return float(best), stages, tried, False
-        m = np.array(counts, np.int64)
-        cost, more = cheapest_layers(
-            problem.c, problem.h, problem.most_layers, m, problem.N, problem.K, best, chosen, x
-        )
-        tried += int(more)
-        if cost < best:
-            best = float(cost)
-            stages = [(i, int(chosen[i])) for i in range(problem.M) for _ in range(counts[i])]
+        m, whole = np.array(counts, np.int64), False
+        x[:] = 0
+        while not whole:
+            if run.should_stop:
+                return float(best), stages, tried, False
+            cost, more, whole = cheapest_layers(
+                problem.c, problem.h, problem.most_layers, m, problem.N, problem.K, best, chosen, x, PATIENCE
+            )
+            tried += int(more)
+            if cost < best:
+                best = float(cost)
+                stages = [(i, int(chosen[i])) for i in range(problem.M) for _ in range(counts[i])]
     return float(best), stages, tried, True

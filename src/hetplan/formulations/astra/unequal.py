@@ -14,7 +14,10 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints
+from hetplan.formulations.astra.problem import AstraProblem, Floats, Ints, portions
+from hetplan.solvers.run import Run
+
+Scratch = tuple[Floats, Floats, Ints]
 
 
 def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
@@ -44,30 +47,28 @@ def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
 
 
 @kernel
-def _full_stages(c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats) -> None:
-    """Fill table [M, P+1, N+1] with F_k: least work of p full stages holding n layers on types before k."""
-    M = len(c)
-    for k in range(-1, M - 1):
-        for p in range(P + 1):
+def _full_stages(
+    c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats, k: int, p: int
+) -> None:
+    """Carry the states of p full stages on types before k on to type k: part of table[k + 1, p:], after that of every
+    smaller p."""
+    if p == 0:
+        for q in range(P + 1):
             for n in range(N + 1):
-                table[k + 1, p, n] = table[k, p, n] if k >= 0 else np.inf
-        if k < 0:
-            table[0, 0, 0] = 0.0
+                table[k + 1, q, n] = table[k, q, n]
+    if cap[k] == 0 or p == P:
+        return
+    one = c[k] * cap[k] + h[k]
+    for n in range(N):
+        base = table[k, p, n]
+        if base == np.inf:
             continue
-        if cap[k] == 0:
-            continue
-        one = c[k] * cap[k] + h[k]
-        for p in range(P):
-            for n in range(N):
-                base = table[k, p, n]
-                if base == np.inf:
-                    continue
-                for m in range(1, min(limit[k], P - p) + 1):
-                    layers = n + m * cap[k]
-                    if N - layers < P - p - m:
-                        break
-                    cost = base + m * one
-                    table[k + 1, p + m, layers] = min(table[k + 1, p + m, layers], cost)
+        for m in range(1, min(limit[k], P - p) + 1):
+            layers = n + m * cap[k]
+            if N - layers < P - p - m:
+                break
+            cost = base + m * one
+            table[k + 1, p + m, layers] = min(table[k + 1, p + m, layers], cost)
 
 
 @kernel
@@ -81,10 +82,10 @@ def _single_layers(c: Floats, h: Floats, limit: Ints, cap: Ints, k: int, P: int,
     while q < P:
         best = -1
         for i in range(k + 1, M):
-            if last >= 0 and (
-                c[i] + h[i] < c[last] + h[last] or (c[i] + h[i] == c[last] + h[last] and i <= last)
-            ):
-                continue
+            if last >= 0:
+                one, other = c[i] + h[i], c[last] + h[last]
+                if one < other or (one == other and i <= last):
+                    continue
             if cap[i] > 0 and (best < 0 or c[i] + h[i] < c[best] + h[best]):
                 best = i
         if best < 0:
@@ -96,40 +97,70 @@ def _single_layers(c: Floats, h: Floats, limit: Ints, cap: Ints, k: int, P: int,
 
 
 @kernel
-def least_work(
-    c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats, g: Floats, at: Ints
+def advance(
+    c: Floats,
+    h: Floats,
+    limit: Ints,
+    cap: Ints,
+    P: int,
+    N: int,
+    table: Floats,
+    g: Floats,
+    at: Ints,
+    best: float,
+    first: int,
+    last: int,
 ) -> float:
-    """f for one limit; `table` and `g` are scratch, `at` [4] receives (k, p, n, m_k) of the minimum."""
+    """The steps `first` to `last` of f for one limit, in order; returns the least so far.
+
+    A step takes one p of one type: F's for all types but the last, in `table`, then what every type may split.
+    `table` and `g` are kept between calls, `at` [4] receives (k, p, n, m_k) of the minimum.
+    """
     M = len(c)
-    _full_stages(c, h, limit, cap, P, N, table)
-    best = np.inf
-    for k in range(M):
+    filling = (M - 1) * (P + 1)
+    for step in range(first, last):
+        if step < filling:
+            _full_stages(c, h, limit, cap, P, N, table, step // (P + 1), step % (P + 1))
+            continue
+        k, p = (step - filling) // (P + 1), (step - filling) % (P + 1)
         if cap[k] == 0:
             continue
-        _single_layers(c, h, limit, cap, k, P, g)
-        for p in range(P + 1):
-            for n in range(N + 1):
-                base = table[k, p, n]
-                if base >= best:
-                    continue
-                extra = (N - n) - (P - p)
-                if extra < 0:
-                    break
-                if cap[k] > 1:
-                    first = (extra + cap[k] - 2) // (cap[k] - 1)
-                elif extra > 0:
-                    continue
-                else:
-                    first = 0
-                for m in range(first, min(limit[k], P - p) + 1):
-                    cost = base + c[k] * (extra + m) + h[k] * m + g[P - p - m]
-                    if cost < best:
-                        best = cost
-                        at[0], at[1], at[2], at[3] = k, p, n, m
+        if p == 0:
+            _single_layers(c, h, limit, cap, k, P, g)
+        for n in range(N + 1):
+            base = table[k, p, n]
+            if base >= best:
+                continue
+            extra = (N - n) - (P - p)
+            if extra < 0:
+                break
+            if cap[k] > 1:
+                least = (extra + cap[k] - 2) // (cap[k] - 1)
+            elif extra > 0:
+                continue
+            else:
+                least = 0
+            for m in range(least, min(limit[k], P - p) + 1):
+                cost = base + c[k] * (extra + m) + h[k] * m + g[P - p - m]
+                if cost < best:
+                    best = cost
+                    at[0], at[1], at[2], at[3] = k, p, n, m
     return best
 
 
-def scratch(problem: AstraProblem) -> tuple[Floats, Floats, Ints]:
+def least_work(problem: AstraProblem, cap: Ints, room: Scratch, run: Run) -> float:
+    """f for one limit, +inf where infeasible; raises `Stopped` where the run should stop."""
+    p, (table, g, at) = problem, room
+    table[0] = np.inf
+    table[0, 0, 0] = 0.0
+    best = np.inf
+    for first, last in portions((2 * p.M - 1) * (p.P + 1), p.N * p.P):
+        run.check()
+        best = float(advance(p.c, p.h, p.most_stages, cap, p.P, p.N, table, g, at, best, first, last))
+    return best
+
+
+def scratch(problem: AstraProblem) -> Scratch:
     """Room for `least_work`: table, g, at."""
     shape = (problem.M, problem.P + 1, problem.N + 1)
     return np.empty(shape), np.empty(problem.P + 1), np.zeros(4, np.int64)

@@ -1,13 +1,16 @@
 """A program without search, and a lower bound, for theories of any width: cheapest derivations of each property.
 
 Knuth's generalisation of Dijkstra: the cost of a property is that of its cheapest triple plus the sum (for a
-program) or the maximum (for a bound) of the costs of the triple's preconditions.
+program) or the maximum (for a bound, and for a second program) of the costs of the triple's preconditions. Sums count
+what branches share once per branch, 2^depth times in a chain of residual blocks, beside which the price of a late
+triple vanishes in rounding; maxima do not grow so, but see the dearest branch alone.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 
@@ -17,13 +20,15 @@ from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers.run import Run
 
 Price = Callable[[Step], float]
+Combine = Callable[[list[float]], float]
+COMBINED: tuple[Combine, ...] = (sum, max)
 # Prices of all memory together, as multiples of what everything costs at most.
 BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
-def greedy_program(theory: Theory, price: Price) -> list[int]:
-    """Triple numbers, in order, of the program that derives each property as cheaply as sums tell."""
-    _, by = derivations(theory, price, sum)
+def greedy_program(theory: Theory, price: Price, combine: Combine = sum) -> list[int]:
+    """Triple numbers, in order, of the program that derives each property as cheaply as sums tell, or maxima."""
+    _, by = derivations(theory, price, combine)
     order: list[int] = []
     done: set[int] = set()
     stack: list[tuple[int, bool]] = [] if theory.goal is None else [(theory.goal, False)]
@@ -40,9 +45,7 @@ def greedy_program(theory: Theory, price: Price) -> list[int]:
     return theory.program(order)
 
 
-def derivations(
-    theory: Theory, price: Price, combine: Callable[[list[float]], float]
-) -> tuple[dict[int, float], dict[int, int]]:
+def derivations(theory: Theory, price: Price, combine: Combine) -> tuple[dict[int, float], dict[int, int]]:
     """(property -> cost, property -> position of its triple in theory.steps)."""
     waiting: dict[int, list[int]] = {}
     missing = [len(step.pre) for step in theory.steps]
@@ -121,14 +124,14 @@ def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
         return best[1], best[0]
     room = float(problem.capacity @ problem.counts)
     seconds = price_at(theory, np.tile(problem.proportional, (problem.g, 1)))
-    for price in BYTE_PRICES:
+    for price, combine in product(BYTE_PRICES, COMBINED):
         each = price * (problem.most_seconds or 1.0) / (room or 1.0)
 
         def both(step: Step, each: float = each) -> float:
             held = float(problem.counts.sum()) * step.fixed_bytes + step.shared_bytes
             return seconds(step) + each * held
 
-        program = greedy_program(theory, both)
+        program = greedy_program(theory, both, combine)
         best = min(best, (best_ratios(problem, problem.stages(program), run).seconds, program))
         if run.should_stop and np.isfinite(best[0]):
             break
@@ -136,11 +139,11 @@ def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
 
 
 def first_program(theory: Theory) -> list[int]:
-    """The cheaper of the greedy programs at proportional and at even ratios, by their cost there."""
+    """The cheapest of the greedy programs at proportional and at even ratios, by their cost there."""
     problem = theory.problem
     found: list[tuple[float, list[int]]] = []
-    for row in (problem.proportional, problem.even):
+    for row, combine in product((problem.proportional, problem.even), COMBINED):
         ratios = np.tile(row, (problem.g, 1))
-        program = greedy_program(theory, price_at(theory, ratios))
+        program = greedy_program(theory, price_at(theory, ratios), combine)
         found.append((problem.seconds(problem.stages(program), ratios), program))
     return min(found)[1]

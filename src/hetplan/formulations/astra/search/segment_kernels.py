@@ -191,10 +191,11 @@ def explore(
     out_m: Ints,
     out_n: Ints,
     counts: Ints,
+    patience: int,
     scratch: Ints,
 ) -> int:
-    """Solve stage counts from `m` on until they are exhausted or the output is full; returns the points
-    found.
+    """Solve stage counts from `m` on until they are exhausted, the output is full, or after `patience` steps; returns
+    the points found.
 
     c, h, g, cap, need, room [M] by ascending c: need <= m <= room; rate [M]: money per second of one stage. m [M]:
     the first vector to look at (start with `need`; the last entry is overwritten), afterwards the next one, or -1 in
@@ -209,7 +210,8 @@ def explore(
     points, left = 0, P
     for i in range(M - 1):
         left -= m[i]
-    while points < len(out_seconds):
+    while points < len(out_seconds) and patience > 0:
+        patience -= 1
         if need[M - 1] <= left <= room[M - 1]:
             m[M - 1] = left
             counts[0] += 1

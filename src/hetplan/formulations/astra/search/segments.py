@@ -18,6 +18,7 @@ from hetplan.formulations.astra.search.table import Ints, Strategies
 from hetplan.solvers.run import Run
 
 BUFFER = 512  # points that the compiled search hands over at a time
+PATIENCE = 512  # vectors of stage counts after which it looks at the clock again
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: 
             if low == np.inf:
                 break
             if not dominated(low, least[q, r], front.seconds, front.money):
-                front = _explore(figures, int(r), pairs[q], exposed, sizes, front, counts)
+                front, whole = _explore(figures, int(r), pairs[q], exposed, sizes, front, counts, run)
+                finished &= whole
+        if not finished:
+            break
     return SegmentFront(
         front.seconds, front.money, front.strategy, front.stages, front.layers, front.ends,
         explored, int(counts[0]), int(counts[1]), finished,
@@ -106,8 +110,9 @@ def fastest(
             wall = _Points(
                 np.array([limit]), np.array([-1.0]), np.array([-1]), none, none, np.zeros((1, 4), np.int64)
             )
-            better = _explore(figures, int(r), pairs[q], exposed, sizes, wall, counts).head()
-            mine = better if better.strategy[0] >= 0 else mine
+            better, whole = _explore(figures, int(r), pairs[q], exposed, sizes, wall, counts, run)
+            finished &= whole
+            mine = better.head() if better.strategy[0] >= 0 else mine
         if len(mine.seconds):
             found.append(mine)
             order = np.argsort(tied(np.array([points.seconds[0] for points in found])), kind="stable")
@@ -173,9 +178,10 @@ def _explore(
     sizes: tuple[int, int, int],
     front: _Points,
     counts: Ints,
-) -> _Points:
+    run: Run,
+) -> tuple[_Points, bool]:
     """One strategy with its first and last stage on the types of `pair` through the compiled search; returns the front
-    with its points."""
+    with its points, and whether these are all (the run may stop it on the way)."""
     P, N, K = sizes
     kinds = _Kinds.of(figures, r, pair, exposed, (P, N))
     x = np.arange(1, N + 1)
@@ -187,16 +193,16 @@ def _explore(
     m = kinds.need.copy()
     seconds, stages, layers = np.empty(B), np.empty((B, M), np.int64), np.empty((B, M), np.int64)
     scratch = np.empty((5, M), np.int64)
-    while m[0] >= 0:
+    while m[0] >= 0 and not run.should_stop:
         found = int(explore(
             kinds.c, kinds.h, kinds.g, kinds.cap, kinds.need, kinds.room, kinds.rate, P, N, K, thetas, phis,
-            least, most, front.seconds, front.money, m, seconds, stages, layers, counts, scratch,
+            least, most, front.seconds, front.money, m, seconds, stages, layers, counts, PATIENCE, scratch,
         ))  # fmt: skip
         if found:
             money = seconds[:found] * (stages[:found] @ kinds.rate)
             points = kinds.points(stages[:found], layers[:found], pair, len(figures.c))
             front = front.merged(_Points(seconds[:found].copy(), money, np.full(found, r), *points))
-    return front
+    return front, m[0] < 0
 
 
 def _allowed(exposed: Floats, phis: Floats) -> tuple[Ints, Ints]:
