@@ -68,7 +68,7 @@ def plan(
         typer.Option(
             "--strategies",
             metavar="A[,B…]",
-            help="Which to try, or all; default all but hap.",
+            help="Which to try; default all.",
             autocompletion=completion.strategies,
         ),
     ] = None,
