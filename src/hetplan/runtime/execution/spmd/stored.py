@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetplan.formulations.hap.spmd.exchange import Bounds
-from hetplan.runtime.execution.checkpoint import Chunk
+from hetplan.runtime.execution.chunks import Chunk
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.spmd.ranks import Ranks
 from hetplan.runtime.plan import split

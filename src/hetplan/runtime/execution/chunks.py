@@ -1,0 +1,170 @@
+"""Flat tensors in chunks, by torch.distributed.checkpoint: each rank writes and reads the elements that it holds.
+
+Whatever cuts wrote a tensor, a chunk is read from the stored ones that it shares elements with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from hetplan.errors import InputError
+from hetplan.runtime.execution.groups import host_group
+from hetplan.runtime.execution.reading import Reader, cause_of
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Elements [first, first + len(values)) of a flat tensor of `size` elements."""
+
+    key: str
+    first: int
+    size: int
+    values: Tensor
+
+    @property
+    def index(self) -> MetadataIndex:
+        """Its name in the checkpoint."""
+        return MetadataIndex(self.key, torch.Size([self.first]))
+
+
+class _Save(SavePlanner):
+    """Writes the chunks that a rank answers for."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = {chunk.index: chunk for chunk in chunks}
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Nothing: the chunks are known."""
+
+    def create_local_plan(self) -> SavePlan:
+        """One item per chunk."""
+        return SavePlan([written(chunk) for chunk in self.chunks.values()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """The metadata of all chunks."""
+        stored: dict[str, TensorStorageMetadata] = {}
+        for plan in all_plans:
+            for item in plan.items:
+                data = item.tensor_data
+                entry = stored.setdefault(
+                    item.index.fqn, TensorStorageMetadata(data.properties, data.size, [])
+                )
+                entry.chunks.append(data.chunk)
+        return all_plans, Metadata(stored)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """A chunk's values."""
+        return self.chunks[write_item.index].values
+
+
+class _Load(LoadPlanner):
+    """Reads into chunks what stored ones share with them."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = {chunk.index: chunk for chunk in chunks}
+        self.metadata: Any = None
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+        """Keep the metadata."""
+        self.metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """One item per intersection of a chunk here with one that is stored."""
+        return LoadPlan([item for chunk in self.chunks.values() for item in self._reads(chunk)])
+
+    def _reads(self, chunk: Chunk) -> Iterator[ReadItem]:
+        stored = self.metadata.state_dict_metadata.get(chunk.key)
+        if stored is None:
+            raise InputError(
+                "checkpoint lacks a tensor", got=chunk.key, expected="the model that it was written of"
+            )
+        if stored.size[0] != chunk.size:
+            raise InputError(f"checkpoint is of another model: {chunk.key}", got=f"{stored.size[0]} elements",
+                             expected=f"{chunk.size}")  # fmt: skip
+        for other in stored.chunks:
+            begin, end = other.offsets[0], other.offsets[0] + other.sizes[0]
+            first, last = max(chunk.first, begin), min(chunk.first + len(chunk.values), end)
+            if first < last:
+                yield ReadItem(
+                    type=LoadItemType.TENSOR,
+                    dest_index=chunk.index,
+                    dest_offsets=torch.Size([first - chunk.first]),
+                    storage_index=MetadataIndex(chunk.key, torch.Size([begin])),
+                    storage_offsets=torch.Size([first - begin]),
+                    lengths=torch.Size([last - first]),
+                )
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        """There are none."""
+        raise AssertionError("a checkpoint of tensors has bytes")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """The place that an item goes to."""
+        values = self.chunks[read_item.dest_index].values
+        return values.narrow(0, read_item.dest_offsets[0], read_item.lengths[0])
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Written in place already."""
+
+
+def written(chunk: Chunk) -> WriteItem:
+    """A chunk as an item to write."""
+    part = ChunkStorageMetadata(torch.Size([chunk.first]), torch.Size([len(chunk.values)]))
+    data = TensorWriteData(part, TensorProperties.create_from_tensor(chunk.values), torch.Size([chunk.size]))
+    return WriteItem(chunk.index, WriteItemType.SHARD, tensor_data=data)
+
+
+def write_chunks(folder: Path, chunks: list[Chunk]) -> None:
+    """All ranks together; raises HetplanError with what one of them ran into."""
+    writer = dcp.FileSystemWriter(folder)
+    try:
+        dcp.save({}, storage_writer=writer, planner=_Save(chunks), process_group=host_group())
+    except dcp.CheckpointException as error:
+        raise cause_of(error, "written") from None
+
+
+def values_in(folder: Path, chunks: list[Chunk]) -> list[Tensor]:
+    """Stored values of chunks, flat."""
+    planner = _Load([Chunk(c.key, c.first, c.size, c.values.reshape(-1).clone()) for c in chunks])
+    try:
+        dcp.load({}, storage_reader=Reader(folder), planner=planner, process_group=host_group())
+    except dcp.CheckpointException as error:
+        raise cause_of(error, "read") from None
+    return [planner.chunks[chunk.index].values for chunk in chunks]
