@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ dist: Any = pytest.importorskip("torch.distributed")
 
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.runtime import devices  # noqa: E402
-from hetplan.runtime.execution import groups, transport  # noqa: E402
+from hetplan.runtime.execution import transport  # noqa: E402
 from hetplan.runtime.execution.devices import local_device  # noqa: E402
 from hetplan.runtime.execution.messages import streams  # noqa: E402
 from hetplan.runtime.execution.places import Layout  # noqa: E402
@@ -117,19 +116,6 @@ def test_nccl_needs_a_gpu_for_every_rank(
     monkeypatch.setattr(dist, "all_gather_object", gathered)
     assert Transport.over("cuda:1").backend == backend
     assert Transport.over("cuda:1", "always").backend == "gloo"
-
-
-def test_groups_are_those_of_the_present_process_group(tmp_path: Path) -> None:
-    """Nothing is kept of one that was left."""
-    for number in range(2):
-        store = dist.FileStore(str(tmp_path / f"store-{number}"), 1)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        try:
-            assert "own" not in groups.kept()
-            groups.kept()["own"] = True
-            assert groups.host_group() is dist.group.WORLD and groups.kept()["own"]
-        finally:
-            dist.destroy_process_group()
 
 
 def test_times_end_when_the_device_is_done() -> None:
