@@ -1,12 +1,15 @@
-"""Asking `parity.forked` and `parity.served` for runs, and reading their answers."""
+"""Asking `parity.served` for runs, `parity.forked` among them, and reading the answers."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +24,48 @@ def request(name: str, *arguments: object, program: str = "hetplan", **more: Any
     return {"name": name, "program": program, "arguments": [str(a) for a in arguments], **more}
 
 
+class Server:
+    """A process of `parity.served`, kept for all that is asked."""
+
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process)
+        self.process = subprocess.Popen(
+            [sys.executable, str(TESTS / "parity" / "served.py")],
+            env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+        )  # fmt: skip
+        atexit.register(self.process.kill)
+
+    def ask(self, **what: Any) -> None:
+        """Wait for an answer; fails with what the server died of."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+        if self.process.stdout.readline() != "done\n":
+            server.cache_clear()
+            self.errors.seek(0)
+            raise AssertionError(self.errors.read())
+
+
+@cache
+def server() -> Server:
+    """The one of this process."""
+    return Server()
+
+
 def run_forked(target: str, folder: Path, **environment: str) -> None:
     """All ranks of a target; fails with what the first failing rank died of."""
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "parity" / "forked.py"), target, str(folder)],
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    asked = request("forked", target, folder, program="forked", environment=environment)
+    answer = served([asked], folder, 1)["forked"]
     told = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
-    assert done.returncode == 0, "\n".join([*told, done.stderr[-3000:]])
+    assert answer["code"] == 0, "\n".join([*told, answer["err"][-3000:]])
 
 
 def served(requests: list[dict[str, Any]], folder: Path, width: int) -> Answers:
-    """All of them, by one process."""
-    (folder / "requests.json").write_text(json.dumps(requests))
-    command = [sys.executable, str(TESTS / "parity" / "served.py")]
-    command += [str(folder / "requests.json"), str(folder / "answers.json"), str(width)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    answers: Answers = json.loads((folder / "answers.json").read_text())
+    """All of them, so many at a time."""
+    files = {name: folder / f"{name}.json" for name in ("requests", "answers")}
+    files["requests"].write_text(json.dumps(requests))
+    server().ask(**{name: str(file) for name, file in files.items()}, width=width)
+    answers: Answers = json.loads(files["answers"].read_text())
     return answers
 
 

@@ -1,6 +1,6 @@
 """Ranks by fork: torch is imported once, and one process group serves many cases.
 
-`python forked.py TARGET FOLDER` runs `target(rank, world, folder)` in every rank of each world size that the module
+`main([TARGET, FOLDER])` runs `target(rank, world, folder)` in every rank of each world size that the module
 `TARGET` lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails writes its traceback to
 FOLDER/failed-WORLD-RANK.txt.
 
@@ -34,9 +34,10 @@ def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main(name: str, folder: Path) -> int:
+def main(arguments: list[str]) -> int:
     """All world sizes, one after the other."""
     used_once()
+    name, folder = arguments[0], Path(arguments[1])
     target = importlib.import_module(name)
     if hasattr(target, "prepare"):
         target.prepare()
@@ -61,4 +62,4 @@ def main(name: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""SPMD programs of the packaged networks on ranks: `python forked.py parity.programs FOLDER`.
+"""SPMD programs of the packaged networks on ranks, a target of `parity.forked`.
 
 Programs are drawn at random from each network's theory, so that all rules occur, under uneven ratios, some of them 0.
 """

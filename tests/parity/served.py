@@ -1,8 +1,9 @@
 """Many runs by one process: hetplan and torch are imported once, and every run is a fork of its own session.
 
-`python served.py REQUESTS ANSWERS [WIDTH]`: REQUESTS holds a list of `{"name", "program", "arguments", "environment",
-"signal"}`, ANSWERS gets by name `{"code", "out", "err", "seconds"}`. program: "hetplan", or "rank" for one under
-torchrun; arguments: of several commands with "&&" between them. signal: sent to the run behind its first step.
+`parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how many run at a time.
+requests holds a list of `{"name", "program", "arguments", "environment", "signal"}`, answers gets by name `{"code",
+"out", "err", "seconds"}`; then "done" is written back. program: "hetplan", "rank" for one under torchrun, or "forked"
+(`parity.forked`); arguments: of several commands with "&&" between them. signal: sent to the run behind its first step.
 seconds: from the fault, where the run's environment names a file `FAULT` that the faulty rank writes the moment to,
 until no process of the session is left, not even a zombie.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 POLL, LIMIT = 0.05, 600.0  # seconds
 PR_SET_PDEATHSIG = 1
+PROGRAMS = {"hetplan": "hetplan.cli.main", "rank": "hetplan.runtime.__main__", "forked": "parity.forked"}
 Request = dict[str, Any]
 
 
@@ -56,13 +58,11 @@ def begin(request: Request, out: Path, err: Path) -> int:
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the server
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for path, number in ((out, 1), (err, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         os.environ.update(request.get("environment", {}))
-        from hetplan.cli.main import main
-        from hetplan.runtime.__main__ import main as rank
-
-        program = rank if request["program"] == "rank" else main
+        program = importlib.import_module(PROGRAMS[request["program"]]).main
         for whole, command in groupby(request["arguments"], lambda argument: argument != "&&"):
             code = program(list(command)) if whole else code
             if code:
@@ -131,9 +131,17 @@ def alive(group: int) -> bool:
     return True
 
 
-def main(requests: Path, answers: Path, width: int) -> None:
-    """Some at a time."""
+def main() -> None:
+    """List by list, until nobody asks any more."""
     warm()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        serve(Path(asked["requests"]), Path(asked["answers"]), asked["width"])
+        print("done", flush=True)
+
+
+def serve(requests: Path, answers: Path, width: int) -> None:
+    """Some at a time."""
     asked: list[Request] = json.loads(requests.read_text())
     waiting, running, found = asked[::-1], dict[str, Running](), dict[str, Any]()
     with TemporaryDirectory() as folder:
@@ -150,4 +158,4 @@ def main(requests: Path, answers: Path, width: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 2)
+    main()

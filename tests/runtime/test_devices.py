@@ -19,6 +19,7 @@ from hetplan.runtime.execution.places import Layout  # noqa: E402
 from hetplan.runtime.execution.transport import Transport, lane_numbers  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
+from hetplan.runtime.watch import Recorder  # noqa: E402
 from parity.cases import CASES, Case, R, S, even  # noqa: E402
 
 PLAN = Case("four", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
@@ -115,6 +116,14 @@ def test_nccl_needs_a_gpu_for_every_rank(
     monkeypatch.setattr(dist, "all_gather_object", gathered)
     assert Transport.over("cuda:1").backend == backend
     assert Transport.over("cuda:1", "always").backend == "gloo"
+
+
+def test_times_end_when_the_device_is_done() -> None:
+    watch, waited = Recorder(), []
+    watch.settle = lambda: waited.append(watch.state()[0])
+    watch.begins("forward", 0, 0)
+    watch.ends("forward", 0, 0)
+    assert waited == ["start", "forward"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
