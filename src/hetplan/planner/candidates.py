@@ -113,7 +113,7 @@ class Search:
         done = []
         for candidate in found:
             replayed = simulated(self.named(labelled(candidate, mode)), self.workload)
-            if self.strategy.recomputes and reserve == 0.0 and exact(candidate):
+            if self.strategy.methods and reserve == 0.0 and exact(candidate):
                 replayed = self.tightened(replayed, mode, candidate, run or self.budget())
             if self.tell is not None and reserve == 0.0:
                 self.tell(replayed)
@@ -239,9 +239,10 @@ def labelled(candidate: Candidate, mode: Recomputation) -> Candidate:
 
 
 def replay_excess(candidate: Candidate, posed: Candidate) -> float:
-    """Bytes by which the replay exceeds a device's memory where the strategy's own figure does not; 0 where it fits."""
+    """Bytes by which the replay exceeds a device's memory though the plan is one of the strategy's own problem; 0 where
+    it fits."""
     found = candidate.replayed
-    if found is None or candidate.fits_memory or posed.fits_memory is not True or posed.peak_bytes is None:
+    if found is None or candidate.fits_memory or posed.status == "infeasible" or posed.peak_bytes is None:
         return 0.0
     return max(
         (held - limit for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)), default=0.0
