@@ -115,10 +115,21 @@ class Search:
             replayed = simulated(self.named(labelled(candidate, mode)), self.workload)
             if self.strategy.methods and reserve == 0.0 and exact(candidate):
                 replayed = self.tightened(replayed, mode, candidate, run or self.budget())
-            if self.tell is not None and reserve == 0.0:
-                self.tell(replayed)
-            done.append(replayed)
+            every = (
+                [replayed, *self.rearranged(replayed, run or self.budget())] if reserve == 0.0 else [replayed]
+            )
+            for each in every:
+                if self.tell is not None and reserve == 0.0:
+                    self.tell(each)
+            done += every
         return done
+
+    def rearranged(self, found: Candidate, run: Run) -> list[Candidate]:
+        """What of nearly the price of an exact method's plan is shorter when replayed."""
+        if self.strategy.rearranged is None or not exact(found) or not found.fits_memory:
+            return []
+        other = load(self.strategy.rearranged)(self.workload, found, run)
+        return [] if other is None else [other]
 
     def named(self, candidate: Candidate) -> Candidate:
         """The candidate with its precision, in its method's name too where there are several."""
