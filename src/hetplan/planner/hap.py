@@ -86,6 +86,8 @@ def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
         reason = (
             result.message or f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
         )
+        if result.status == "infeasible":
+            reason += f" in {in_runs(posed)}; hap.steps sets how many"
         return nothing(result.method, result.status, reason, result.seconds + posing)
     assert isinstance(result.decision, HapDecision) and result.objective is not None
     decision, objective = in_whole_units(posed, result.decision), result.objective
@@ -141,14 +143,22 @@ def in_one_way_each(posed: Posed, decision: HapDecision, objective: float) -> tu
     return (decision, objective) if priced is None else (best, priced)
 
 
+def in_runs(posed: Posed) -> str:
+    """`8 runs of 64 samples`."""
+    return f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"
+
+
 def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:
     """The ratios, and how the program's time divides."""
     ratios, *_ = describe(posed.theory.data, decision, posed.workload.cluster.shown)
     stages = stages_of(posed.theory.data, decision)
     waiting = posed.steps * sum(stage.comm_seconds for stage in stages)
-    runs = f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"
     note = f"{len(decision.program)} instructions in {len(stages)} stages; {seconds_text(waiting)} in collectives"
-    return (replace(ratios, title=f"one SPMD program, {runs}: {ratios.title}", notes=(*ratios.notes, note)),)
+    return (
+        replace(
+            ratios, title=f"one SPMD program, {in_runs(posed)}: {ratios.title}", notes=(*ratios.notes, note)
+        ),
+    )
 
 
 def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:
