@@ -4,12 +4,14 @@
 
 Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`), and built-in networks'.
 Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a median in one
-process. One thread. The gap study over HAP's experiments is `hetplan report hap`.
+process. One thread; targets are held against seconds of processor time, which on an idle machine are those elapsed.
+The gap study over HAP's experiments is `hetplan report hap`.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 from harness import best_of, markdown, measured, save
@@ -58,6 +60,7 @@ MAKERS = {"chain": chain, "residual": residual, "network": network, "wider": wid
 def run(shape: str, size: int, types: int, seed: int, method: str, limit: float) -> dict[str, Any]:
     """One solve as a row."""
     data = MAKERS[shape](size, types, seed)
+    begun = time.process_time()
     result = solve(family("hap"), data, method, Run(Options(threads=1, time_limit=limit)))
     return {
         "shape": shape,
@@ -66,6 +69,7 @@ def run(shape: str, size: int, types: int, seed: int, method: str, limit: float)
         "seed": seed,
         "method": method,
         "seconds": result.seconds,
+        "processor_seconds": time.process_time() - begun,
         "status": result.status,
         "objective": result.objective,
         "bound": result.bound,
@@ -88,7 +92,7 @@ def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
     for (shape, size, types), allowed in TARGETS.items():
         if quick and (size > 24 or shape != "chain"):
             continue
-        for seed in range(1 if shape == "network" else 2):
+        for seed in range(1 if shape == "network" else 4 if (size, types) == (96, 4) else 2):
             methods = ("exact", *GENERAL) if size <= SMALL and shape == "chain" else ("exact",)
             for method in methods:
                 target = allowed if method == "exact" else MILP_SECONDS if method == "milp" else None
@@ -98,15 +102,33 @@ def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
                 cells.append(
                     (name, types, seed, method, *against(r, target), f"{r['peak_bytes'] / 2**20:.0f}")
                 )
-    header = ("theory", "types", "seed", "method", "s", "target s", "met", "gap", "peak MiB")
+    header = (
+        "theory",
+        "types",
+        "seed",
+        "method",
+        "processor s",
+        "elapsed s",
+        "target s",
+        "met",
+        "gap",
+        "peak MiB",
+    )
     return markdown("Targets: joint optimum over programs and ratios, proven to 1e-6", header, cells), rows
 
 
-def against(found: dict[str, Any], target: float | None) -> tuple[str, str, str, str]:
+def against(found: dict[str, Any], target: float | None) -> tuple[str, ...]:
     """Seconds, the target, whether it is met (by a proof within it), the gap."""
-    met = found["status"] == "optimal" and target is not None and found["seconds"] <= target
+    spent = found["processor_seconds"]
+    met = found["status"] == "optimal" and target is not None and spent <= target
     told = "–" if target is None else "yes" if met else "no"
-    return f"{found['seconds']:.2f}", "–" if target is None else f"{target:g}", told, gap_text(found["gap"])
+    return (
+        f"{spent:.2f}",
+        f"{found['seconds']:.2f}",
+        "–" if target is None else f"{target:g}",
+        told,
+        gap_text(found["gap"]),
+    )
 
 
 def growth(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
@@ -119,7 +141,7 @@ def growth(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
     for each in (1, 4, 16, 64, 256):
         rows.append(row("wider", each, 3, 0, "exact", limit))
         cells.append(("chain 24", 3 * each, *grown(rows[-1])))
-    header = ("theory", "devices", "s", "status", "states", "arcs", "cells", "peak MiB")
+    header = ("theory", "devices", "processor s", "status", "states", "arcs", "cells", "peak MiB")
     return markdown("Growth", header, cells), rows
 
 
@@ -127,7 +149,7 @@ def grown(found: dict[str, Any]) -> tuple[object, ...]:
     """Cells of one row of `growth`."""
     details = found["details"]
     counts = (details.get(name) for name in ("states", "arcs", "cells"))
-    return f"{found['seconds']:.2f}", found["status"], *counts, f"{found['peak_bytes'] / 2**20:.0f}"
+    return f"{found['processor_seconds']:.2f}", found["status"], *counts, f"{found['peak_bytes'] / 2**20:.0f}"
 
 
 def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
@@ -140,13 +162,22 @@ def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
             best, paper = pair
             above = 100 * max(0.0, paper["objective"] / best["objective"] - 1)
             seconds = (
-                f"{best['seconds']:.2f}",
+                f"{best['processor_seconds']:.2f}",
                 best["status"],
                 gap_text(best["gap"]),
                 best["details"].get("cells"),
             )
-            cells.append((name, types, *seconds, f"{paper['seconds']:.1f}", f"{above:.2f} %"))
-    header = ("network", "types", "exact s", "status", "gap", "cells", "paper s", "paper above")
+            cells.append((name, types, *seconds, f"{paper['processor_seconds']:.1f}", f"{above:.2f} %"))
+    header = (
+        "network",
+        "types",
+        "exact processor s",
+        "status",
+        "gap",
+        "cells",
+        "paper processor s",
+        "paper above",
+    )
     return markdown("Networks", header, cells), rows
 
 
@@ -156,7 +187,7 @@ def general(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
     for size in (1, 2, 4) if quick else (1, 2, 4, 24):
         for types in (2, 3):
             best = row("chain", size, types, 0, "exact", limit)
-            line: list[object] = [size, types, f"{1e3 * best['seconds']:.0f}"]
+            line: list[object] = [size, types, f"{1e3 * best['processor_seconds']:.0f}"]
             rows.append(best)
             for method in ("milp", "cp-sat", "pyomo", "paper", "dp-even", "dp-proportional"):
                 found = row("chain", size, types, 0, method, limit)
@@ -166,10 +197,10 @@ def general(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
                     and f"{100 * max(0.0, found['objective'] / best['objective'] - 1):.2f} % above"
                 )
                 gap = above if found["bound"] is None else f"gap {gap_text(found['gap'])}"
-                line.append(f"{1e3 * found['seconds']:.0f} ({gap or 'no program'})")
+                line.append(f"{1e3 * found['processor_seconds']:.0f} ({gap or 'no program'})")
             cells.append(line)
     header = ("layers", "types", "exact", "milp", "cp-sat", "pyomo", "paper", "dp-even", "dp-proportional")
-    return markdown("Milliseconds on chains", header, cells), rows
+    return markdown("Milliseconds of processor time on chains", header, cells), rows
 
 
 def alternation(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astra.cases import oracle, random_instance
-from hetplan.errors import UnsupportedError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.exact import optimum
 from hetplan.formulations.astra.problem import compile_problem, infeasible_because
 from hetplan.formulations.astra.unequal import greedy, least_work, scratch
+from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result, Stop
@@ -32,6 +33,16 @@ CASES = 220
 def best_of(seed: int) -> float | None:
     """The oracle's answer for one seed."""
     return oracle(random_instance(seed))
+
+
+def test_more_layers_than_a_chain_has_are_refused() -> None:
+    document = random_instance(0).model_dump(mode="json")
+    assert (
+        parse(AstraData, document | {"layers": 4096, "equal_layers_per_type": False}, where="f").layers
+        == 4096
+    )
+    with pytest.raises(InputError, match=r"f: layers.*got 4097"):
+        parse(AstraData, document | {"layers": 4097}, where="f")
 
 
 def run_one(data: AstraData, method: str, *, time_limit: float = 60) -> Result[Any]:
@@ -143,7 +154,7 @@ def test_the_clock_is_looked_at_within_one_evaluation(
     assert again.decision == whole.decision and again.bound == whole.bound
     assert again.details == whole.details
     looks = patient.looked
-    assert looks > 5 * int(whole.details.get("evaluations", 0)) + 50
+    assert looks > 5 * int(str(whole.details.get("evaluations", 0))) + 50
     for most in (3, looks // 2):
         stopped = solve(ASTRA, data, method, cancelled_after(most))
         assert stopped.stop is Stop.INTERRUPTED

@@ -37,6 +37,7 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("layer-norm", [(5, 4, 6), (6,), (6,)], {}),
     ("rms-norm", [(5, 4, 6), (6,)], {"epsilon": 1e-6}),
     ("softmax", [(5, 4, 6)], {}),
+    ("log-softmax", [(5, 4, 6)], {}),
     ("attention", [(5, 6, 4, 2), (5, 6, 4, 2), (5, 6, 4, 3)], {"causal": True}),
     ("attention", [(5, 6, 4, 12)], {"causal": False, "rotary": True}),
     ("attention", [(5, 6, 4, 16)], {"causal": True, "rotary": True, "queries": 2}),

@@ -169,7 +169,8 @@ def test_wide_theories_are_proven() -> None:
 def test_one_mean_prices_all_stages_of_a_canonical_graph() -> None:
     """Its paths stand for other orders, whose stages are not known: a mean for each stage would be no bound."""
     from hetplan.formulations.hap.exact import kernels
-    from hetplan.formulations.hap.exact.bounds import Duals, sums
+    from hetplan.formulations.hap.exact.bounds import sums
+    from hetplan.formulations.hap.exact.duals import Duals
 
     differ = 0
     for seed in range(4):
@@ -179,11 +180,11 @@ def test_one_mean_prices_all_stages_of_a_canonical_graph() -> None:
         assert graph is not None
         arrays = priced_graph(problem, graph, ordered=False)
         cell = problem.proportional + 0.05 * (whole_cell(problem) - problem.proportional)
-        duals = Duals(problem, cell, arrays.slow, searched(theory, wide=False)[0], None)
+        duals = Duals(problem, cell, arrays.slow, searched(theory, wide=False)[0].stages, None)
         one, each = (
             kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside, ordered)
             for ordered in (False, True)
         )
-        assert np.array_equal(sums(arrays, cell, duals)[1], one)
+        assert np.array_equal(sums(arrays, cell, duals).potential, one)
         differ += not np.array_equal(one, each)
     assert differ

@@ -223,6 +223,38 @@ class Written(nn.Module):
         return self.written(self, *arguments)
 
 
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "mse": F.mse_loss,
+    "mse, summed": nn.MSELoss(reduction="sum"),
+    "mse, each": lambda y, x: F.mse_loss(y, x, reduction="none").mean(),
+    "mse of unequal shapes": lambda y, x: F.mse_loss(y, x[:1]),
+    "nll of log-softmax": lambda y, labels: F.nll_loss(F.log_softmax(y, dim=-1), labels),
+    "entropy": lambda y, x: -(F.softmax(y, -1) * F.log_softmax(y, -1)).sum(-1).mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_and_their_gradients(loss: str) -> None:
+    """On one device and, unevenly, on three."""
+    torch.manual_seed(5)
+    x = torch.randn(6, 4).double()
+    seen = x.argmax(-1) if loss.startswith("nll") else x
+    module = Written(lambda m, x, seen: LOSSES[loss](m.two(m.one(x)), seen)).double()
+    found = trace(module, (x, seen))
+    values, expected = found.values(module, (x, seen)), by_autograd(module, (x, seen))
+    agree(unpacked(found, reference(found.program, values)), expected)
+    theory = theory_of(found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3))
+    program = greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: 1.0)
+    decision = HapDecision(program=program, ratios=[[0.5, 0.2, 0.3]])
+    agree(unpacked(found, execute(theory, decision, values)), expected)
+
+
+def test_a_negative_log_likelihood_of_anything_else_is_refused() -> None:
+    module = Written(lambda m, x, labels: F.nll_loss(m.two(m.one(x)), labels))
+    with pytest.raises(UnsupportedError, match="nll_loss of anything but log_softmax"):
+        trace(module, (torch.randn(3, 4), torch.tensor([0, 1, 2])))
+
+
 @pytest.mark.parametrize("label", [-100, -1, 4])
 def test_labels_that_are_no_classes_are_refused(label: int) -> None:
     """Also in a slice of the rows alone; tracing reads no labels."""

@@ -21,11 +21,11 @@ def request(name: str, *arguments: object, program: str = "hetplan", **more: Any
     return {"name": name, "program": program, "arguments": [str(a) for a in arguments], **more}
 
 
-def run_forked(target: str, folder: Path) -> None:
+def run_forked(target: str, folder: Path, **environment: str) -> None:
     """All ranks of a target; fails with what the first failing rank died of."""
     done = subprocess.run(
         [sys.executable, str(TESTS / "parity" / "forked.py"), target, str(folder)],
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | environment,
         capture_output=True,
         text=True,
         timeout=600,

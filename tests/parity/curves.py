@@ -12,6 +12,7 @@ from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
 from hetplan.runtime.plan import Plan
 from parity.cases import MODELS, Case, R, S, even, zero
+from parity.device import DEVICE
 
 STEPS = 10
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -50,7 +51,7 @@ def train(
     torch.set_default_dtype(torch.float64)
     with torch.device("meta"):
         module = MODELS["gpt"]()
-    model = distribute(module, plan, seed=1)
+    model = distribute(module, plan, device=DEVICE, seed=1)
     kind, options = OPTIMIZERS[optimizer]
     updates = model.optimizer(kind, **options)
     if resume is not None:

@@ -19,17 +19,17 @@ RANK, PASS = 1, 3
 
 
 class Faulty(nn.Module):
-    """A layer that does what it should, until rank 1 comes to its third pass."""
+    """A layer that does what it should, until a rank comes to a certain pass."""
 
-    def __init__(self, layer: nn.Module, fault: Callable[[], None]) -> None:
+    def __init__(self, layer: nn.Module, fault: Callable[[], None], number: int, rank: int) -> None:
         super().__init__()
-        self.layer, self.fault, self.passes = layer, fault, 0
+        self.layer, self.fault, self.number, self.rank, self.passes = layer, fault, number, rank, 0
 
     def forward(self, *arguments: Tensor) -> Tensor:
         """The layer's."""
-        if not arguments[0].is_meta and dist.get_rank() == RANK:
+        if not arguments[0].is_meta and dist.get_rank() == self.rank:
             self.passes += 1
-            if self.passes == PASS:
+            if self.passes == self.number:
                 note_moment()
                 self.fault()
         result: Tensor = self.layer(*arguments)
@@ -42,12 +42,12 @@ def note_moment() -> None:
         Path(os.environ["FAULT"]).write_text(str(time.monotonic()))
 
 
-def with_fault(plan: Plan, fault: Callable[[], None]) -> nn.Module:
+def with_fault(plan: Plan, fault: Callable[[], None], number: int = PASS, rank: int = RANK) -> nn.Module:
     """The stand-in of a plan with a fault in every layer."""
     with torch.device("meta"):
         module = stand_in(plan.workload.layers)
     for name, layer in list(module.layers.items()):
-        module.layers[name] = Faulty(layer, fault)
+        module.layers[name] = Faulty(layer, fault, number, rank)
     return module
 
 
@@ -69,6 +69,32 @@ def stopped(plan: Plan) -> nn.Module:
 def stuck(plan: Plan) -> nn.Module:
     """Alive, without progress."""
     return with_fault(plan, lambda: time.sleep(3600))
+
+
+def asleep(plan: Plan) -> nn.Module:
+    """Without progress from the first pass on, when there is no other to compare it with."""
+    return with_fault(plan, lambda: time.sleep(3600), 1)
+
+
+def frozen(plan: Plan) -> nn.Module:
+    """Stopped in the first pass."""
+    return with_fault(plan, lambda: os.kill(os.getpid(), signal.SIGSTOP), 1)
+
+
+def alone(plan: Plan) -> nn.Module:
+    """The same on the first rank, which torchrun may have started."""
+    return with_fault(plan, lambda: time.sleep(3600), 1, 0)
+
+
+def laborious(plan: Plan) -> nn.Module:
+    """A first pass that computes for three seconds: no fault."""
+
+    def compute() -> None:
+        until = time.process_time() + 3.0
+        while time.process_time() < until:
+            pass
+
+    return with_fault(plan, compute, 1)
 
 
 def hungry(plan: Plan) -> nn.Module:
@@ -96,6 +122,11 @@ def unlucky(plan: Plan) -> nn.Module:
     for layer in module.layers.values():
         layer.register_forward_pre_hook(lambda _, given: None if given[0].is_meta else count())
     return module
+
+
+def hungry_on_gpu(plan: Plan) -> nn.Module:
+    """More of a GPU's memory than there is."""
+    return with_fault(plan, lambda: print(torch.empty(1 << 50, device="cuda").sum()))
 
 
 def wrong(plan: Plan) -> nn.Module:

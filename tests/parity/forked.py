@@ -2,6 +2,9 @@
 
 `python forked.py TARGET FOLDER` runs `target(rank, world, folder)` in every rank of each world size that the module
 `TARGET` lists as `WORLDS`. A rank that fails writes its traceback to FOLDER/failed-WORLD-RANK.txt.
+
+PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as far as there are.
+PARITY_RANKS: the largest world size.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import torch.distributed as dist
 
 def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
     """One rank: joins the group, works, leaves."""
+    if os.environ.get("PARITY_DEVICE") == "cuda each":
+        os.environ["LOCAL_RANK"] = str(rank)
     store = dist.FileStore(str(folder / f"store-{target.__name__}-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     target.work(rank, world, folder)
@@ -32,7 +37,8 @@ def main(name: str, folder: Path) -> int:
     torch.set_num_threads(1)
     target = importlib.import_module(name)
     failed = 0
-    for world in target.WORLDS:
+    largest = int(os.environ.get("PARITY_RANKS", "8"))
+    for world in [world for world in target.WORLDS if world <= largest]:
         children = []
         for rank in range(world):
             child = os.fork()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hetplan.runtime import distribute
 from parity.cases import CASES, MODELS, Case
 from parity.curves import PLANS
+from parity.device import DEVICE
 from parity.gradients import SEED, STEP
 
 PRECISIONS = ("bf16", "fp16")
@@ -33,7 +34,7 @@ def train(precision: Any) -> list[float]:
     """The losses of some steps of AdamW on one batch."""
     with torch.device("meta"):
         module = MODELS["gpt"]()
-    model = distribute(module, PLANS[CURVE], seed=1, precision=precision)
+    model = distribute(module, PLANS[CURVE], device=DEVICE, seed=1, precision=precision)
     updates = model.optimizer(torch.optim.AdamW, lr=1e-2)
     losses = []
     for _ in range(STEPS):
@@ -53,10 +54,10 @@ def work(rank: int, world: int, folder: Path) -> None:
         for precision in PRECISIONS:
             with torch.device("meta"):
                 module = MODELS[case.model]()
-            model = distribute(module, case.plan, seed=SEED, precision=precision)
+            model = distribute(module, case.plan, device=DEVICE, seed=SEED, precision=precision)
             model.step = STEP
             loss = model.train_step()
-            fragments = [vars(f) | {"values": f.values.reshape(-1).clone()} for f in model.gradients()]
+            fragments = [vars(f) | {"values": f.values.reshape(-1).clone().cpu()} for f in model.gradients()]
             found[case.name, precision] = (loss, fragments)
     if world == PLANS[CURVE].world_size:
         found["curves"] = {precision: train(precision) for precision in ("fp32", *PRECISIONS)}

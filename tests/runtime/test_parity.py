@@ -14,7 +14,7 @@ from hetplan.files import read_json  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402 (needs torch)
 from parity.curves import OPTIMIZERS, PLANS, STEPS  # noqa: E402
-from parity.gradients import assembled, single  # noqa: E402
+from parity.gradients import STAGED, assembled, single  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
@@ -43,6 +43,18 @@ def test_loss_and_gradients_equal_one_process(case: Case, found: dict[int, list[
         error = float((gradient - expected).norm())
         assert error <= tolerance * max(float(expected.norm()), 1e-3), f"{name}: {error}"
     assert any(float(g.norm()) > 1e-6 for g in gradients.values())
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_staging_and_lanes_change_nothing(name: str, found: dict[int, list[dict[str, Any]]]) -> None:
+    """Copies to other buffers and back, and no tags: the same numbers, bit by bit."""
+    (case,) = [case for case in CASES if case.name == name]
+    for rank in found[case.world]:
+        (loss, fragments), (again, staged) = rank[name], rank[f"staged: {name}"]
+        assert loss == again and len(fragments) == len(staged)
+        for one, other in zip(fragments, staged, strict=True):
+            assert {**one, "values": None} == {**other, "values": None}
+            assert torch.equal(one["values"], other["values"])
 
 
 def test_there_are_enough_shapes() -> None:

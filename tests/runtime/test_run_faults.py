@@ -37,6 +37,8 @@ BAD = {
     "killed": "was killed by SIGKILL",
     "stopped": "hangs; no sign of life for 10 s",
     "stuck": "hangs; at forward of chunk 0, micro-batch 0 for 10 s",
+    "frozen": "hangs; no sign of life for 10 s",
+    "asleep": "hangs; at forward of chunk 0, micro-batch 0 for 1",
     "hungry": "out of memory",
     "wrong": "KeyError: 'no such key'",
 }
@@ -68,6 +70,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         for fault in BAD
     ]  # fmt: skip
     asked += [request(f, "run", file, "--factory", f"parity.faulty:{f}") for f in ("short", "nothing")]
+    busy = ("--factory", "parity.faulty:laborious", "--hang-after", 1, "--steps", 1)
+    asked.append(request("laborious", "run", file, *busy))
     for sent in (signal.SIGINT, signal.SIGTERM):
         more = ("--factory", "parity.cases:two", "--steps", 100000, "--checkpoint", folder / sent.name)
         asked.append(request(sent.name, "run", file, *more, signal=int(sent)))
@@ -105,7 +109,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
             ("world", {"WORLD_SIZE": "3", "MASTER_PORT": port}),
         ):
             asked.append(request(name, *at, program="rank", environment=torchrun | changed))
-        asked.append(request("alone", *at, program="rank"))
+        asked.append(request("outside", *at, program="rank"))
+        single = folder / "single.json"
+        save_plan(Case("single", "two", [R([S((0, 2))], [(1, 2)])]).plan, single)
+        hangs = (single, "--factory", "parity.faulty:alone", "--hang-after", 1)
+        one = {"WORLD_SIZE": "1", "MASTER_PORT": "0"}
+        asked.append(request("alone", *hangs, program="rank", environment=torchrun | one))
         found = served(asked, folder, width=len(asked))
     return found | {"folder": {"path": str(folder)}, "port at": {"port": port}}
 
@@ -117,6 +126,10 @@ def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers
     assert answer["err"].startswith(f"hetplan: error: {PLACE}: ") and BAD[fault] in answer["err"]
     assert answer["err"].count("\n") == 1
     assert answer["seconds"] <= GONE
+
+
+def test_a_first_pass_that_computes_for_long_is_no_fault(answers: Answers) -> None:
+    assert answers["laborious"]["code"] == 0, answers["laborious"]["err"]
 
 
 def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
@@ -160,12 +173,20 @@ def test_checkpoints_of_two_runs_do_not_mix(answers: Answers) -> None:
 
 
 def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> None:
-    assert {answers[name]["code"] for name in ("port", "world", "alone")} == {2}
+    assert {answers[name]["code"] for name in ("port", "world", "outside")} == {2}
     place = f"127.0.0.1:{answers['port at']['port']}"
     assert answers["port"]["err"].splitlines()[-1].startswith(f"hetplan: rank 0: cannot meet at {place}: ")
     told = "hetplan: rank 0: faults: number of processes (got 3, expected 4, one per device)\n"
     assert answers["world"]["err"] == told
-    assert "not started by torchrun" in answers["alone"]["err"]
+    assert "not started by torchrun" in answers["outside"]["err"]
+
+
+def test_a_rank_that_torchrun_started_notices_that_it_hangs(answers: Answers) -> None:
+    answer = answers["alone"]
+    assert answer["code"] == 1
+    place = "rank 0 (replica 0, stage 0, row group 0, tensor rank 0; device 0, A on node 0)"
+    assert answer["err"].startswith(f"hetplan: {place}: hangs; at forward of chunk 0, micro-batch 0 for ")
+    assert answer["err"].count("\n") == 1
 
 
 def test_the_keyboard_and_sigterm_end_a_run(answers: Answers) -> None:

@@ -11,7 +11,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from parity.asking import run_forked  # noqa: E402
-from parity.programs import CASES, WORLDS, Case, kinds_used  # noqa: E402
+from parity.programs import CASES, STAGED, WORLDS, Case, kinds_used  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
@@ -54,6 +54,17 @@ def test_programs_on_ranks_equal_one_device(case: Case, found: dict[int, list[di
         got = joined([parts[name] for _, parts in ranks])
         assert got.shape == gradient.shape, name
         assert float(np.abs(got - gradient).max()) <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_staging_changes_nothing(name: str, found: dict[int, list[dict[str, Any]]]) -> None:
+    """Copies to other buffers and back: the same numbers, bit by bit."""
+    (case,) = [case for case in CASES if case.name == name]
+    for rank in found[case.world]:
+        (loss, parts), (again, staged) = rank[name], rank[f"staged: {name}"]
+        assert loss == again and parts.keys() == staged.keys()
+        for key, (dimension, values) in parts.items():
+            assert dimension == staged[key][0] and torch.equal(values, staged[key][1])
 
 
 def test_the_cases_use_every_instruction() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetplan.runtime.starved import cpu_seconds, starved, thread_states
+from hetplan.runtime.starved import at_work, cpu_seconds, descendants, starved, thread_states
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells")
 
@@ -59,3 +59,29 @@ def test_what_is_gone_is_not_starved(sleeper: int) -> None:
     os.kill(sleeper, signal.SIGKILL)
     os.waitpid(sleeper, 0)
     assert not starved(sleeper, 0.0, 1e9)
+
+
+@pytest.fixture
+def employer() -> Iterator[int]:
+    """Sleeps, and has a process that computes."""
+    code = "'import time\\nend = time.monotonic() + 30\\nwhile time.monotonic() < end: pass'"
+    spin = f"subprocess.Popen([sys.executable, '-c', {code}])"
+    yield from child(f"import subprocess, sys, time\n{spin}\ntime.sleep(1000)")
+
+
+def test_what_computes_or_has_others_compute_is_at_work(sleeper: int, spinner: int, employer: int) -> None:
+    until = time.monotonic() + 20
+    while at_work(sleeper) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not at_work(sleeper) and at_work(spinner)
+    while not descendants(employer) and time.monotonic() < until:
+        time.sleep(0.01)
+    (worker,) = descendants(employer)
+    while thread_states(employer) != ["S"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert at_work(employer)
+    os.kill(worker, signal.SIGSTOP)
+    while at_work(employer) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not at_work(employer)
+    os.kill(worker, signal.SIGKILL)

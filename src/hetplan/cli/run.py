@@ -49,6 +49,10 @@ def run(
             help="Makes your model of the plan, its argument; default the reference of its name.",
         ),
     ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        typer.Option("--device", help="What ranks compute on; auto: GPUs where there are any."),
+    ] = "auto",
     cluster: PlanClusterOption = None,
     model: PlanModelOption = None,
     profile: ProfileOption = None,
@@ -96,6 +100,7 @@ def run(
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
     from hetplan.cli import elastic as survival
+    from hetplan.runtime.devices import on_devices
     from hetplan.runtime.elastic import launch_elastic
     from hetplan.runtime.job import Job, check_folder_given
     from hetplan.runtime.launch import launch
@@ -114,8 +119,9 @@ def run(
     job = Job(
         plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsed(loaded), virtual=virtual,
         optimizer=optimizer, learning_rate=learning_rate, seed=seed, hang_seconds=hang_after,
-        checkpoint=None if checkpoint is None else str(checkpoint), every=every, resume=resume,
+        checkpoint=None if checkpoint is None else str(checkpoint), every=every, resume=resume, device=device,
     )  # fmt: skip
+    job = on_devices(job)
 
     def tell(report: StepReport) -> None:
         if not quiet:

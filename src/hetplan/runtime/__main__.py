@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
+from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, check_folder_given
 from hetplan.runtime.plan import check_world, load_plan
 
@@ -39,12 +40,18 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     parser.add_argument("--checkpoint", metavar="FOLDER", help="on a file system that all nodes share")
     parser.add_argument("--every", type=int, metavar="STEPS")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--hang-after", type=float, default=10.0, metavar="SECONDS",
+        help="a rank whose pass makes no progress counts as hung",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     check_folder_given(given.checkpoint, given.every, resume=given.resume)
     return Job(
         plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,
         optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed,
-        checkpoint=given.checkpoint, every=given.every, resume=given.resume,
+        checkpoint=given.checkpoint, every=given.every, resume=given.resume, device=given.device,
+        hang_seconds=given.hang_after,
     )  # fmt: skip
 
 
@@ -54,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = parsed(arguments)
         check_environment(job)
-        serve(job)
+        serve(on_devices(job, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     except HetplanError as error:
         named = str(error).startswith("rank ")  # with its place in the plan
         print(f"hetplan: {error}" if named else f"hetplan: rank {rank}: {error}", file=sys.stderr)
@@ -81,7 +88,8 @@ def serve(job: Job) -> None:
         import torch.distributed as dist
     except ImportError:
         raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'") from None
-    from hetplan.runtime.execution.rank import is_lost, told
+    from hetplan.runtime.execution.places import Layout
+    from hetplan.runtime.execution.rank import is_lost, look_after, told
     from hetplan.runtime.execution.worker import check_job, train
     from hetplan.runtime.launch import RankError
     from hetplan.runtime.measured import Measured
@@ -96,13 +104,13 @@ def serve(job: Job) -> None:
         raise InputError(f"cannot meet at {place}: {one_line(str(error))[:200]}") from None
     reports: list[object] = []
     try:
-        with asked_to_stop() as stopping:
-            train(job, Recorder(), reports.append, stopping)
+        watch = Recorder()
+        place = Layout(job.plan).told(dist.get_rank())
+        with asked_to_stop() as stopping, look_after(watch, job.hang_seconds, place):
+            train(job, watch, reports.append, stopping)
     except HetplanError:
         raise
     except Exception as error:
-        from hetplan.runtime.execution.places import Layout
-
         text = f"lost a peer: {told(error)}" if is_lost(error) else told(error)
         raise RankError(f"{Layout(job.plan).told(dist.get_rank())}: {text}") from error
     everyone: list[list[object]] | None = (

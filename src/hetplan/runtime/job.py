@@ -11,6 +11,7 @@ from hetplan.runtime.plan import Plan
 from hetplan.runtime.virtual import Rehearsal
 
 Optimizer = Literal["sgd", "adamw"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class Job:
     `model` (a name or a config.json, default the plan's), or a narrow stand-in in a rehearsal.
     rehearsal: predicted times, slept on `virtual` devices. hang_seconds: without progress for so long, a rank counts
     as hung (longer where its passes are). checkpoint: folder, written `every` so many steps and at the end; resume:
-    begin with what the folder holds.
+    begin with what the folder holds. device: cuda gives local rank r GPU r modulo the machine's; shared_gpus: that
+    number, where there are more local ranks.
     """
 
     plan: Plan
@@ -37,6 +39,8 @@ class Job:
     checkpoint: str | None = None
     every: int | None = None
     resume: bool = False
+    device: Device = "auto"
+    shared_gpus: int = 0
 
 
 def check_folder_given(checkpoint: object, every: int | None, *, resume: bool) -> None:
@@ -50,7 +54,7 @@ def check_folder_given(checkpoint: object, every: int | None, *, resume: bool) -
 class StepReport:
     """One rank's step. begin, end: seconds of the monotonic clock; forward, backward, waits: seconds in them.
 
-    peak_bytes: the most memory that the process has had, libraries included.
+    peak_bytes: the most memory that the process has had, libraries included; of a GPU, what torch has taken.
     events: (what, chunk, micro-batch, start, end), where a trace is wanted (the last step's).
     """
 

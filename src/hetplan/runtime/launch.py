@@ -21,15 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from hetplan.errors import HetplanError, UnsupportedError
+from hetplan.errors import HetplanError, InputError, UnsupportedError
+from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, StepReport
-from hetplan.runtime.starved import starved
+from hetplan.runtime.starved import Activity, at_work, starved
 from hetplan.runtime.virtual import Shared
-from hetplan.runtime.watch import WAITS
+from hetplan.runtime.watch import PASSES, WAITS
 
 GRACE = 1.5  # seconds in which causes are told from consequences
-STARTING = 90.0  # seconds that the model, a first pass or a checkpoint may take
-SLOW = ("start", "checkpoint")
+STARTING = 90.0  # seconds that the model, a layer's first pass or a checkpoint may take while it computes
 
 
 class RankError(HetplanError):
@@ -54,6 +54,7 @@ class Rank:
     buffer: bytes = b""
     state: dict[str, Any] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
+    activity: Activity = field(default_factory=Activity)
     failure: tuple[str, bool] | None = None  # text, whether it only lost its peers
     lost: bool = False  # its process ended without a word
     done: bool = False
@@ -72,7 +73,9 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     from hetplan.runtime.execution.worker import check_job
 
     torch.set_num_threads(1)
+    job = on_devices(job)
     check_job(job)
+    check_unused(job)
     with tempfile.TemporaryDirectory(prefix="hetplan-run-") as folder:
         supervisor = Supervisor(job, tell)
         with supervisor.signals():
@@ -84,6 +87,17 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     return [rank.steps for rank in supervisor.ranks]
 
 
+def check_unused(job: Job) -> None:
+    """Raise InputError where whoever makes the model has used the GPUs already: forked ranks could not any more."""
+    import torch
+
+    if job.device == "cuda" and torch.cuda.is_initialized():
+        raise InputError(
+            "CUDA was used before the ranks are forked", where=job.factory or "this process",
+            expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
+        )  # fmt: skip
+
+
 class Supervisor:
     """The parent of all ranks."""
 
@@ -91,6 +105,7 @@ class Supervisor:
         self.job, self.tell = job, tell
         self.ranks: list[Rank] = []
         self.stop = mmap.mmap(-1, 1)  # one byte that all ranks see
+        self.interrupted = False
         self.selector = selectors.DefaultSelector()
 
     def start(self, store: str) -> None:
@@ -118,10 +133,12 @@ class Supervisor:
         os._exit(1)
 
     def watch(self) -> None:
-        """Until all are done; raises RankError."""
+        """Until all are done; raises RankError, and KeyboardInterrupt where Ctrl-C was pressed."""
         while not all(rank.gone for rank in self.ranks):
             for key, _ in self.selector.select(timeout=0.2):
                 self._read(key.data)
+            if self.interrupted:
+                raise KeyboardInterrupt
             self._reap()
             if any(self._bad(rank) for rank in self.ranks):
                 self._explain()
@@ -149,6 +166,7 @@ class Supervisor:
         rank, kind = self.ranks[number], what.pop("kind")
         if kind == "beat":
             rank.state = what
+            rank.activity.note(what["used"])
         elif kind == "step":
             report = StepReport(**what)
             rank.steps.append(report)
@@ -195,22 +213,49 @@ class Supervisor:
         alive = [(n, r) for n, r in enumerate(self.ranks) if not r.gone]
         for number, rank in alive:
             silent = now - rank.heard
-            if silent > STARTING or (silent > limit and rank.state and not self._starved(rank, "used")):
+            if silent > STARTING or (silent > limit and rank.state and not self._delayed(rank)):
                 raise self._error(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
         waiting, longest = 0, max((r.state.get("longest", 0.0) for _, r in alive), default=0.0)
         for number, rank in alive:
-            what, seconds = rank.state.get("what", "start"), rank.state.get("seconds", 0.0)
-            own = rank.state.get("longest", 0.0)
+            what, quiet = rank.state.get("what", "start"), rank.state.get("quiet", 0.0)
+            own, meeting = rank.state.get("longest", 0.0), rank.state.get("meeting")
             patience = max(limit, 10 * own)
-            if what in SLOW or not own:  # nothing to compare with
+            if what == "checkpoint" or not own:  # nothing to compare with
                 patience = max(limit, STARTING)
-            if what in WAITS:
-                waiting += seconds > max(limit, 10 * longest)
-            elif seconds > patience and not (seconds < STARTING and self._starved(rank, "spent")):
-                raise self._error(number, f"hangs; {self._doing(rank)} for {seconds:.0f} s", lost=True)
-        if alive and waiting == len(alive) and not any(self._starved(rank, "spent") for _, rank in alive):
-            number, rank = max(alive, key=lambda item: item[1].state["seconds"])
+            if what in WAITS or meeting is not None:
+                waiting += self._waits_too_long(rank, max(limit, 10 * longest))
+            elif self._idle(rank) or (
+                what != "start"
+                and quiet > patience
+                and not (quiet < STARTING and self._starved(rank, "spent"))
+            ):
+                raise self._error(number, f"hangs; {self._doing(rank)} for {quiet:.0f} s", lost=True)
+        if alive and waiting == len(alive):
+            number, rank = max(alive, key=lambda item: item[1].state["quiet"])
             raise self._error(number, f"waits, as all others do; {self._doing(rank)}", lost=False)
+
+    def _waits_too_long(self, rank: Rank, patience: float) -> bool:
+        """Whether a rank waits, and does not compute beside (as data are made ready, say)."""
+        quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
+        if quiet > patience and rank.activity.idle() > patience:
+            return not at_work(rank.pid)
+        return bool(quiet > max(patience, STARTING))
+
+    def _idle(self, rank: Rank) -> bool:
+        """Whether a rank has made no progress for too long, and does not compute either: in a pass, or as it starts.
+
+        Virtual devices sleep in their passes; a model's weights may come from far away.
+        """
+        what, limit = rank.state.get("what", "start"), self.job.hang_seconds
+        if what not in (*PASSES, "start") or (self.job.virtual and what != "start"):
+            return False
+        patience = limit if what in PASSES else max(limit, STARTING)
+        quiet = min(rank.state.get("quiet", 0.0), rank.activity.idle())
+        return quiet > patience and not at_work(rank.pid)
+
+    def _delayed(self, rank: Rank) -> bool:
+        """Whether a rank that gives no sign would if it got a core, or loads libraries."""
+        return self._starved(rank, "used") or (rank.state["what"] == "start" and at_work(rank.pid))
 
     def _starved(self, rank: Rank, since: str) -> bool:
         """Whether a rank has waited for a core since it was last heard ("used") or began what it does ("spent")."""
@@ -238,13 +283,24 @@ class Supervisor:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked for."""
+        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked for. SIGINT: at once.
+
+        Python's own handler of SIGINT raises wherever the interpreter is, and what is raised in a finaliser or a
+        callback of a weak reference is lost: the run would go on.
+        """
 
         def asked(number: int, frame: FrameType | None) -> None:
             self.stop[0] = 1
 
-        before = signal.signal(signal.SIGTERM, asked)
+        def interrupted(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+
+        before = {
+            number: signal.signal(number, handler)
+            for number, handler in ((signal.SIGTERM, asked), (signal.SIGINT, interrupted))
+        }
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)

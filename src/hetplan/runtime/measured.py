@@ -79,6 +79,7 @@ class Measured:
             "plan": self.job.plan.name,
             "origin": self.job.plan.origin,
             "virtual": self.job.virtual,
+            "device": self.job.device,
             "time_scale": None if self.job.rehearsal is None else self.job.rehearsal.scale,
             "predicted_seconds": predicted,
             "measured_seconds": self.seconds,
@@ -127,7 +128,7 @@ class Measured:
 
     def _title(self) -> str:
         job, plan = self.job, self.job.plan
-        where = "virtual devices" if job.virtual else "this machine"
+        where = "virtual devices" if job.virtual else "GPUs" if job.device == "cuda" else "this machine"
         if job.virtual and job.rehearsal is not None:
             where += f", 1 s here for {seconds_text(1 / job.rehearsal.scale)} there"
         return f"{plan.name}, {plan.origin or 'plan'}: {plan.world_size} ranks on {where}"
@@ -140,6 +141,9 @@ class Measured:
             where = "" if self.job.virtual else " on the plan's devices"
             error = f", off by {percent_text(self.seconds / self.predicted - 1)}" if self.job.virtual else ""
             notes.append(f"predicted: {seconds_text(self.predicted)} per iteration{where}{error}")
+        if self.job.shared_gpus:
+            gpus = "1 GPU" if self.job.shared_gpus == 1 else f"{self.job.shared_gpus} GPUs"
+            notes.append(f"ranks share {gpus}: what they exchange goes through the host's memory (gloo)")
         late = self.late()
         if late is not None:
             notes.append(late)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+PASSES = ("forward", "backward", "optimizer")
 WAITS = ("receive", "prepare", "synchronise", "collective")
 
 
@@ -27,6 +29,15 @@ class Watch:
     def stepped(self, batch: int) -> None:
         """The backward pass of a micro-batch is done, with what ranks do together behind it."""
 
+    def passed(self) -> None:
+        """A layer's pass is done."""
+
+    def meets(self) -> None:
+        """A collective begins, which waits for others, whatever it is a part of."""
+
+    def met(self) -> None:
+        """It is done."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -44,7 +55,8 @@ class Recorder(Watch):
     """Keeps the events of the iteration, and what is going on now for another thread to ask.
 
     longest: seconds of the longest pass so far. done: things done so far. spent: seconds of a core that the process had
-    used when the present thing began.
+    used when the present thing began. settle: waits for the device, so that times are true. moved: when there was the
+    last progress, the least of which are a layer's pass and a collective; meeting: since when a collective waits.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -52,16 +64,24 @@ class Recorder(Watch):
     done: int = 0
     _now: tuple[str, int, int, float] = ("start", 0, 0, 0.0)
     spent: float = 0.0
+    settle: Callable[[], None] | None = None
+    moved: float = field(default_factory=time.monotonic)
+    meeting: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
         """Remember what and since when."""
+        if self.settle is not None:
+            self.settle()
+        self.moved = now = time.monotonic()
         with self._lock:
-            self._now, self.spent = (what, chunk, batch, time.monotonic()), time.process_time()
+            self._now, self.spent = (what, chunk, batch, now), time.process_time()
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """Make it an event."""
-        now = time.monotonic()
+        if self.settle is not None:
+            self.settle()
+        self.moved = now = time.monotonic()
         with self._lock:
             begun = self._now[3]
             self._now, self.spent = ("between", chunk, batch, now), time.process_time()
@@ -75,6 +95,22 @@ class Recorder(Watch):
         with self._lock:
             what, chunk, batch, since = self._now
         return what, chunk, batch, time.monotonic() - since if since else 0.0
+
+    def passed(self) -> None:
+        """Progress."""
+        self.moved = time.monotonic()
+
+    def meets(self) -> None:
+        """Remember since when."""
+        self.meeting = time.monotonic()
+
+    def met(self) -> None:
+        """Progress."""
+        self.meeting, self.moved = None, time.monotonic()
+
+    def quiet(self) -> float:
+        """Seconds since the last progress."""
+        return time.monotonic() - self.moved
 
     def take(self) -> list[Event]:
         """The events since the last call."""

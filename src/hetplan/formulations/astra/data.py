@@ -14,7 +14,7 @@ segments.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -34,7 +34,7 @@ class DeviceType(StrictModel):
 class AstraData(StrictModel):
     """`data` of an `astra` instance."""
 
-    layers: PositiveCount = Field(le=4096)
+    layers: Annotated[int, Field(ge=1, le=4096)]
     stages: PositiveCount
     micro_batches: PositiveCount
     data_parallel: PositiveCount

@@ -8,6 +8,9 @@ min(v, v_k) - v_1 for k > 1.
 
 from __future__ import annotations
 
+import itertools
+from typing import Protocol
+
 import numpy as np
 
 from hetplan.formulations.hap.problem import Floats, HapProblem
@@ -44,3 +47,61 @@ def halves(cell: Floats, weight: Floats, at: Floats | None = None) -> tuple[Floa
     one, other = cell.copy(), cell.copy()
     one[i], other[j] = middle, middle
     return one, other
+
+
+class Shape(Protocol):
+    """What cells are, for a search that divides them."""
+
+    def whole(self, problem: HapProblem) -> Floats:
+        """The cell that holds an optimum."""
+
+    def holds(self, cell: Floats, point: Floats) -> bool:
+        """Whether a point lies in a cell."""
+
+    def parts(self, cell: Floats, weight: Floats, at: Floats | None) -> tuple[Floats, Floats]:
+        """Two cells that cover a cell, cut at a point where one is given and lies well inside."""
+
+
+class OneSegment:
+    """Cells [K, K] of `whole_cell`; points [K]."""
+
+    def whole(self, problem: HapProblem) -> Floats:
+        """The simplex."""
+        return whole_cell(problem)
+
+    def holds(self, cell: Floats, point: Floats) -> bool:
+        """Up to rounding."""
+        return bool(coordinates(cell, point).min() > -1e-9)
+
+    def parts(self, cell: Floats, weight: Floats, at: Floats | None) -> tuple[Floats, Floats]:
+        """By the longest edge."""
+        return halves(cell, weight, at)
+
+
+class Segments:
+    """Cells [g, K, K] of any ratios, a simplex for each segment; points [g, K]."""
+
+    def whole(self, problem: HapProblem) -> Floats:
+        """All ratios: type d has everything at its vertex."""
+        return np.tile(np.diag(1.0 / problem.counts), (problem.g, 1, 1))
+
+    def holds(self, cell: Floats, point: Floats) -> bool:
+        """Up to rounding."""
+        return all(coordinates(*pair).min() > -1e-9 for pair in zip(cell, point, strict=True))
+
+    def parts(self, cell: Floats, weight: Floats, at: Floats | None) -> tuple[Floats, Floats]:
+        """By the longest edge of all segments."""
+        pairs = list(itertools.combinations(range(cell.shape[1]), 2))
+        longest = [max(float(np.abs(s[i] - s[j]) @ weight) for i, j in pairs) for s in cell]
+        k = int(np.argmax(longest))
+        one, other = cell.copy(), cell.copy()
+        one[k], other[k] = halves(cell[k], weight, None if at is None else at[k])
+        return one, other
+
+
+def product(cell: Floats) -> Floats:
+    """[V, g, K]: the vertices of the product of simplices [g, K, K], the last segment's changing first."""
+    g, K, _ = cell.shape
+    return np.array(
+        [[cell[k, v] for k, v in enumerate(pick)] for pick in itertools.product(range(K), repeat=g)]
+    )

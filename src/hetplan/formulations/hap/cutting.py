@@ -148,3 +148,20 @@ def best_in_cell(
     for c in np.flatnonzero(theta[:count]):
         blends[stages, taken[c]] += theta[c]
     return best @ x, blends, bound
+
+
+def game(P: Floats) -> tuple[float, Floats, Floats]:
+    """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V]; the value is what
+    theta guarantees."""
+    (count, V), low, high = P.shape, float(P.min()), float(P.max())
+    if not (np.isfinite(high) and high > low):
+        return low, np.full(V, 1.0 / V), np.eye(count)[0]
+    mu, theta = np.empty(V), np.empty(count)
+    T, basis = np.empty((count + 1, V + count + 1)), np.empty(count, np.int64)
+    _game(np.ascontiguousarray(P), count, low, high - low, T, basis, mu, theta)
+    return float((theta @ P).min()), mu, theta
+
+
+def game_value(P: Floats) -> float:
+    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that; rows may be infinite."""
+    return max(float(P.min(axis=1).max()), game(P)[0])

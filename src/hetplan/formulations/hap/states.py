@@ -83,7 +83,7 @@ def build(
                 queue.append(after)
             out.append((number, n))
         arcs.append(out)
-    return _ordered(theory, queue, arcs)
+    return ordered(theory, queue, arcs)
 
 
 def canonical(
@@ -117,7 +117,7 @@ def canonical(
                 queue.append(after)
             out.append((number, n))
         arcs.append(out)
-    return _ordered(theory, queue, arcs)
+    return ordered(theory, queue, arcs)
 
 
 def levels(theory: Theory) -> dict[int, int]:
@@ -136,7 +136,7 @@ def levels(theory: Theory) -> dict[int, int]:
     return {p: int(component[position[p]]) for p in names}
 
 
-def _ordered(theory: Theory, needs: list[Need], arcs: list[list[tuple[int, int]]]) -> Graph:
+def ordered(theory: Theory, needs: list[Need], arcs: list[list[tuple[int, int]]]) -> Graph:
     """The graph without dead ends, renumbered by components in topological order, the goal first."""
     first, head, step = _rows(arcs)
     tail = np.repeat(np.arange(len(arcs)), np.diff(first))

@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.planner import (
 from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
 from hetplan.runtime.execution.distributed import Distributed
+from hetplan.runtime.execution.groups import host_group
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.states import Fragment
 
@@ -171,7 +172,7 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
     if dist.get_rank() == 0:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    dist.barrier()
+    dist.barrier(group=host_group())
     kinds = state_kinds(optimizer)
     if isinstance(model, DistributedProgram):
         from hetplan.runtime.execution.spmd.stored import to_save
@@ -182,7 +183,12 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
         chunks += [
             c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=True)
         ]
-    dcp.save({}, storage_writer=dcp.FileSystemWriter(temporary), planner=_Save(chunks))
+    dcp.save(
+        {},
+        storage_writer=dcp.FileSystemWriter(temporary),
+        planner=_Save(chunks),
+        process_group=host_group(),
+    )
     if dist.get_rank() == 0:
         shapes = shapes_of(model)
         record = {
@@ -194,7 +200,7 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
         os.replace(temporary, target)
         for old in complete(folder)[:-KEPT]:
             shutil.rmtree(old)
-    dist.barrier()
+    dist.barrier(group=host_group())
 
 
 def shapes_of(model: Distributed | DistributedProgram) -> dict[str, list[int]]:
@@ -242,7 +248,8 @@ def load(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
 def values_in(folder: Path, chunks: list[Chunk]) -> list[Tensor]:
     """Stored values of chunks, flat."""
     planner = _Load([Chunk(c.key, c.first, c.size, c.values.reshape(-1).clone()) for c in chunks])
-    dcp.load({}, storage_reader=dcp.FileSystemReader(folder), planner=planner)
+    reader = dcp.FileSystemReader(folder)
+    dcp.load({}, storage_reader=reader, planner=planner, process_group=host_group())
     return [planner.chunks[chunk.index].values for chunk in chunks]
 
 
@@ -282,7 +289,7 @@ def state_kinds(optimizer: Any) -> dict[str, str]:
             if isinstance(value, Tensor):
                 own[name] = "scalar" if value.dim() == 0 and parameter.dim() > 0 else "like"
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
+    dist.all_gather_object(everyone, own, group=host_group())
     return {name: kind for kinds in everyone for name, kind in kinds.items()}
 
 

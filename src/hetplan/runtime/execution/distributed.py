@@ -19,14 +19,15 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.runtime.execution.chain import Chain, count_of, describe
-from hetplan.runtime.execution.groups import make_groups
+from hetplan.runtime.execution.devices import local_device
 from hetplan.runtime.execution.holdings import Held, bucket_plans, held_by
-from hetplan.runtime.execution.messages import Mail
+from hetplan.runtime.execution.messages import Mail, streams
 from hetplan.runtime.execution.pipeline import Pipeline, Rows
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import Fragment, States
 from hetplan.runtime.execution.tensor import TensorGroup, join
+from hetplan.runtime.execution.transport import Group, Staging, Transport, host_total
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.watch import Watch
 
@@ -37,6 +38,8 @@ COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Distributed:
     """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
 
+    device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or "auto". staging:
+    "always" sends everything by way of the host's memory (see `execution.transport`).
     precision: of the passes and of what stages send each other; weights, gradients and updates stay what they are.
     Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1.
     """
@@ -52,6 +55,7 @@ class Distributed:
         seed: int = 0,
         watch: Watch | None = None,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        staging: Staging = "auto",
     ) -> None:
         check_world(plan, dist.get_world_size())
         if plan.schedule == "spmd":
@@ -59,7 +63,8 @@ class Distributed:
                 "SPMD plans run single-device programs", where=plan.name, got=type(module).__name__,
                 expected="a SingleProgram or a ProgramModel",
             )  # fmt: skip
-        self.module, self.plan, self.seed, self.step, self.device = module, plan, seed, 0, device
+        self.module, self.plan, self.seed, self.step = module, plan, seed, 0
+        self.device = local_device(device)
         self.layout = Layout(plan)
         self.place = self.layout.places[dist.get_rank()]
         self.chain = describe(
@@ -70,10 +75,12 @@ class Distributed:
         plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step)
         stages = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
         tensor_groups = [ranks for i, j in stages for ranks in self.layout.ranks_of(i, j)]
-        groups = make_groups([*tensor_groups, *(p.owners for p in plans)])
+        self.transport = Transport.over(self.device, staging, self.watch)
+        groups = self.transport.groups([*tensor_groups, *(p.owners for p in plans)])
+        self.transport = self.transport.opened(lambda: streams(self.layout))
         held = held_by(self.layout, self.chain, self.place)
         layers = [k for first, last in self.layout.layers(self.place) for k in range(first, last)]
-        parameters = take(module, self.chain, layers, held, device)
+        parameters = take(module, self.chain, layers, held, self.device)
         self._join_tensor_group(layers, groups)
         shares = [1.0] * len(self.layout.places)
         if plan.zero_shares is not None:
@@ -84,10 +91,11 @@ class Distributed:
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.layout, self.place, self.chain, {k: self.chain.layers[k] for k in layers}, self.states,
-            Mail(self.layout, self.place, device, self.watch), loss, count_of(module), self.watch, device,
+            Mail(self.layout, self.place, self.transport, self.watch), loss, count_of(module), self.watch,
+            self.device,
         )  # fmt: skip
 
-    def _join_tensor_group(self, layers: list[int], groups: Mapping[tuple[int, ...], Any]) -> None:
+    def _join_tensor_group(self, layers: list[int], groups: Mapping[tuple[int, ...], Group]) -> None:
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
         part = self.layout.part(self.place)
         group = TensorGroup(
@@ -111,7 +119,7 @@ class Distributed:
         of_step = rows or (lambda first, last: self.module.batch(step, first, last))
         self.watch.begins("prepare", 0, step)
         self.states.begin()
-        weight = self._total(self.pipeline.weight(of_step))
+        weight = host_total(self.pipeline.weight(of_step))
         self.watch.ends("prepare", 0, step)
         scale = 2.0 ** floor(log2(weight)) if self.scaled and weight >= 1 else 1.0
         summed = self.pipeline.run(of_step, Position(self.seed, step), weight / scale)
@@ -122,7 +130,7 @@ class Distributed:
             for _, parameter in self.states.updated():
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
-        loss = self._total(summed) / weight
+        loss = host_total(summed) / weight
         self.watch.ends("synchronise", 0, step)
         return loss
 
@@ -144,14 +152,6 @@ class Distributed:
         """The gradients that this rank answers for."""
         found = {id(p): p.grad for _, p in self.states.updated() if p.grad is not None}
         return list(self.states.fragments(found))
-
-    def _total(self, value: float) -> float:
-        """The sum over all ranks."""
-        if dist.get_world_size() == 1:
-            return value
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total)
-        return float(total)
 
 
 def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:

@@ -1,47 +1,54 @@
-"""Process groups, and collectives with parts of any size on top of them.
-
-All ranks make all groups in the same order. On gloo, all-gathers of unequal parts are padded, and a reduce-scatter is
-an all-reduce of which a part is kept: gloo's own is slower.
-"""
+"""Process groups, each made once, by all ranks in the same order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from hetplan.schema import Range
+PATIENCE = timedelta(minutes=30)  # whoever watches over the ranks notices earlier; NCCL's own are 10
+_made: dict[Any, Any] = {}
+_of: list[Any] = [None]  # the process group that these are parts of
 
-_made: dict[tuple[int, ...], Any] = {}
+
+def kept() -> dict[Any, Any]:
+    """What was made, or found out together, since the process group was initialised."""
+    if _of[0] is not dist.group.WORLD:
+        _made.clear()
+        _of[0] = dist.group.WORLD
+    return _made
 
 
-def make_groups(members: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Any]:
-    """A group for each set of two ranks or more; the same call on every rank. Groups are kept for later calls."""
+def host_group() -> Any:
+    """All ranks, for tensors in host memory: the process group itself where it has gloo."""
+    made = kept()
+    if "host" not in made:
+        made["host"] = (
+            dist.group.WORLD
+            if "gloo" in dist.get_backend_config()
+            else dist.new_group(backend="gloo", timeout=PATIENCE)
+        )
+    return made["host"]
+
+
+def make_groups(members: Iterable[Sequence[int]], backend: str) -> dict[tuple[int, ...], Any]:
+    """A group for each set of two ranks or more; the same call on every rank."""
+    found = {}
     for ranks in sorted({tuple(sorted(ranks)) for ranks in members}):
-        if len(ranks) > 1 and ranks not in _made:
-            whole = len(ranks) == dist.get_world_size()
-            _made[ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks))
-    return dict(_made)
+        if len(ranks) > 1:
+            found[ranks] = one_group(ranks, backend)
+    return found
 
 
-def forget_groups() -> None:
-    """After the process group was destroyed."""
-    _made.clear()
-
-
-def sum_over(x: Tensor, group: Any) -> None:
-    """All-reduce in place."""
-    dist.all_reduce(x, group=group)
-
-
-def gather_parts(part: Tensor, parts: Sequence[Range], group: Any) -> Tensor:
-    """All parts [first, last) of a flat tensor, from every member its own."""
-    longest = max(last - first for first, last in parts)
-    padded = torch.zeros(longest, dtype=part.dtype, device=part.device)
-    padded[: len(part)] = part
-    received = [torch.empty_like(padded) for _ in parts]
-    dist.all_gather(received, padded, group=group)
-    return torch.cat([r[: last - first] for r, (first, last) in zip(received, parts, strict=True)])
+def one_group(ranks: tuple[int, ...], backend: str, number: int = 0) -> Any:
+    """The group of these ranks; number: where several of the same ranks are to be told apart."""
+    made = kept()
+    if (ranks, backend, number) not in made:
+        host = host_group()
+        whole = len(ranks) == dist.get_world_size() and backend == "gloo" and number == 0
+        made[ranks, backend, number] = (
+            host if whole else dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
+        )
+    return made[ranks, backend, number]

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hetplan.runtime.execution.places import Layout, Place
+from hetplan.runtime.execution.transport import Message, Stream, Transport
 from hetplan.runtime.watch import Watch
 from hetplan.schema import Range
 
@@ -26,34 +25,34 @@ class Mail:
 
     layout: Layout
     place: Place
-    device: Any
+    transport: Transport
     watch: Watch
-    sent: list[tuple[Any, Tensor]] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
     local: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need them."""
         mine, tag = self._own_rows(batch), 2 * hop + forward
+        self.sent = self.transport.pending(self.sent)
         self.watch.departs(hop, batch, forward=forward)
-        for rank, (first, last) in self._receivers(hop, batch, forward):
+        for rank, (first, last) in receivers(self.layout, self.place, hop, batch, forward=forward):
             rows = x[first - mine[0] : last - mine[0]].contiguous()
             if rank == self.place.rank:
                 self.local[tag, batch] = rows
                 continue
-            rows = rows.cpu()  # gloo sends from the host only
-            self.sent.append((dist.isend(rows, rank, tag=tag), rows))
+            self.sent.append(self.transport.post(rows, rank, tag))
 
     def receive(self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool) -> Tensor:
         """My rows [rows, *shape] of what comes over a hop."""
         mine, tag = self._own_rows(batch), 2 * hop + forward
-        x = torch.empty(mine[1] - mine[0], *shape, dtype=dtype)
+        x = self.transport.space((mine[1] - mine[0], *shape), dtype)
         for rank, (first, last) in self._senders(hop, batch, forward):
             if rank == self.place.rank:
                 x = self.local.pop((tag, batch))
                 break
-            dist.recv(x[first - mine[0] : last - mine[0]], rank, tag=tag)
+            self.transport.fetch(x[first - mine[0] : last - mine[0]], rank, tag)
         self.watch.arrives(hop, batch, forward=forward)
-        return x.to(self.device)
+        return x.to(self.transport.device)
 
     def settle(self) -> None:
         """Wait until everything sent has been received."""
@@ -62,32 +61,59 @@ class Mail:
         self.sent.clear()
 
     def _own_rows(self, batch: int) -> Range:
-        return self.layout.rows(self.place.replica, self.place.stage, batch)[self.place.group]
-
-    def _other(self, hop: int, *, after: bool) -> int:
-        """The stage before or behind a hop."""
-        stages = len(self.layout.plan.replicas[self.place.replica].stages)
-        return (hop + after) % stages
-
-    def _shared(self, stage: int, batch: int) -> Iterator[tuple[int, Range]]:
-        """(row group of another stage, rows that it shares with mine)."""
-        first, last = self._own_rows(batch)
-        for group, (a, b) in enumerate(self.layout.rows(self.place.replica, stage, batch)):
-            if max(a, first) < min(b, last):
-                yield group, (max(a, first), min(b, last))
-
-    def _receivers(self, hop: int, batch: int, forward: bool) -> Iterator[tuple[int, Range]]:
-        stage = self._other(hop, after=forward)
-        ranks = self.layout.ranks_of(self.place.replica, stage)
-        width = len(self.layout.ranks_of(self.place.replica, self.place.stage)[0])
-        for group, rows in self._shared(stage, batch):
-            for t, rank in enumerate(ranks[group]):
-                if t * width // len(ranks[group]) == self.place.tensor:
-                    yield rank, rows
+        return own_rows(self.layout, self.place, batch)
 
     def _senders(self, hop: int, batch: int, forward: bool) -> Iterator[tuple[int, Range]]:
-        stage = self._other(hop, after=not forward)
+        stage = other_stage(self.layout, self.place, hop, after=not forward)
         ranks = self.layout.ranks_of(self.place.replica, stage)
         width = len(self.layout.ranks_of(self.place.replica, self.place.stage)[0])
-        for group, rows in self._shared(stage, batch):
+        for group, rows in shared_rows(self.layout, self.place, stage, batch):
             yield ranks[group][self.place.tensor * len(ranks[group]) // width], rows
+
+
+def own_rows(layout: Layout, place: Place, batch: int) -> Range:
+    """Global rows of a micro-batch that pass a place."""
+    return layout.rows(place.replica, place.stage, batch)[place.group]
+
+
+def other_stage(layout: Layout, place: Place, hop: int, *, after: bool) -> int:
+    """The stage before or behind a hop."""
+    return (hop + after) % len(layout.plan.replicas[place.replica].stages)
+
+
+def shared_rows(layout: Layout, place: Place, stage: int, batch: int) -> Iterator[tuple[int, Range]]:
+    """(row group of another stage, rows that it shares with a place's)."""
+    first, last = own_rows(layout, place, batch)
+    for group, (a, b) in enumerate(layout.rows(place.replica, stage, batch)):
+        if max(a, first) < min(b, last):
+            yield group, (max(a, first), min(b, last))
+
+
+def receivers(
+    layout: Layout, place: Place, hop: int, batch: int, *, forward: bool
+) -> Iterator[tuple[int, Range]]:
+    """(rank, rows) of all who need what a place sends over a hop."""
+    stage = other_stage(layout, place, hop, after=forward)
+    ranks = layout.ranks_of(place.replica, stage)
+    width = len(layout.ranks_of(place.replica, place.stage)[0])
+    for group, rows in shared_rows(layout, place, stage, batch):
+        for t, rank in enumerate(ranks[group]):
+            if t * width // len(ranks[group]) == place.tensor:
+                yield rank, rows
+
+
+def streams(layout: Layout) -> list[Stream]:
+    """(tag, sender, receiver) of every message between two ranks, each once."""
+    found = set()
+    for place in layout.places:
+        replica = layout.plan.replicas[place.replica]
+        sizes = {last - first: b for b, (first, last) in enumerate(layout.micro_batches[place.replica])}
+        virtual, stages = len(replica.stages) * len(replica.stages[0].layers), len(replica.stages)
+        for chunk_stage in range(place.stage, virtual, stages):
+            hops = [(chunk_stage, True), (chunk_stage - 1, False)]
+            for hop, forward in [(h, f) for h, f in hops if 0 <= h < virtual - 1]:
+                for batch in sizes.values():
+                    for rank, _ in receivers(layout, place, hop, batch, forward=forward):
+                        if rank != place.rank:
+                            found.add((2 * hop + forward, place.rank, rank))
+    return sorted(found)

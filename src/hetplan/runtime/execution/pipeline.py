@@ -134,6 +134,7 @@ class Pipeline:
         again = self.recompute and k + 1 < len(self.chain.names)
         with torch.set_grad_enabled(not again):
             y = self._call(k, x, targets)
+        self.watch.passed()
         kept.append(Saved(k, x, None if again else y))
         return y.detach()
 
@@ -184,4 +185,5 @@ class Pipeline:
             y = self._call(saved.layer, saved.x, None)
         if grad is not None and y.requires_grad:
             torch.autograd.backward(y, grad)
+        self.watch.passed()
         return saved.x.grad

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,8 +20,9 @@ import torch.distributed as dist
 from hetplan.errors import HetplanError, one_line
 from hetplan.runtime.execution.worker import recorder, train
 from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.starved import Activity, at_work
 from hetplan.runtime.virtual import Shared
-from hetplan.runtime.watch import Recorder
+from hetplan.runtime.watch import PASSES, Recorder
 
 BEAT = 0.5  # seconds between signs of life
 LOST = ("connection closed", "connection reset", "broken pipe", "connection refused", "timed out", "socket closed",
@@ -56,6 +57,7 @@ def rank_main(
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
+        os.environ["LOCAL_RANK"] = str(rank)
         watch = recorder(job, rank, shared)
         beat(channel, watch)
         run(job, rank, store, watch, channel, stop)
@@ -93,14 +95,17 @@ def beat(channel: Channel, watch: Recorder) -> None:
     over = threading.Event()
 
     def beats() -> None:
-        while not over.wait(BEAT):
-            what, chunk, batch, seconds = watch.state()
+        pause = 0.0
+        while not over.wait(pause):
+            pause, (what, chunk, batch, seconds), meeting = BEAT, watch.state(), watch.meeting
             channel.tell(
                 "beat",
                 what=what,
                 chunk=chunk,
                 batch=batch,
                 seconds=seconds,
+                quiet=watch.quiet(),
+                meeting=None if meeting is None else time.monotonic() - meeting,
                 longest=watch.longest,
                 done=watch.done,
                 spent=watch.spent,
@@ -108,6 +113,34 @@ def beat(channel: Channel, watch: Recorder) -> None:
             )
 
     threading.Thread(target=beats, daemon=True).start()
+
+
+@contextlib.contextmanager
+def look_after(watch: Recorder, limit: float, place: str) -> Iterator[None]:
+    """Nobody else watches: a thread ends the process, with one line, where a pass neither goes on nor computes."""
+    over, activity = threading.Event(), Activity()
+
+    def looks() -> None:
+        thread = threading.get_native_id()
+        while not over.wait(BEAT):
+            activity.note(time.process_time())
+            (what, chunk, batch, _), quiet = watch.state(), min(watch.quiet(), activity.idle())
+            if (
+                what not in PASSES
+                or watch.meeting is not None
+                or quiet <= limit
+                or at_work(os.getpid(), thread)
+            ):
+                continue
+            where = f"at {what} of chunk {chunk}, micro-batch {batch}"
+            print(f"hetplan: {place}: hangs; {where} for {quiet:.0f} s", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    threading.Thread(target=looks, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def is_lost(error: BaseException) -> bool:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.runtime.execution.groups import gather_parts, sum_over
 from hetplan.runtime.execution.holdings import BucketPlan, Held, Piece
 from hetplan.runtime.execution.tensor import Cut
+from hetplan.runtime.execution.transport import Group
 from hetplan.runtime.plan import split
 from hetplan.schema import Range
 
@@ -49,7 +47,7 @@ class Bucket:
 
     plan: BucketPlan
     rank: int
-    group: Any
+    group: Group | None
     parameters: Mapping[str, nn.Parameter]
     held: Held
     parts: list[Range]
@@ -108,7 +106,7 @@ class Bucket:
         """The first owner's values, everywhere."""
         if self.group is not None:
             flat = self.flat_values()
-            dist.broadcast(flat, self.plan.owners[0], group=self.group)
+            self.group.broadcast(flat, self.plan.owners[0])
             self.spread(flat, gradients=False)
 
     def cut_shares(self) -> None:
@@ -126,7 +124,9 @@ class Bucket:
     def gather(self) -> None:
         """Everyone's shard, written to the parameters."""
         assert self.shard is not None
-        flat = self.shard if self.group is None else gather_parts(self.shard, self.parts, self.group)
+        flat = self.shard
+        if self.group is not None:
+            flat = torch.cat(self.group.gather(flat, [last - first for first, last in self.parts]))
         self.spread(flat, gradients=False)
 
     def join_gradients(self) -> None:
@@ -134,12 +134,12 @@ class Bucket:
         if self.shard is None:
             if self.group is not None and self.plan.units > 1:
                 flat = self.flat_gradients()
-                sum_over(flat, self.group)
+                self.group.total(flat)
                 self.spread(flat, gradients=True)
             return
         flat = self.flat_gradients()
         if self.group is not None:
-            sum_over(flat, self.group)
+            self.group.total(flat)
         self._keep(flat)
 
     def held_fragments(self, values: Mapping[int, Tensor] | None, *, scalars: bool) -> Iterator[Fragment]:
@@ -175,7 +175,7 @@ class States:
     def __init__(
         self,
         plans: Sequence[BucketPlan],
-        groups: Mapping[tuple[int, ...], Any],
+        groups: Mapping[tuple[int, ...], Group],
         rank: int,
         parameters: Mapping[str, nn.Parameter],
         held: Held,

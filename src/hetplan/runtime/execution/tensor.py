@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetplan.runtime.execution.transport import HALF, Group
 from hetplan.runtime.plan import split
 from hetplan.schema import Range
 
@@ -53,9 +54,9 @@ def cut(dim: int, length: int, part: Part, blocks: int = 1) -> Cut:
 
 @dataclass(frozen=True)
 class TensorGroup(Part):
-    """A rank's part and the process group of all parts; group None: alone, both collectives do nothing."""
+    """A rank's part and the group of all parts; group None: alone, both collectives do nothing."""
 
-    group: Any = None
+    group: Group | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """x; in the backward pass its gradients are summed over the group."""
@@ -75,10 +76,10 @@ class TensorGroup(Part):
 ALONE = TensorGroup()
 
 
-def _reduced(x: Tensor, group: Any, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-    half = x.dtype in (torch.float16, torch.bfloat16)  # summed in fp32: more exact, and gloo knows it
+def _reduced(x: Tensor, group: Group, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    half = x.dtype in HALF  # summed in fp32, which is more exact
     result = x.float() if half else x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, operation, group=group)
+    group.total(result, operation)
     return result.to(x.dtype)
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import resource
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
 from hetplan.runtime.execution.chain import describe
+from hetplan.runtime.execution.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
 from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
 from hetplan.runtime.execution.spmd.rehearsed import RehearsedProgram
+from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.references.build import reference, stand_in
@@ -26,18 +26,21 @@ from hetplan.runtime.spmd_virtual import SpmdRehearsal, SpmdWatch
 from hetplan.runtime.virtual import Shared, Virtual
 from hetplan.runtime.watch import WAITS, Event, Recorder
 
-KIB = 1024  # Linux counts resident memory in KiB
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
-def make_model(job: Job, watch: Recorder) -> Distributed | DistributedProgram | RehearsedProgram:
+def make_model(
+    job: Job, watch: Recorder, device: str = "cpu"
+) -> Distributed | DistributedProgram | RehearsedProgram:
     """This rank's part of the job's model."""
     if isinstance(watch, SpmdWatch):
         return RehearsedProgram(watch)
     if job.plan.schedule == "spmd":
         return DistributedProgram(make_program(job), job.plan, seed=job.seed, watch=watch)
     precision = precision_of(job)
-    return Distributed(make_module(job), job.plan, seed=job.seed, watch=watch, precision=precision)
+    return Distributed(
+        make_module(job), job.plan, device=device, seed=job.seed, watch=watch, precision=precision
+    )
 
 
 def make_program(job: Job) -> ProgramModel:
@@ -166,7 +169,10 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a step."""
     from hetplan.runtime.execution.checkpoint import load, save
 
-    model = make_model(job, watch)
+    device = local_device(job.device)
+    if device != "cpu":
+        watch.settle = lambda: settle(device)
+    model = make_model(job, watch, device)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
     if job.resume and job.checkpoint is not None and not isinstance(model, RehearsedProgram):
         load(model, optimizer, job.checkpoint)
@@ -180,7 +186,8 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
         optimizer.zero_grad()
         watch.ends("optimizer", 0, step)
         done = passed if job.virtual else [*passed, *watch.take()]
-        report(step_report(step, loss, done, keep=step == first + job.steps - 1))
+        keep = step == first + job.steps - 1
+        report(step_report(step, loss, done, peak_bytes(device), keep=keep))
         stop = agreed(stopping())
         due = job.every is not None and (step + 1) % job.every == 0
         due = due or stop or step == first + job.steps - 1
@@ -194,12 +201,10 @@ def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool
 
 def agreed(wish: bool) -> bool:
     """Whether any rank wishes to stop: the same answer everywhere."""
-    wishes = torch.tensor(float(wish))
-    dist.all_reduce(wishes)
-    return bool(wishes > 0)
+    return host_total(float(wish)) > 0
 
 
-def step_report(step: int, loss: float, events: list[Event], *, keep: bool) -> StepReport:
+def step_report(step: int, loss: float, events: list[Event], peak: int, *, keep: bool) -> StepReport:
     """A step's times from its events; it begins behind the preparation, where all ranks have met."""
     forward, backward = (
         float(sum(e.end - e.start for e in events if e.what == what)) for what in ("forward", "backward")
@@ -207,5 +212,4 @@ def step_report(step: int, loss: float, events: list[Event], *, keep: bool) -> S
     waits = sum(e.end - e.start for e in events if e.what in WAITS and e.what != "prepare")
     kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if keep else []
     begin = next(e.end for e in events if e.what == "prepare")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
     return StepReport(step, loss, begin, events[-1].end, forward, backward, waits, peak, kept)

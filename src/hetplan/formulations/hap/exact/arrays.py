@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,9 +15,11 @@ from hetplan.formulations.hap.states import Graph
 
 @dataclass(frozen=True)
 class Arrays:
-    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; `ordered`: whether
+    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; shared [A], or [A, g]
+    where several segments have ratios of their own; `ordered`: whether
     its paths are programs in their order (not in a canonical graph). missing: the share of the threshold that was
-    missing to it where arcs were last left out."""
+    missing to it where arcs were last left out. chains: where arcs are whole stages (`staging`), the steps behind each
+    number in graph.step, as a program runs them."""
 
     graph: Graph
     comm: kernels.Flags
@@ -26,6 +29,12 @@ class Arrays:
     start: int
     ordered: bool
     missing: float = np.inf
+    chains: tuple[tuple[int, ...], ...] | None = None
+
+    @cached_property
+    def tails(self) -> Ints:
+        """[A]: where arcs begin."""
+        return np.repeat(np.arange(self.graph.n), np.diff(self.graph.first))
 
     @property
     def common(self) -> tuple[Ints, Ints, kernels.Flags, Floats, Floats, Ints]:
@@ -37,7 +46,7 @@ class Arrays:
     def reverse(self) -> tuple[Ints, Ints, Ints, Ints]:
         """The graph read backwards, nodes numbered from the end: first, head, component, and each arc's number here."""
         g, last = self.graph, self.graph.n - 1
-        tails = np.repeat(np.arange(g.n), np.diff(g.first))
+        tails = self.tails
         arcs = np.argsort(last - g.head, kind="stable")
         first = np.zeros(g.n + 1, dtype=np.int64)
         np.cumsum(np.bincount(last - g.head, minlength=g.n), out=first[1:])
@@ -49,7 +58,7 @@ class Arrays:
         g = self.graph
         if hopeless[g.head == g.n - 1].all():
             hopeless = np.ones_like(hopeless)
-        tails = np.repeat(np.arange(g.n), np.diff(g.first))
+        tails = self.tails
         used = np.zeros((2, g.n), dtype=np.bool_)
         used[0, tails[~hopeless]] = used[1, g.head[~hopeless]] = True
         used[1, self.start] = used[0, g.n - 1] = True
@@ -63,14 +72,25 @@ class Arrays:
             g.theory, first, number[g.head[kept]], g.step[kept], g.component[nodes], tuple(g.needs[u] for u in nodes)
         )  # fmt: skip
         work = self.comm[kept], self.fixed[kept], self.shared[kept]
-        return Arrays(graph, *work, self.slow, int(number[self.start]), self.ordered, missing), nodes
+        return Arrays(
+            graph, *work, self.slow, int(number[self.start]), self.ordered, missing, self.chains
+        ), nodes
 
     def path(self, parent: Ints, arc: Ints, label: int) -> list[int]:
         """The triple numbers of a label's program in order."""
-        g, found = self.graph, []
+        found = []
         while arc[label] >= 0:
-            found.append(g.theory.steps[g.step[arc[label]]].index)
+            found.append(int(arc[label]))
             label = int(parent[label])
+        return self.program(found)
+
+    def program(self, arcs: Iterable[int]) -> list[int]:
+        """The triple numbers of a program in order, given by its arcs from the last node to the first."""
+        g, found = self.graph, []
+        for a in arcs:
+            step = int(g.step[a])
+            steps = (step,) if self.chains is None else self.chains[step]
+            found += [g.theory.steps[s].index for s in steps]
         return found
 
 

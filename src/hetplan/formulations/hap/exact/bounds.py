@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetplan.formulations.hap.cells import coordinates
-from hetplan.formulations.hap.cutting import best_in_cell
+from hetplan.formulations.hap.cutting import game_value
 from hetplan.formulations.hap.exact import kernels
 from hetplan.formulations.hap.exact.arrays import Arrays
+from hetplan.formulations.hap.exact.duals import Duals
 from hetplan.formulations.hap.exact.labels import labels
 from hetplan.formulations.hap.exact.opened import Explorer
+from hetplan.formulations.hap.exact.staging import staged
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
@@ -22,8 +23,6 @@ from hetplan.solvers.run import Run
 ROOM, PER_NODE = 20, 60
 # The best program at a point is looked for in so many cells, then in one of so many.
 EACH, SOME = 50, 10
-# Blends of a program's mixtures that price whole stages.
-HEAVIEST = 2
 # Rounding in sums of thousands of terms, as a share of the optimum: slack of dominance.
 SLACK = 1e-14
 # States left open in a cell at most; how much less must be missing before anything is tried again.
@@ -133,37 +132,38 @@ class LabelCell:
         return found if whole else replace(found, bound=min(found.bound, threshold))
 
     def _evaluated(self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays) -> Evaluated:
-        duals = Duals(self.problem, cell, arrays.slow, self.incumbent, hint)
-        bound, potential = sums(arrays, cell, duals)
+        duals = Duals(self.problem, cell, arrays.slow, self.incumbent.stages, hint)
+        found = sums(arrays, cell, duals)
+        if found.bound >= threshold:
+            return Evaluated(found.bound, duals.point, 0, arrays)
+        stages = np.isfinite(self._failed.size)
+        arrays, found = narrowed(arrays, cell, duals, found, threshold, stages=stages)
+        bound, size, improved = found.bound, 0, False
         if bound >= threshold:
-            return Evaluated(bound, duals.point, 0, arrays)
-        weights, size, improved = duals.weights, 0, False
-        arrays, potential = fewer(arrays, cell, weights, potential, threshold, 1 - bound / threshold)
-        if not len(arrays.graph.head):
             return Evaluated(threshold, duals.point, 0, arrays)
         self._cells += 1
         if self._cells <= EACH or self._cells % SOME == 0:
-            size, improved = best_at(duals, arrays, self.incumbent, potential, weights)
+            size, improved = best_at(duals, arrays, self.incumbent, found)
         if improved:  # potentials belong to the means that they were made with
             threshold = min(threshold, self.incumbent.threshold)
-            value, potential = sums(arrays, cell, duals)
-            bound, weights = max(bound, value), duals.weights
+            found = sums(arrays, cell, duals)
+            bound = max(bound, found.bound)
         if bound >= threshold:
             return Evaluated(bound, duals.point, size, arrays)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            value, more = self._listed(cell, arrays, duals, potential, weights, threshold)
+            value, more = self._listed(cell, arrays, duals, found, threshold)
             if not np.isfinite(value):
                 self._failed.note(cell, missing)
             bound, size = max(bound, value), size + more
         return Evaluated(bound, duals.point, size, arrays)
 
     def _listed(
-        self, cell: Floats, arrays: Arrays, duals: Duals, potential: Floats, weights: Floats, threshold: float
+        self, cell: Floats, arrays: Arrays, duals: Duals, known: Sums, threshold: float
     ) -> tuple[float, int]:
         """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too many."""
         size, found = labels(
-            arrays, cell, duals.point, potential, weights, threshold, slack=slack_of(threshold),
+            arrays, cell, duals.point, known.potential, known.weights, threshold, slack=slack_of(threshold),
             room=room_for(arrays, self.incumbent.run), per_node=PER_NODE,
             mixtures=duals.table.mixtures, blends=duals.table.blends,
         )  # fmt: skip
@@ -188,41 +188,73 @@ def slack_of(threshold: float) -> float:
     return SLACK * threshold if np.isfinite(threshold) else 0.0
 
 
-def sums(arrays: Arrays, cell: Floats, duals: Duals) -> tuple[float, Floats]:
-    """(Least cost over the cell when one mean over types prices all stages, the best of several means; the same
-    from each state [n, L, V])."""
-    potential = kernels.potentials(
-        *arrays.common, cell, arrays.slow, duals.weights, duals.inside, arrays.ordered
-    )
-    return float(potential[arrays.start].min(axis=1).max()), potential
+@dataclass(frozen=True)
+class Sums:
+    """Bounds by sums over one cell: potential [n, L, V] from each state; weights [L, K]: what the stage under way
+    counts as; bound: of all programs in the cell. Each potential is affine, so that the least of the largest of them
+    is the value of a matrix game."""
+
+    bound: float
+    potential: Floats
+    weights: Floats
 
 
-def fewer(
-    arrays: Arrays, cell: Floats, weights: Floats, potential: Floats, threshold: float, missing: float
-) -> tuple[Arrays, Floats]:
+def sums(arrays: Arrays, cell: Floats, duals: Duals) -> Sums:
+    """One potential per mean over types for the first stage; where arcs are stages, one per criterion besides."""
+    weights = duals.weights
+    potential = kernels.potentials(*arrays.common, cell, arrays.slow, weights, duals.inside, arrays.ordered)
+    if arrays.chains is not None:
+        own = kernels.lengths(*arrays.common[:2], arrays.common[5], duals.prices(arrays))
+        potential = np.concatenate([potential, own], axis=1)
+        weights = np.concatenate([weights, np.repeat(weights[:1], own.shape[1], axis=0)])
+    return Sums(game_value(potential[arrays.start]), potential, weights)
+
+
+def narrowed(
+    arrays: Arrays, cell: Floats, duals: Duals, found: Sums, threshold: float, *, stages: bool
+) -> tuple[Arrays, Sums]:
+    """What the cell leaves open, if asked for with whole stages as arcs where they are few enough, and its bounds."""
+    left, found = fewer(arrays, cell, duals, found, threshold)
+    if not len(left.graph.head):
+        return left, replace(found, bound=threshold)
+    if left is arrays or left.chains is not None or not stages:
+        return left, found
+    step = kernels.prices(*left.common[2:5], cell, left.slow, found.weights)
+    extremes = np.array([[cell.min()], [cell.max()]])
+    whole = staged(left, step, duals.inside, found.potential, threshold, extremes)
+    if whole is None:
+        return left, found
+    if not len(whole.graph.head):
+        return whole, replace(found, bound=threshold)
+    again = sums(whole, cell, duals)
+    return whole, replace(again, bound=max(found.bound, again.bound))
+
+
+def fewer(arrays: Arrays, cell: Floats, duals: Duals, found: Sums, threshold: float) -> tuple[Arrays, Sums]:
     """The graph and its potentials without the arcs that no program below the threshold takes in the cell.
 
-    Tried again only where clearly less is `missing` to the threshold than when it was done last.
+    Tried again only where clearly less is missing to the threshold than when it was done last.
     """
+    missing = 1 - found.bound / threshold
     tried = not missing < FEWER * arrays.missing or len(arrays.graph.head) < ARCS
     if tried or arrays.start > 0 or not np.isfinite(threshold):
-        return arrays, potential
-    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, weights)
-    least = kernels.through(arrays.reverse, arrays.graph.head, step, potential)
+        return arrays, found
+    step = kernels.prices(*arrays.common[2:5], cell, arrays.slow, duals.weights)
+    if arrays.chains is not None:
+        step = np.concatenate([step, duals.prices(arrays)], axis=1)
+    least = kernels.through(arrays.reverse, arrays.graph.head, step, found.potential)
     left, nodes = arrays.without(least.max(axis=1) >= threshold, missing)
-    return left, np.ascontiguousarray(potential[nodes])
+    return left, replace(found, potential=np.ascontiguousarray(found.potential[nodes]))
 
 
-def best_at(
-    duals: Duals, arrays: Arrays, incumbent: Incumbent, potential: Floats, weights: Floats
-) -> tuple[int, bool]:
+def best_at(duals: Duals, arrays: Arrays, incumbent: Incumbent, known: Sums) -> tuple[int, bool]:
     """Offer the best program (among the orders that the graph has) at the duals' point, a cell of one vertex, and
-    learn from it if it is better than all before: (labels, whether it is). potential [n, L, V] with weights: of
-    the cell that the point is in; being affine there, it holds at the point."""
+    learn from it if it is better than all before: (labels, whether it is). known: of the cell that the point is in;
+    its potentials being affine there, they hold at the point."""
     point, threshold = duals.point, incumbent.threshold
     size, found = labels(
-        arrays, point[None, :], point, _at(potential, duals.inside), weights, threshold, slack=slack_of(threshold),
-        room=room_for(arrays, incumbent.run), per_node=PER_NODE,
+        arrays, point[None, :], point, _at(known.potential, duals.inside), known.weights, threshold,
+        slack=slack_of(threshold), room=room_for(arrays, incumbent.run), per_node=PER_NODE,
     )  # fmt: skip
     before = incumbent.seconds
     if found is not None and len(found.last):
@@ -236,76 +268,6 @@ def _at(potential: Floats, mu: Floats) -> Floats:
     """[n, L, 1]: affine functions told by their values [n, L, V] at vertices, at barycentric mu [V]."""
     used = mu > 0
     return np.ascontiguousarray((potential[:, :, used] @ mu[used])[:, :, None])
-
-
-class Duals:
-    """What the best ratios of programs in one cell tell about good means over types: a blend per mixture of work
-    (of several programs' the newest half), a point to compare types at, and one mean for everything."""
-
-    def __init__(
-        self, problem: HapProblem, cell: Floats, slow: Floats, incumbent: Incumbent, hint: Floats | None
-    ) -> None:
-        self._problem, self._cell, self._slow = problem, cell, slow
-        self.table = Blends(problem.K)
-        self.point = cell.mean(axis=0) if hint is None else hint
-        self._means = np.zeros((0, problem.K))
-        if incumbent.ratios is not None and incumbent.stages is not None:
-            self._learn(incumbent.stages)
-
-    def learn(self, program: Sequence[int]) -> None:
-        """From one program (triple numbers)."""
-        self._learn(self._problem.stages(program))
-
-    def _learn(self, stages: Stages) -> None:
-        problem = self._problem
-        F, S = stages.F / problem.speeds[-1], stages.S[:, 0] / problem.speeds[-1]
-        self.point, blends, _ = best_in_cell(F, S, float(stages.comm[0]), self._cell, self._slow, np.inf)
-        self.table.add(F, S, blends)
-        heavy = F + S / problem.counts.sum()
-        if heavy.any():
-            mean = heavy @ blends / heavy.sum()
-            most = blends[np.argsort(-heavy, kind="stable")[:HEAVIEST]]
-            self._means = np.array(list(dict.fromkeys(tuple(np.round(row, 9)) for row in [*most, mean])))
-
-    @property
-    def weights(self) -> Floats:
-        """[L, K]: the blends of the heaviest mixtures of the program learnt last, heaviest first, their mean, each
-        type alone, all alike."""
-        K = self._problem.K
-        rows = np.vstack([self._means, np.eye(K), np.full((1, K), 1.0 / K)])
-        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
-
-    @property
-    def inside(self) -> Floats:
-        """[K]: the point in barycentric coordinates."""
-        here = np.maximum(coordinates(self._cell, self.point), 0.0)
-        return np.asarray(here / here.sum())
-
-
-class Blends:
-    """Which mean over types bounds a stage of a given mixture of work: learnt from duals, newest half."""
-
-    def __init__(self, types: int) -> None:
-        self._known: dict[float, Floats] = {}
-        self._types = types
-
-    def add(self, fixed: Floats, shared: Floats, blends: Floats) -> None:
-        """The blends [s, K] of a program's stages of work fixed, shared [s]."""
-        for F, S, row in zip(fixed, shared, blends, strict=True):
-            mixture = round(float(F / (F + S)), 11)
-            old = self._known.get(mixture)
-            self._known[mixture] = row if old is None else 0.5 * (old + row)
-
-    @property
-    def mixtures(self) -> Floats:
-        """[m], ascending."""
-        return np.array(sorted(self._known), dtype=float)
-
-    @property
-    def blends(self) -> Floats:
-        """[m, K], rows of sum 1."""
-        rows = [self._known[key] for key in sorted(self._known)]
-        return np.array(rows, dtype=float).reshape(-1, self._types)
 
 
 @dataclass
@@ -329,26 +291,29 @@ class WideCell:
         """One cell."""
         if arrays is not None:
             return self._exact(cell, hint, threshold, arrays)
-        duals = Duals(self.problem, cell, self.arrays.slow, self.incumbent, hint)
-        bound, potential = sums(self.arrays, cell, duals)
+        duals = Duals(self.problem, cell, self.arrays.slow, self.incumbent.stages, hint)
+        found = sums(self.arrays, cell, duals)
+        bound = found.bound
         if bound >= threshold:
             return Evaluated(bound, duals.point, 0)
-        size, _ = best_at(duals, self.arrays, self.incumbent, potential, duals.weights)
+        size, _ = best_at(duals, self.arrays, self.incumbent, found)
         threshold = min(threshold, self.incumbent.threshold)
         if bound >= threshold:
             return Evaluated(bound, duals.point, size)
         missing = 1 - bound / threshold
         if self._failed.unlike(cell, missing) and not self.incumbent.run.should_stop:
-            opened = self.explorer.open(cell, duals.weights, threshold, self._room(), self.incumbent.run)
+            room = open_room(self.incumbent.run)
+            opened = self.explorer.open(cell, duals.weights, threshold, room, self.incumbent.run)
             if opened is not None and opened.graph.n > 1:
-                found = self._exact(cell, hint, threshold, opened)
-                return Evaluated(max(bound, found.bound), found.point, size + found.labels, opened)
+                inside = self._exact(cell, hint, threshold, opened)
+                return Evaluated(max(bound, inside.bound), inside.point, size + inside.labels, opened)
             if opened is None:
                 self._failed.note(cell, missing)
             else:
                 bound = threshold
         return Evaluated(bound, duals.point, size)
 
-    def _room(self) -> int:
-        """States that can be looked through in the time left."""
-        return int(min(OPEN_STATES, max(1_000, STATES_PER_SECOND * self.incumbent.run.remaining)))
+
+def open_room(run: Run) -> int:
+    """States left open that can be looked through in the time left."""
+    return int(min(OPEN_STATES, max(1_000, STATES_PER_SECOND * run.remaining)))

@@ -55,11 +55,19 @@ def potentials(
     so that each stage takes the one that tells most at the point mu [V] (barycentric) from the node where it
     begins, read from the program's end; of those that tell the same, where types tie, the first.
     """
-    n, (L, V) = len(first) - 1, (len(weights), len(x))
-    step = prices(comm, fixed, shared, x, slow, weights).reshape(len(head), -1)
+    step = prices(comm, fixed, shared, x, slow, weights)
+    return potentials_of(first, head, comm, component, step, mu, ordered)
+
+
+def potentials_of(
+    first: Ints, head: Ints, comm: Flags, component: Ints, step: Floats, mu: Floats, ordered: bool
+) -> Floats:
+    """The same for arcs' prices step [A, L, V]."""
+    n, (L, V) = len(first) - 1, step.shape[1:]
     value, begun = np.full((n, L * V), np.inf), np.full((n if ordered else 1, L * V), np.inf)
     value[-1] = begun[-1] = 0.0
-    _potentials(first, head, comm, component, step, mu, ordered, value, begun, np.empty(V))
+    rows = np.ascontiguousarray(step.reshape(len(head), L * V))
+    _potentials(first, head, comm, component, rows, mu, ordered, value, begun, np.empty(V))
     return value.reshape(n, L, V)
 
 
@@ -80,6 +88,16 @@ def through(reverse: tuple[Ints, Ints, Ints, Ints], head: Ints, step: Floats, va
     found = np.empty((A, L))
     found[arcs] = whole.reshape(A, L, V).min(axis=2)
     return found
+
+
+def lengths(first: Ints, head: Ints, component: Ints, step: Floats) -> Floats:
+    """[n, L, V]: the least sums of step [A, L, V] from each node to the last."""
+    n, (A, L, V) = len(first) - 1, step.shape
+    value = np.full((n, L * V), np.inf)
+    value[-1] = 0.0
+    plain, scratch = np.zeros(A, dtype=np.bool_), (np.full((1, L * V), np.inf), np.empty(V))
+    _potentials(first, head, plain, component, step.reshape(A, -1), np.ones(V), False, value, *scratch)
+    return value.reshape(n, L, V)
 
 
 @kernel

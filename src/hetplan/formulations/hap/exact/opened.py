@@ -56,25 +56,30 @@ class Explorer:
         """The states and arcs on programs of which sums with `weights` [L, K] do not show that they cost `enough`
         all over the cell; only the empty set where there are none; None beyond `limit` states left open, 4 `limit`
         met, 16 `limit` looked at or MOST_PROPERTIES, and where the run should stop."""
+        slow = self._problem.speeds[-1] / self._problem.speeds
+        cost = kernels.prices(self._comm, *self._work, cell, slow, weights)
+        graph = self.left_open(cost, enough, limit, run)
+        return None if graph is None else priced_graph(self._problem, graph)
+
+    def left_open(self, cost: Floats, enough: float, limit: int, run: Run) -> Graph | None:
+        """The same by prices of the steps cost [steps, L, V]: the graph."""
         if len(self.properties) > MOST_PROPERTIES:
             return None
         try:
             without = self.without(run)
         except Stopped:
             return None
-        slow = self._problem.speeds[-1] / self._problem.speeds
-        cost = kernels.prices(self._comm, *self._work, cell, slow, weights)
         states = _States(self._goal, 4 * limit, cost)
         status = UNDER_WAY
         while status == UNDER_WAY:
             if run.should_stop:
                 return None
             status = explore(
-                *self._by, *self._pre, *self._post, self._level, self._free, without, states.cost, len(cell),
+                *self._by, *self._pre, *self._post, self._level, self._free, without, states.cost, cost.shape[2],
                 enough, 16 * limit, PAUSE, *states.kept, *states.scratch,
             )  # fmt: skip
         left = states.left(enough, limit) if status == DONE else None
-        return None if left is None else priced_graph(self._problem, self._ordered(*left))
+        return None if left is None else self._ordered(*left)
 
     def _ordered(self, rows: Ints, first: Ints, head: Ints, step: Ints) -> Graph:
         """Nodes by components in topological order; the empty set, which leads nowhere, may well be the last."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.hap.cells import coordinates, halves, whole_cell
+from hetplan.formulations.hap.cells import OneSegment, Shape
 from hetplan.formulations.hap.exact.arrays import Arrays
 from hetplan.formulations.hap.exact.bounds import Evaluate, Incumbent
 from hetplan.formulations.hap.problem import Floats, HapProblem
@@ -28,8 +28,17 @@ class Ended:
     labels: int
 
 
+ONE_SEGMENT = OneSegment()
+
+
 def search(
-    problem: HapProblem, evaluate: Evaluate, incumbent: Incumbent, run: Run, *, patience: int | None = None
+    problem: HapProblem,
+    evaluate: Evaluate,
+    incumbent: Incumbent,
+    run: Run,
+    *,
+    patience: int | None = None,
+    shape: Shape = ONE_SEGMENT,
 ) -> Ended:
     """Explore cells until the gap asked for is proven or the run should stop.
 
@@ -38,7 +47,7 @@ def search(
     """
     order = itertools.count()
     open_cells: list[tuple[float, int, Floats, Floats | None, Arrays | None]] = [
-        (0.0, next(order), whole_cell(problem), incumbent_point(incumbent), None)
+        (0.0, next(order), shape.whole(problem), incumbent_point(incumbent), None)
     ]
     closed, cells, labels = np.inf, 0, 0
     idle, risen = 0, 0.0
@@ -54,7 +63,7 @@ def search(
             heapq.heappush(open_cells, (bound, next(order), here, hint, arrays))
             break
         cells += 1
-        inside = hint is not None and coordinates(here, hint).min() > -1e-9
+        inside = hint is not None and shape.holds(here, hint)
         found = evaluate(here, hint if inside else None, threshold, arrays)
         labels += found.labels
         idle += found.arrays is None
@@ -62,7 +71,7 @@ def search(
         if bound >= incumbent.threshold:
             closed = min(closed, bound)
             continue
-        for half in halves(here, problem.counts.astype(float), hint):
+        for half in shape.parts(here, problem.counts.astype(float), hint):
             heapq.heappush(open_cells, (bound, next(order), half, hint, found.arrays))
         run.report(bound=min(closed, open_cells[0][0]) * (1 - ROUNDING))
     left = min((entry[0] for entry in open_cells), default=np.inf)
@@ -72,5 +81,6 @@ def search(
 
 
 def incumbent_point(incumbent: Incumbent) -> Floats | None:
-    """The incumbent's ratios [K], if there are any."""
-    return None if incumbent.ratios is None else incumbent.ratios[0]
+    """The incumbent's ratios, if there are any: [K], of several segments [g, K]."""
+    ratios = incumbent.ratios
+    return ratios if ratios is None or len(ratios) > 1 else ratios[0]

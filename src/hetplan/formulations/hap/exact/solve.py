@@ -15,12 +15,14 @@ import time
 from dataclasses import replace
 
 from hetplan.formulations.hap import limited, milp
+from hetplan.formulations.hap.cells import Segments
 from hetplan.formulations.hap.common import Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.exact.arrays import priced_graph
 from hetplan.formulations.hap.exact.bounds import Incumbent, LabelCell, WideCell
 from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.exact.search import search
+from hetplan.formulations.hap.exact.segments import SegmentsCell, by_segment
 from hetplan.formulations.hap.first import first_program, simple_bound
 from hetplan.formulations.hap.graphs import WIDE, choose
 from hetplan.formulations.hap.theory import Theory
@@ -30,6 +32,9 @@ from hetplan.solvers.run import Run
 
 STATES, CANONICAL_STATES = 3_000, 300_000
 MOST_TYPES = 6
+# Free ratios of all segments beyond which cells are too many; the share of the time that they get where the programme
+# may do better.
+MOST_DIMENSIONS, SEGMENTS_SHARE = 4, 0.5
 
 
 def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
@@ -42,11 +47,7 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     if posed.problem.capacity is not None:
         unlimited = data.model_copy(update={"memory": None})
         return limited.search(posed, run, None if several else lambda part: solve(unlimited, part))
-    if several:
-        from hetplan.solvers import highs
-
-        return milp.search(highs.solve, posed, run)
-    return joint(posed, run)
+    return by_segments(posed, run) if several else joint(posed, run)
 
 
 def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
@@ -78,6 +79,41 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
         details={
             "states": chosen.graph.n, "arcs": len(chosen.graph.head), "cells": done.cells,
             "labels": done.labels, "programs": len(incumbent.priced),
+        },
+    )  # fmt: skip
+
+
+def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
+    """The search over the ratios of several segments, and of more types than one segment's search takes; where it
+    does not end, or dimensions are too many for it, the mixed-integer programme from what it found."""
+    from hetplan.solvers import highs
+
+    theory, problem = posed.theory, posed.problem
+    few = problem.g * (problem.K - 1) <= MOST_DIMENSIONS
+    chosen = choose(theory, STATES, CANONICAL_STATES, run) if few else None
+    if chosen is None or chosen.graph is None:
+        return milp.search(highs.solve, posed, run)
+    share = SEGMENTS_SHARE if chosen.exact else 1.0
+    part = run.part(time_limit=share * run.remaining, quiet=False)
+    incumbent = Incumbent(theory, part)
+    incumbent.offer(first_program(theory))
+    built = time.perf_counter()
+    if incumbent.seconds <= 0:
+        return ended(posed, incumbent.program, run=run, stop=Stop.OPTIMAL, bound=0.0, built=built)
+    arrays = by_segment(problem, chosen.graph, ordered=chosen.exact)
+    evaluate = SegmentsCell(problem, arrays, incumbent, Explorer(problem, theory))
+    patience = None if chosen.exact else PATIENCE
+    done = search(problem, evaluate, incumbent, part, patience=patience, shape=Segments())
+    bound, details = max(simple_bound(theory), done.bound), {"cells": done.cells}
+    if chosen.exact and not done.finished and not run.should_stop:
+        known = incumbent.program
+        return milp.search(highs.solve, posed, run, known=known, floor=bound, details=details)
+    return ended(
+        posed, incumbent.program, run=run, built=built, bound=bound,
+        stop=Stop.OPTIMAL if done.finished else Stop.LIMIT if not run.should_stop else stopped(run),
+        message="" if done.finished or chosen.exact or run.should_stop else WIDE,
+        details={
+            "states": chosen.graph.n, "arcs": len(chosen.graph.head), **details, "programs": len(incumbent.priced),
         },
     )  # fmt: skip
 

@@ -117,6 +117,10 @@ class Writer:
         """The shape of a tensor written before."""
         return self._nodes[tensor].shape
 
+    def node(self, tensor: str) -> Node:
+        """The node that made it."""
+        return self._nodes[tensor]
+
     def parameters_behind(self, tensor: str) -> list[str]:
         """The parameters that a tensor is made of."""
         found, left = {tensor}, [tensor]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.exchange import Bounds, Slices
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
 from hetplan.formulations.hap.spmd.machine import Machine, useful
@@ -29,6 +29,7 @@ from hetplan.runtime.execution.spmd.model import (
     synthetic_initial,
 )
 from hetplan.runtime.execution.spmd.ranks import Ranks
+from hetplan.runtime.execution.transport import Staging, Transport, host_total
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.spmd_decision import Reading, read_program
 from hetplan.runtime.spmd_shards import Shard, shards_of
@@ -42,9 +43,18 @@ class DistributedProgram:
     """A rank's part of a program under an SPMD plan. step: iterations begun."""
 
     def __init__(
-        self, model: SingleProgram | ProgramModel, plan: Plan, *, seed: int = 0, watch: Watch | None = None
+        self,
+        model: SingleProgram | ProgramModel,
+        plan: Plan,
+        *,
+        device: str = "cpu",
+        seed: int = 0,
+        watch: Watch | None = None,
+        staging: Staging = "auto",
     ) -> None:
         check_world(plan, dist.get_world_size())
+        if device not in ("cpu", "auto"):
+            raise UnsupportedError("SPMD programs compute on the CPU", got=device, expected="cpu or auto")
         limit_threads(torch.get_num_threads())
         made = as_model(model)
         check_samples(made.program, plan)
@@ -52,6 +62,7 @@ class DistributedProgram:
         self.program, self.plan, self.seed, self.step = made.program, plan, seed, 0
         self.order = useful(self.reading.order)
         self.watch = watch or Watch()
+        self.everyone = Transport.on_cpu(staging, self.watch).everyone
         self.dtype = DTYPES[torch.get_default_dtype()]
         self.batch = made.batch or synthetic_batch(made.program, seed)
         self.machine = RankMachine(self)
@@ -81,15 +92,14 @@ class DistributedProgram:
         self.step += 1
         of_step = rows or (lambda first, last: self.batch(step, first, last))
         self.watch.begins("prepare", 0, step)
-        dist.barrier()
+        dist.barrier(group=self.everyone.process)
         self.watch.ends("prepare", 0, step)
         loss = sum(self._run(run, of_step) for run in range(self.runs))
         self.watch.begins("synchronise", 0, step)
-        total = torch.tensor(loss, dtype=torch.float64)
-        dist.all_reduce(total)
+        total = host_total(loss)
         self.machine.settle()
         self.watch.ends("synchronise", 0, step)
-        return float(total) / self.runs
+        return total / self.runs
 
     def _run(self, run: int, of_step: Data) -> float:
         samples = self.plan.replicas[0].samples // self.runs
@@ -134,7 +144,7 @@ class RankMachine(Machine):
             reading.theory.program,
             reading.theory.axes,
             reading.decision.ratios,
-            Ranks(self._told),
+            Ranks(self._told, owner.everyone),
             owner.dtype,
         )
         self.owner, self.watch = owner, owner.watch

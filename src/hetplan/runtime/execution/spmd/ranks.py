@@ -15,17 +15,19 @@ from torch import Tensor
 
 from hetplan.formulations.hap.spmd.exchange import Bounds, Exchange, Manner, Slices, piece
 from hetplan.formulations.hap.spmd.operators.base import Array
+from hetplan.runtime.execution.transport import Group, Transport
 
 Told = Callable[[bool], None]
 
 
 class Ranks(Exchange):
-    """One rank among all. told: called with True as a collective begins, with False as it ends."""
+    """One rank among all. told: called with True as a collective begins, with False as it ends. group: of all ranks."""
 
-    def __init__(self, told: Told | None = None) -> None:
+    def __init__(self, told: Told | None = None, group: Group | None = None) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.here = [self.rank]
         self._told = told or (lambda begins: None)
+        self.group = group or Transport.on_cpu().everyone
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
@@ -40,30 +42,25 @@ class Ranks(Exchange):
 
     def _sum(self, value: Array) -> Tensor:
         whole = torch.from_numpy(np.array(value, order="C"))  # a copy: it is summed in place
-        dist.all_reduce(whole)
+        self.group.total(whole)
         return whole
 
     def gather(self, slices: Slices, dimension: int, bounds: Bounds, manner: Manner) -> Slices:
         """An all-gather of slices padded to the longest, or a broadcast from each owner of one."""
         with self._collective():
             own = leading(slices[0], dimension)
-            parts = self._padded(own, bounds) if manner == "padded" else self._grouped(own, bounds)
+            if manner == "padded":
+                parts = self.group.gather(own, [last - first for first, last in bounds])
+            else:
+                parts = self._grouped(own, bounds)
             return [array(torch.cat(parts).movedim(0, dimension))]
-
-    def _padded(self, own: Tensor, bounds: Bounds) -> list[Tensor]:
-        longest = max(last - first for first, last in bounds)
-        sent = own.new_zeros((longest, *own.shape[1:]))
-        sent[: len(own)] = own
-        received = [torch.empty_like(sent) for _ in bounds]
-        dist.all_gather(received, sent)
-        return [r[: last - first] for r, (first, last) in zip(received, bounds, strict=True)]
 
     def _grouped(self, own: Tensor, bounds: Bounds) -> list[Tensor]:
         parts = []
         for owner, (first, last) in enumerate(bounds):
             part = own if owner == self.rank else own.new_empty((last - first, *own.shape[1:]))
             if last > first:
-                dist.broadcast(part, owner)
+                self.group.broadcast(part, owner)
             parts.append(part)
         return parts
 
@@ -77,8 +74,7 @@ class Ranks(Exchange):
             own = slices[0]
             for owner, pair in enumerate(bounds):
                 part = torch.from_numpy(np.array(piece(slices[0], dimension, pair), order="C"))
-                if part.numel():
-                    dist.reduce(part, owner)
+                self.group.reduce(part, owner)
                 if owner == self.rank:
                     own = array(part)
             return [own]
@@ -98,8 +94,7 @@ class Ranks(Exchange):
             shapes = [(*shape[:source], n, *shape[source + 1 :]) for n in lengths]
             sizes = [int(np.prod(s)) for s in shapes]
             sent = torch.from_numpy(np.concatenate([part.reshape(-1) for part in leaving]))
-            received = sent.new_empty(sum(sizes))
-            dist.all_to_all_single(received, sent, sizes, [part.size for part in leaving])
+            received = self.group.swap(sent, [part.size for part in leaving], sizes)
             parts = zip(received.split(sizes), shapes, strict=True)
             return [array(torch.cat([part.view(s) for part, s in parts], dim=source))]
 

@@ -52,7 +52,9 @@ def to_save(model: DistributedProgram, optimizer: Any, kinds: dict[str, str]) ->
     for key, shard, value in tensors(model, optimizer, kinds):
         (size, parts), whole = parts_of(shard), value.numpy()
         if shard.dimension is not None:
-            whole = Ranks().gather([whole], shard.dimension, list(shard.bounds), "padded")[0]
+            whole = Ranks(group=model.everyone).gather(
+                [whole], shard.dimension, list(shard.bounds), "padded"
+            )[0]
         first, last = parts[rank]
         if last > first:
             mine = np.ascontiguousarray(whole).reshape(-1)[first:last].copy()
@@ -81,7 +83,7 @@ def restore(
     single = list(scalars(model, optimizer, kinds))
     values = read([*chunks, *(Chunk(key, 0, 1, value.view(1)) for key, value in single)])
     for (_, shard, into), part in zip(places, values, strict=False):
-        flat = Ranks().gather([part.numpy()], 0, parts_of(shard)[1], "padded")[0]
+        flat = Ranks(group=model.everyone).gather([part.numpy()], 0, parts_of(shard)[1], "padded")[0]
         into.copy_(torch.from_numpy(shard.take(flat.reshape(shard.shape), rank)))
     for (_, into), value in zip(single, values[len(places) :], strict=True):
         into.copy_(value.view(()))

@@ -101,6 +101,28 @@ class Softmax(Operator):
         return [softmax_gradient(output, gradient)]
 
 
+class LogSoftmax(Operator):
+    """x - log sum exp(x) over the last dimension."""
+
+    kind = "log-softmax"
+
+    def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
+        return whole[0]
+
+    def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
+        return same_dimensions(len(whole[0]), 1, blocked=(len(whole[0]) - 1,))
+
+    def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
+        x = inputs[0] - inputs[0].max(axis=-1, keepdims=True)
+        found: Array = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+        return found
+
+    def backward(
+        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+    ) -> list[Array | None]:
+        return [gradient - np.exp(output) * gradient.sum(axis=-1, keepdims=True)]
+
+
 def softmax(x: Array) -> Array:
     """Over the last dimension."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
@@ -114,4 +136,4 @@ def softmax_gradient(output: Array, gradient: Array) -> Array:
     return found
 
 
-OPERATORS = (LayerNorm(), RmsNorm(), Softmax())
+OPERATORS = (LayerNorm(), RmsNorm(), Softmax(), LogSoftmax())

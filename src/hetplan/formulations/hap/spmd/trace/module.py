@@ -206,7 +206,7 @@ def classes_of(node: Any) -> int:
         kind = str(user.target)
         if kind.startswith("aten.embedding."):
             return int(user.args[0].meta["val"].shape[0])
-        if kind.startswith("aten.cross_entropy_loss."):
+        if kind.startswith(("aten.cross_entropy_loss.", "aten.nll_loss_nd.")):
             return int(user.args[0].meta["val"].shape[1])
         value = user.meta.get("val")
         if hasattr(value, "is_floating_point") and not value.is_floating_point() and classes_of(user) > 2:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Walker, positive
 
 
@@ -65,6 +67,13 @@ def expand(w: Walker, x: Tensor, shape: Sequence[int], *, implicit: bool = False
     x = w.reshape(x, (*[1] * lead, *x.shape))
     wanted = tuple(have if want == -1 else int(want) for want, have in zip(shape, x.shape, strict=True))
     return x if wanted == x.shape else w.apply("repeat", x, shape=wanted)
+
+
+def broadcast(w: Walker, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    """All in the shape that they have together."""
+    found = [w.tensor(value) for value in tensors]
+    shape = np.broadcast_shapes(*(x.shape for x in found))
+    return tuple(expand(w, x, shape) for x in found)
 
 
 def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
@@ -147,6 +156,7 @@ RULES: dict[str, Rule] = {
     "aten.transpose": transpose,
     "aten.t": transpose,
     "aten.numpy_T": lambda w, x: permute(w, x, range(len(x.shape))[::-1]),
+    "aten.broadcast_tensors": broadcast,
     "aten.expand": expand,
     "aten.expand_as": lambda w, x, other: expand(w, x, other.shape),
     "aten.slice": slice_,

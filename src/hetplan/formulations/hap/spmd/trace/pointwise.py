@@ -101,11 +101,15 @@ def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
     return w.apply("add", x, hidden)
 
 
-def softmax(w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """Over the last dimension."""
-    if positive(dim, len(x.shape)) != len(x.shape) - 1:
-        raise MissingRule("softmax over another dimension than the last")
-    return w.apply("softmax", x)
+def over_the_last(kind: str) -> Rule:
+    """softmax, log_softmax."""
+
+    def rule(w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        if positive(dim, len(x.shape)) != len(x.shape) - 1:
+            raise MissingRule(f"{kind} over another dimension than the last")
+        return w.apply(kind, x)
+
+    return rule
 
 
 def layer_norm(
@@ -148,6 +152,22 @@ def cross_entropy(
     if len(logits.shape) != 2 or len(labels.shape) != 1:
         raise MissingRule("cross-entropy of more than two dimensions, or with probabilities as labels")
     return w.apply("cross-entropy", logits, labels, count=labels.shape[0])
+
+
+def nll_loss(
+    w: Walker, x: Tensor, labels: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+) -> Tensor:
+    """Of log_softmax: both together are the cross-entropy."""
+    behind = w.writer.node(x.name)
+    if behind.kind != "log-softmax":
+        raise MissingRule("nll_loss of anything but log_softmax")
+    return cross_entropy(w, Tensor(behind.inputs[0], x.shape), labels, weight, reduction, ignore_index)
+
+
+def mse_loss(w: Walker, left: Any, right: Any, reduction: int = 1) -> Tensor:
+    """The mean of squares (1), their sum (2), or each (0)."""
+    squares = w.apply("power", sub(w, left, right), exponent=2.0)
+    return squares if reduction == 0 else mean(w, squares) if reduction == 1 else total(w, squares)
 
 
 def mean(
@@ -221,12 +241,15 @@ RULES: dict[str, Rule] = {
     "aten.gelu": gelu,
     "aten.gt": greater,
     "aten.masked_fill": masked_fill,
-    "aten.softmax": softmax,
-    "aten._softmax": lambda w, x, dim, half: softmax(w, x, dim),
+    "aten.softmax": over_the_last("softmax"),
+    "aten._softmax": lambda w, x, dim, half: over_the_last("softmax")(w, x, dim),
+    "aten.log_softmax": over_the_last("log-softmax"),
     "aten.layer_norm": layer_norm,
     "aten.rms_norm": rms_norm,
     "aten.embedding": embedding,
     "aten.cross_entropy_loss": cross_entropy,
+    "aten.nll_loss_nd": nll_loss,
+    "aten.mse_loss": mse_loss,
     "aten.mean": mean,
     "aten.sum": total,
     "aten.max_pool2d": max_pool2d,

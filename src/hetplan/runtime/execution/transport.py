@@ -1,0 +1,221 @@
+"""How tensors get from rank to rank: the one module that knows gloo, NCCL, and the host's memory between them.
+
+Where every rank has a GPU of its own, tensors on GPUs go by NCCL. Else (CPUs, several ranks on one GPU, CPUs and GPUs
+mixed) they go by gloo: what is on a GPU is copied to pinned host memory, exchanged, and copied back (staging).
+
+NCCL knows no tags, and messages of two ranks wait for each other in one queue per process group. So messages get lanes,
+process groups of their own: on a lane, two ranks send in one direction only, what one hop carries, in the order of the
+micro-batches. The first message of two ranks makes them meet; `opened` has them do so in one order everywhere.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetplan.runtime.execution.groups import host_group, kept, make_groups, one_group
+from hetplan.runtime.watch import Watch
+
+Staging = Literal["auto", "always"]
+Stream = tuple[int, int, int]  # (tag, sender, receiver) of messages
+Message = tuple[Any, Tensor]  # what to wait for, and what must live until then
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Transport:
+    """One rank's. device: where its tensors are; carrier: where they are exchanged, cuda by NCCL, cpu by gloo.
+
+    always: copied to buffers of the carrier's, even where they are there already. lanes: by tag, NCCL's only.
+    """
+
+    device: torch.device
+    carrier: torch.device
+    always: bool = False
+    watch: Watch = field(default_factory=Watch)
+    lanes: Mapping[int, Any] = field(default_factory=dict)
+
+    @classmethod
+    def over(cls, device: str, staging: Staging = "auto", watch: Watch | None = None) -> Transport:
+        """All ranks together. staging: "always" also where NCCL could do."""
+        here = torch.device(device)
+        direct = staging == "auto" and own_gpus(here)
+        carrier = here if direct else torch.device("cpu")
+        return cls(here, carrier, staging == "always", watch or Watch())
+
+    @classmethod
+    def on_cpu(cls, staging: Staging = "auto", watch: Watch | None = None) -> Transport:
+        """Of what computes on CPUs only."""
+        cpu = torch.device("cpu")
+        return cls(cpu, cpu, staging == "always", watch or Watch())
+
+    @property
+    def backend(self) -> str:
+        """What exchanges."""
+        return "gloo" if self.carrier.type == "cpu" else "nccl"
+
+    def groups(self, members: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Group]:
+        """A group for each set of two ranks or more; the same call on every rank."""
+        made = make_groups(members, self.backend)
+        return {ranks: Group(self, process) for ranks, process in made.items()}
+
+    @property
+    def everyone(self) -> Group:
+        """All ranks, for tensors in host memory."""
+        return Group(replace(self, carrier=torch.device("cpu")), host_group())
+
+    def space(self, shape: Sequence[int], dtype: Any) -> Tensor:
+        """Memory of the carrier's; the host's is pinned where a GPU reads and writes it."""
+        pinned = self.carrier.type == "cpu" and self.device.type == "cuda"
+        return torch.empty(tuple(shape), dtype=dtype, device=self.carrier, pin_memory=pinned)
+
+    def carried(self, x: Tensor) -> Tensor:
+        """x where the carrier can take it: itself, or a copy that is complete."""
+        if x.device.type == self.carrier.type and not self.always:
+            return x
+        return self.space(x.shape, x.dtype).copy_(x.detach())
+
+    def landed(self, carried: Tensor, x: Tensor) -> None:
+        """What came, written to x."""
+        if carried is not x:
+            x.detach().copy_(carried)
+
+    def post(self, x: Tensor, rank: int, tag: int) -> Message:
+        """Send rows to another rank; contiguous, in the order in which they are received."""
+        carried = self.carried(x)
+        group, tag = self.lane(tag)
+        return dist.isend(carried, rank, group=group, tag=tag), carried
+
+    def fetch(self, into: Tensor, rank: int, tag: int) -> None:
+        """Receive rows into contiguous memory of the carrier's."""
+        group, tag = self.lane(tag)
+        dist.recv(into, rank, group=group, tag=tag)
+
+    def lane(self, tag: int) -> tuple[Any, int]:
+        """The group that a tag's messages go by, and the tag that is left to give."""
+        return (self.lanes[tag], 0) if self.lanes else (host_group(), tag)
+
+    def pending(self, sent: list[Message]) -> list[Message]:
+        """Those still on their way, as far as NCCL tells; the memory of others is free again."""
+        return sent if self.backend == "gloo" else [m for m in sent if not m[0].is_completed()]
+
+    def opened(self, streams: Callable[[], Sequence[Stream]]) -> Transport:
+        """With a lane for every stream, on which both ends have met; all ranks together. gloo needs none."""
+        return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
+
+    def on_lanes(self, streams: Sequence[Stream], backend: str) -> Transport:
+        """The same for a given backend. streams: in one order on all ranks."""
+        world, rank = tuple(range(dist.get_world_size())), dist.get_rank()
+        numbers = lane_numbers(streams)
+        groups = {n: one_group(world, backend, 1 + n) for n in sorted(set(numbers.values()))}
+        made = replace(self, lanes={tag: groups[n] for tag, n in numbers.items()})
+        for tag, sender, receiver in streams:  # one order everywhere: each waits for its other end only
+            if rank == sender:
+                work, _sent = made.post(torch.zeros(1, device=self.device), receiver, tag)
+                work.wait()
+            elif rank == receiver:
+                made.fetch(made.space((1,), torch.get_default_dtype()), sender, tag)
+        return made
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some ranks, and what they do together; every member makes the same calls in the same order."""
+
+    transport: Transport
+    process: Any
+
+    def total(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+        """All-reduce in place, half precision by way of fp32."""
+        if x.numel():
+            self._in_place(x, lambda y: dist.all_reduce(y, operation, group=self.process), half=True)
+
+    def broadcast(self, x: Tensor, owner: int) -> None:
+        """The values of a member (its number among all ranks), everywhere."""
+        if x.numel():
+            self._in_place(x, lambda y: dist.broadcast(y, owner, group=self.process))
+
+    def reduce(self, x: Tensor, owner: int) -> None:
+        """The sum, for one member; the others' x is used up."""
+        if x.numel():
+            self._in_place(x, lambda y: dist.reduce(y, owner, group=self.process), half=True)
+
+    def gather(self, own: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Every member's [length, …]; padded to the longest, since gloo and NCCL gather equal parts."""
+        longest, rest = max(lengths), own.shape[1:]
+        if longest == 0 or 0 in rest:
+            return [own.new_empty((length, *rest)) for length in lengths]
+        sent = self.transport.space((longest, *rest), own.dtype)
+        sent[: len(own)] = own.detach()
+        sent[len(own) :] = 0
+        received = [self.transport.space(sent.shape, own.dtype) for _ in lengths]
+        self.transport.watch.meets()
+        dist.all_gather(received, sent, group=self.process)
+        self.transport.watch.met()
+        return [r[:length].to(own.device) for r, length in zip(received, lengths, strict=True)]
+
+    def swap(self, sent: Tensor, leaving: Sequence[int], coming: Sequence[int]) -> Tensor:
+        """From every member to every other one: parts of flat tensors, of any length."""
+        carried = self.transport.carried(sent)
+        received = self.transport.space((sum(coming),), sent.dtype)
+        self.transport.watch.meets()
+        dist.all_to_all_single(received, carried, list(coming), list(leaving), group=self.process)
+        self.transport.watch.met()
+        return received.to(sent.device)
+
+    def _in_place(self, x: Tensor, act: Callable[[Tensor], object], *, half: bool = False) -> None:
+        y = self.transport.carried(x.float() if half and x.dtype in HALF else x)
+        y = y if y.is_contiguous() else y.contiguous()
+        self.transport.watch.meets()
+        act(y)
+        self.transport.watch.met()
+        self.transport.landed(y, x)
+
+
+def own_gpus(device: torch.device) -> bool:
+    """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together, once per process group."""
+    known, key = kept(), ("own", device.type)
+    if key not in known:
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, identity(device), group=host_group())
+        known[key] = None not in everyone and len(set(everyone)) == len(everyone)
+    return bool(known[key])
+
+
+def identity(device: torch.device) -> str | None:
+    """What tells a GPU from all others; None for a CPU, or without NCCL."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return None
+    told = torch.cuda.get_device_properties(device)
+    return f"{socket.gethostname()} {getattr(told, 'uuid', device.index)}"
+
+
+def lane_numbers(streams: Iterable[Stream]) -> dict[int, int]:
+    """Tag -> lane, such that no two ranks use a lane for two tags."""
+    pairs: dict[int, set[frozenset[int]]] = {}
+    for tag, sender, receiver in streams:
+        pairs.setdefault(tag, set()).add(frozenset((sender, receiver)))
+    lanes: list[set[frozenset[int]]] = []
+    found: dict[int, int] = {}
+    for tag, used in sorted(pairs.items()):
+        number = next((n for n, lane in enumerate(lanes) if not lane & used), len(lanes))
+        if number == len(lanes):
+            lanes.append(set())
+        lanes[number] |= used
+        found[tag] = number
+    return found
+
+
+def host_total(value: float) -> float:
+    """The sum over all ranks."""
+    if dist.get_world_size() == 1:
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total, group=host_group())
+    return float(total)

@@ -1,0 +1,137 @@
+"""`hetplan run --device cuda`: ranks that share a GPU, NCCL, faults, and what is measured beside the profile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from hetplan.profiling.models import load_model  # noqa: E402
+from hetplan.runtime.devices import gpus  # noqa: E402
+from hetplan.runtime.measure import measure_profile  # noqa: E402
+from hetplan.runtime.plan import Plan, parse_plan, save_plan  # noqa: E402
+from parity.asking import Answers, request, run_forked, served  # noqa: E402
+from parity.cases import Case, R, S, even  # noqa: E402
+
+GPUS = gpus()
+pytestmark = pytest.mark.skipif(GPUS == 0, reason="needs a GPU that torch can use")
+
+PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
+GONE = 15.0  # seconds from a fault until no process is left
+BAD = {
+    "killed": "was killed by SIGKILL",
+    "stopped": "hangs; no sign of life",
+    "stuck": "hangs; at forward of chunk 0, micro-batch 0",
+    "asleep": "hangs; at forward of chunk 0, micro-batch 0",
+    "hungry_on_gpu": "out of memory",
+    "wrong": "KeyError: 'no such key'",
+}
+MODEL, SEQUENCE, SAMPLES = "gpt2", 128, 4
+
+
+def plan() -> Plan:
+    """Two stages beside one on two tensor ranks."""
+    return Case("faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
+
+
+def gpt2_plan(*stages: tuple[int, int]) -> Plan:
+    """GPT-2 in fp32, four micro-batches, a stage for each range of layers."""
+    model = load_model(MODEL, sequence=SEQUENCE, precision="fp32")
+    alone = {"row_shares": [1.0], "tensor_shares": [1.0]}
+    document = {
+        "format": "hetplan-plan",
+        "version": 1,
+        "name": MODEL,
+        "workload": {
+            "model": MODEL, "cluster": "made up", "global_batch": 4 * SAMPLES, "sequence": SEQUENCE,
+            "precision": "fp32", "layers": [layer.name for layer in model.layers],
+        },
+        "devices": [{"type": "A", "node": 0} for _ in stages],
+        "replicas": [
+            {
+                "stages": [{"layers": [r], "devices": [[d]], **alone} for d, r in enumerate(stages)],
+                "micro_batches": [{"count": 4, "samples": SAMPLES}],
+            }
+        ],
+    }  # fmt: skip
+    return parse_plan(document, where=MODEL)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Every fault at the same time, then runs to measure one after the other."""
+    folder = tmp_path_factory.mktemp("cuda")
+    file, one, two = (folder / f"{name}.json" for name in ("plan", "one", "two"))
+    save_plan(plan(), file)
+    layers = len(load_model(MODEL).layers)
+    save_plan(gpt2_plan((0, layers)), one)
+    save_plan(gpt2_plan((0, 4), (4, layers)), two)
+    cuda = ("--device", "cuda")
+    asked = [
+        request(fault, "run", file, *cuda, "--factory", f"parity.faulty:{fault}", "--quiet",
+                environment={"FAULT": str(folder / f"{fault}.moment")})
+        for fault in BAD
+    ]  # fmt: skip
+    found = served(asked, folder, width=len(asked))
+    kept = folder / "kept"
+    timed = [
+        request("one", "run", one, *cuda, "--steps", 6, "--json"),
+        request("two", "run", two, *cuda, "--steps", 3, "--json", "--checkpoint", kept),
+        request("table", "run", file, *cuda, "--factory", "parity.cases:two", "--steps", 2),
+    ]
+    found |= served(timed, folder, width=1)
+    resumed = ("--steps", 3, "--json", "--checkpoint", kept, "--resume")
+    return found | served([request("resumed", "run", one, *cuda, *resumed)], folder, width=1)
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers: Answers) -> None:
+    answer = answers[fault]
+    assert answer["code"] == 1
+    assert answer["err"].startswith(f"hetplan: error: {PLACE}: ") and BAD[fault] in answer["err"]
+    assert answer["seconds"] <= GONE
+
+
+def test_ranks_that_share_a_gpu_are_told(answers: Answers) -> None:
+    assert answers["table"]["code"] == 0, answers["table"]["err"]
+    assert "ranks on GPUs" in answers["table"]["out"]
+    assert (GPUS < 4) == ("through the host's memory (gloo)" in answers["table"]["out"])
+
+
+def test_stages_on_gpus_have_the_losses_of_one(answers: Answers) -> None:
+    """Also behind a checkpoint, under another plan."""
+    whole, first, second = (json.loads(answers[name]["out"]) for name in ("one", "two", "resumed"))
+    assert {run["device"] for run in (whole, first, second)} == {"cuda"}
+    losses = [step["loss"] for step in whole["steps"]]
+    assert len(set(losses)) == 6
+    halves = [step["loss"] for run in (first, second) for step in run["steps"]]
+    assert halves == pytest.approx(losses, rel=1e-3)
+
+
+def test_time_and_memory_are_near_the_profiles(answers: Answers) -> None:
+    """Told; held within bounds that only an error would break: kernels of other processes share the GPU."""
+    run = json.loads(answers["one"]["out"])
+    model = load_model(MODEL, sequence=SEQUENCE, precision="fp32")
+    (table,) = measure_profile(model, "cuda", micro_batches=(SAMPLES,), repeats=5).tables
+    predicted, measured = 4 * sum(table.seconds()), run["ranks"][0]["busy_seconds"]
+    weights = 4.0 * model.params
+    assert table.readings is not None
+    kept, peak = sum(table.readings.saved_bytes), run["ranks"][0]["peak_bytes"]
+    print(
+        f"\npasses: {1e3 * measured:.4g} ms, the profile says {1e3 * predicted:.4g} ms; memory: {peak / 2**20:.5g} MiB,"
+        f" weights, gradients and AdamW {4 * weights / 2**20:.5g} MiB and {kept / 2**20:.5g} MiB kept by the passes",
+        file=sys.stderr,
+    )
+    assert 0.3 < measured / predicted < 3.0
+    assert 4 * weights < peak < 2.0 * (4 * weights + kept)
+
+
+def test_nccl_with_one_rank(tmp_path: Path) -> None:
+    """What one GPU can show of it: groups are made, and every exchange takes tensors on the GPU."""
+    run_forked("parity.exchanges", tmp_path, PARITY_DEVICE="cuda")
+    assert (tmp_path / "exchanged-1-0").read_text() == "gloo nccl"

@@ -1,0 +1,129 @@
+"""Which device a rank computes on, which way its tensors go, and how messages share the ways that know no tags."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+dist: Any = pytest.importorskip("torch.distributed")
+
+from hetplan.errors import InputError, UnsupportedError  # noqa: E402
+from hetplan.runtime import devices  # noqa: E402
+from hetplan.runtime.execution import transport  # noqa: E402
+from hetplan.runtime.execution.devices import local_device  # noqa: E402
+from hetplan.runtime.execution.messages import streams  # noqa: E402
+from hetplan.runtime.execution.places import Layout  # noqa: E402
+from hetplan.runtime.execution.transport import Transport, lane_numbers  # noqa: E402
+from hetplan.runtime.job import Job  # noqa: E402
+from hetplan.runtime.measured import Measured  # noqa: E402
+from parity.cases import CASES, Case, R, S, even  # noqa: E402
+
+PLAN = Case("four", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
+JOB = Job(plan=PLAN)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine with two GPUs; which one was made torch's current."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return chosen
+
+
+def test_ranks_go_round_the_gpus(two_gpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [local_device(d) for d in ("cuda", "auto", "cuda:0", "cpu")] == [
+        "cuda:1",
+        "cuda:1",
+        "cuda:0",
+        "cpu",
+    ]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert local_device("auto") == "cuda:0"
+    assert two_gpus == [1, 1, 0, 0]
+    for wrong in ("cuda:2", "cuda:x", "tpu", "cpu:0"):
+        with pytest.raises(InputError, match=r"no such device here .*expected cpu or cuda:0 or cuda:1"):
+            local_device(wrong)
+
+
+def test_without_gpus_everything_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert local_device("auto") == "cpu"
+    with pytest.raises(InputError, match=r"\(got 'cuda', expected cpu\)"):
+        local_device("cuda")
+
+
+def test_a_job_gets_its_device_before_ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    assert devices.on_devices(JOB).device == "cpu"
+    with pytest.raises(InputError, match="no GPU that torch can use here"):
+        devices.on_devices(replace(JOB, device="cuda"))
+    monkeypatch.setattr(devices, "gpus", lambda: 3)
+    assert devices.on_devices(replace(JOB, device="cpu")).device == "cpu"
+    found = devices.on_devices(JOB)
+    assert (found.device, found.shared_gpus) == ("cuda", 3)
+    assert devices.on_devices(JOB, local_ranks=3).shared_gpus == 0
+    assert any("ranks share 3 GPUs" in note for note in notes(found))
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """Of a run's table."""
+    from hetplan.runtime.job import StepReport
+
+    report = StepReport(0, 1.0, 0.0, 1.0, 0.5, 0.5, 0.0, 1)
+    return Measured(job, [[report]] * PLAN.world_size).table().notes
+
+
+def test_rehearsals_and_programs_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus", lambda: 1)
+    for job in (replace(JOB, virtual=True), replace(JOB, plan=PLAN.model_copy(update={"schedule": "spmd"}))):
+        assert devices.on_devices(job).device == "cpu"
+        with pytest.raises(UnsupportedError, match="compute on the CPU"):
+            devices.on_devices(replace(job, device="cuda"))
+
+
+def test_gpus_are_counted_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    assert devices.gpus() == 5
+
+
+@pytest.mark.parametrize(
+    ("identities", "backend"),
+    [(["a", "b", "c"], "nccl"), (["a", "b", "a"], "gloo"), (["a", "b", None], "gloo")],
+)
+def test_nccl_needs_a_gpu_for_every_rank(
+    identities: list[str | None], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise tensors are staged, the mixture of CPUs and GPUs included."""
+
+    def gathered(into: list[Any], own: Any, group: Any) -> None:
+        into[:] = identities
+
+    known: dict[Any, Any] = {}
+    monkeypatch.setattr(transport, "kept", lambda: known)
+    monkeypatch.setattr(transport, "host_group", lambda: None)
+    monkeypatch.setattr(transport, "identity", lambda device: "mine")
+    monkeypatch.setattr(dist, "get_world_size", lambda: len(identities))
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    assert Transport.over("cuda:1").backend == backend
+    assert Transport.over("cuda:1", "always").backend == "gloo"
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_two_ranks_use_a_lane_for_one_hop_in_one_direction(case: Case) -> None:
+    found = streams(Layout(case.plan))
+    lanes = lane_numbers(found)
+    used: dict[tuple[int, frozenset[int]], set[tuple[int, int, int]]] = {}
+    for tag, sender, receiver in found:
+        used.setdefault((lanes[tag], frozenset((sender, receiver))), set()).add((tag, sender, receiver))
+    assert all(len(streams) == 1 for streams in used.values())
+    if case.plan.schedule != "interleaved-1f1b":
+        assert len(set(lanes.values())) <= 2

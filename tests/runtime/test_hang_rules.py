@@ -1,0 +1,100 @@
+"""When a rank counts as hung, from what it last said and whether it computes; the processes are `test_run_faults`'s."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from hetplan.runtime import launch
+from hetplan.runtime.job import Job
+from hetplan.runtime.launch import Rank, RankError, Supervisor
+from hetplan.runtime.starved import IDLE, Activity
+from parity.cases import Case, R, even
+
+JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
+
+
+def rank(what: str, quiet: float, idle: float, *, meeting: float | None = None, longest: float = 0.0) -> Rank:
+    """One that has been at something without progress for `quiet` seconds, and has not computed for `idle`."""
+    now = time.monotonic()
+    state = {"what": what, "chunk": 0, "batch": 3, "quiet": quiet, "meeting": meeting, "longest": longest}
+    return Rank(0, 0, now, state=state | {"spent": 0.0, "used": 0.0}, activity=Activity(now - idle))
+
+
+def verdict(
+    monkeypatch: pytest.MonkeyPatch, *ranks: Rank, at_work: bool = False, **changes: Any
+) -> str | None:
+    """What the supervisor says of them."""
+    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
+    monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: False)
+    supervisor = Supervisor(replace(JOB, **changes), None)
+    supervisor.ranks = list(ranks)
+    try:
+        supervisor._look_for_hung()
+    except RankError as error:
+        return str(error)
+    return None
+
+
+WAITING: dict[str, Any] = {"what": "receive", "quiet": 1.0, "idle": 1.0}
+FIRST: list[
+    tuple[dict[str, Any], bool]
+] = [  # what a rank does in its first pass, while the other waits for it: hung?
+    ({"what": "forward", "quiet": 9.0, "idle": 9.0}, False),
+    ({"what": "forward", "quiet": 10.5, "idle": 10.2}, True),
+    ({"what": "optimizer", "quiet": 10.5, "idle": 10.2}, True),
+    ({"what": "forward", "quiet": 85.0, "idle": 0.3}, False),  # a slow layer
+    ({"what": "forward", "quiet": 95.0, "idle": 0.3}, True),  # a loop without end
+    ({"what": "forward", "quiet": 1.0, "idle": 50.0}, False),  # somebody else's cores, with progress
+    ({"what": "forward", "quiet": 60.0, "idle": 60.0, "meeting": 60.0}, False),  # the other one's turn
+    ({"what": "start", "quiet": 60.0, "idle": 60.0}, False),  # weights from far away
+    ({"what": "start", "quiet": 300.0, "idle": 0.3}, False),  # large ones
+    ({"what": "start", "quiet": 95.0, "idle": 95.0}, True),
+    ({"what": "checkpoint", "quiet": 60.0, "idle": 60.0}, False),
+]
+
+
+@pytest.mark.parametrize(("doing", "hung"), FIRST)
+def test_of_a_first_pass(doing: dict[str, Any], hung: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = verdict(monkeypatch, rank(**WAITING), rank(**doing))
+    assert (told is not None) == hung
+    if told is not None:
+        assert (
+            told.startswith("rank 1 (") and f"hangs; at {doing['what']} of chunk 0, micro-batch 3 for" in told
+        )
+
+
+def test_what_runs_elsewhere_or_sleeps_for_a_device_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = rank("forward", 30.0, 30.0)
+    assert verdict(monkeypatch, rank(**WAITING), asleep) is not None
+    assert verdict(monkeypatch, rank(**WAITING), asleep, at_work=True) is None
+    assert verdict(monkeypatch, rank(**WAITING), asleep, virtual=True) is None
+    assert verdict(monkeypatch, rank(**WAITING), asleep, hang_seconds=40.0) is None
+
+
+def test_a_pass_may_take_ten_times_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for quiet, hung in ((45.0, False), (55.0, True)):
+        computing = rank("backward", quiet, 0.3, longest=5.0)
+        assert (verdict(monkeypatch, rank(**WAITING), computing) is not None) == hung
+
+
+def test_all_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = [rank("receive", 12.0, 11.0), rank("forward", 11.0, 11.0, meeting=11.0)]
+    told = verdict(monkeypatch, *stuck)
+    assert told is not None and "waits, as all others do; at receive" in told
+    ready = rank("prepare", 12.0, 0.3)  # computes, as data are made ready
+    assert verdict(monkeypatch, stuck[0], ready) is None
+
+
+def test_signs_of_life_are_no_work() -> None:
+    activity = Activity(time.monotonic() - 5.0, (time.monotonic() - 2.0, 1.0))
+    activity.note(1.0 + IDLE)
+    assert activity.idle() >= 5.0
+    activity.seen = (time.monotonic() - 2.0, 1.0)
+    activity.note(1.0 + 4 * IDLE)
+    assert activity.idle() < 1.0
