@@ -39,7 +39,8 @@ class Explanation:
     """critical: parts of the deciding chain, largest first. busiest: (replica, stage, share of the iteration that it
     computes). card: (text, share of the iteration that it is held), None where nothing crosses the network.
     tightest: the device with the least memory left, in share of its limit. runner_up: the next best candidate of
-    another plan. papers: the best that each paper's own procedure gave. chosen: why a slower one wins.
+    another plan. papers: the best that each paper's own procedure gave. chosen: why a slower one wins. device: the
+    busiest, of a program that all devices run together.
     """
 
     seconds: float | None
@@ -51,6 +52,7 @@ class Explanation:
     runner_up: Candidate | None
     papers: tuple[Candidate, ...]
     chosen: str = ""
+    device: int | None = None
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types; candidates by name."""
@@ -59,7 +61,10 @@ class Explanation:
             "critical_path": [{"what": p.what, "seconds": p.seconds} for p in self.critical],
             "bottleneck": None
             if self.busiest is None
-            else dict(zip(("replica", "stage", "busy_share"), self.busiest, strict=True)),
+            else {
+                **dict(zip(("replica", "stage", "busy_share"), self.busiest, strict=True)),
+                "device": self.device,
+            },
             "slowest_link": None if self.card is None else {"link": self.card[0], "held_share": self.card[1]},
             "tightest_memory": None
             if self.tightest is None
@@ -98,6 +103,7 @@ def explain(planning: Planning) -> Explanation:
         runner_up,
         papers,
         why_chosen(planning),
+        found.devices[unit][0] if found.by_device else None,
     )
 
 
@@ -112,7 +118,7 @@ def why_chosen(planning: Planning) -> str:
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
-    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices", "workload")
+    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices", "workload", "program")
     return all(getattr(one.plan, key) == getattr(other.plan, key) for key in keys)
 
 
@@ -203,9 +209,12 @@ def binding_rows(explained: Explanation, workload: Workload) -> list[tuple[str, 
     rows = []
     if explained.busiest is not None:
         replica, stage, share = explained.busiest
-        rows.append(
-            ("busiest", f"stage {stage} of replica {replica}: computes {percent_text(share)} of the time")
+        of = (
+            f"stage {stage} of replica {replica}"
+            if explained.device is None
+            else f"device {explained.device}"
         )
+        rows.append(("busiest", f"{of}: computes {percent_text(share)} of the time"))
     if explained.card is not None:
         text, share = explained.card
         rows.append(("fullest link", f"{text}: in use {percent_text(share)} of the time"))
