@@ -17,7 +17,8 @@ from hetplan.formulations.hap.exact.arrays import Arrays
 from hetplan.formulations.hap.exact.bounds import Incumbent
 from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.exact.search import search
-from hetplan.formulations.hap.exact.segments import Means, SegmentsCell, best_in_product, by_segment, sums
+from hetplan.formulations.hap.exact.segment_means import Means, best_in_product, by_segment
+from hetplan.formulations.hap.exact.segments import SegmentsCell, sums
 from hetplan.formulations.hap.exact.staging import staged
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.ratios import best_ratios

@@ -1,7 +1,8 @@
 """Ranks by fork: torch is imported once, and one process group serves many cases.
 
 `python forked.py TARGET FOLDER` runs `target(rank, world, folder)` in every rank of each world size that the module
-`TARGET` lists as `WORLDS`. A rank that fails writes its traceback to FOLDER/failed-WORLD-RANK.txt.
+`TARGET` lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails writes its traceback to
+FOLDER/failed-WORLD-RANK.txt.
 
 PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as far as there are.
 PARITY_RANKS: the largest world size.
@@ -17,8 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+from parity.warm import used_once
 
 
 def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
@@ -34,8 +36,10 @@ def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
 
 def main(name: str, folder: Path) -> int:
     """All world sizes, one after the other."""
-    torch.set_num_threads(1)
+    used_once()
     target = importlib.import_module(name)
+    if hasattr(target, "prepare"):
+        target.prepare()
     failed = 0
     largest = int(os.environ.get("PARITY_RANKS", "8"))
     for world in [world for world in target.WORLDS if world <= largest]:

@@ -17,6 +17,7 @@ from hetplan.runtime.execution.transport import Transport
 from parity import exchanges
 from parity.cases import CASES, LOSSES, MODELS, Case
 from parity.device import DEVICE, exact
+from parity.warm import remember
 
 SEED, STEP = 3, 2
 WORLDS = sorted({case.world for case in CASES})
@@ -35,6 +36,12 @@ STAGED = (
     "ZeRO 3 over different tensor widths",
     "rows and tensor parts in one stage",
 )
+
+
+def prepare() -> None:
+    """Shapes of all models."""
+    used = {(case.model, case.dtype): case for case in CASES}
+    remember((MODELS[m], c.plan.workload.layers, getattr(torch, t)) for (m, t), c in used.items())
 
 
 def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parity.curves import OPTIMIZERS, PLANS, STEPS, WORLDS, train
+from parity.curves import OPTIMIZERS, PLANS, STEPS, WORLDS, prepare, train
 
-__all__ = ["WORLDS", "work"]
+__all__ = ["WORLDS", "prepare", "work"]
 NAMES = list(PLANS)
 
 

@@ -44,7 +44,7 @@ def warm() -> None:
     """Import what all runs need, before they are forked."""
     for name in NEEDED:
         importlib.import_module(name)
-    importlib.import_module("torch").set_num_threads(1)
+    importlib.import_module("parity.warm").used_once()
 
 
 def begin(request: Request, out: Path, err: Path) -> int:

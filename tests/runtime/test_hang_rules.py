@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime import launch
+from hetplan.runtime import hung
+from hetplan.runtime.hung import Rank, find_hung
 from hetplan.runtime.job import Job
-from hetplan.runtime.launch import Rank, RankError, Supervisor
 from hetplan.runtime.starved import IDLE, Activity
 from parity.cases import Case, R, even
 
@@ -27,24 +27,22 @@ def rank(what: str, quiet: float, idle: float, *, meeting: float | None = None, 
 
 
 def verdict(
-    monkeypatch: pytest.MonkeyPatch, *ranks: Rank, at_work: bool = False, **changes: Any
+    monkeypatch: pytest.MonkeyPatch,
+    *ranks: Rank,
+    at_work: bool = False,
+    starved: bool = False,
+    **changes: Any,
 ) -> str | None:
-    """What the supervisor says of them."""
-    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
-    monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: False)
-    supervisor = Supervisor(replace(JOB, **changes), None)
-    supervisor.ranks = list(ranks)
-    try:
-        supervisor._look_for_hung()
-    except RankError as error:
-        return str(error)
-    return None
+    """What is said of them."""
+    monkeypatch.setattr(hung, "at_work", lambda pid: at_work)
+    monkeypatch.setattr(hung, "starved", lambda pid, spent, limit: starved)
+    found = find_hung(list(enumerate(ranks)), replace(JOB, **changes))
+    return None if found is None else f"rank {found.number}: {found.text}"
 
 
 WAITING: dict[str, Any] = {"what": "receive", "quiet": 1.0, "idle": 1.0}
-FIRST: list[
-    tuple[dict[str, Any], bool]
-] = [  # what a rank does in its first pass, while the other waits for it: hung?
+# What a rank does in its first pass, while the other waits for it: hung?
+FIRST: list[tuple[dict[str, Any], bool]] = [
     ({"what": "forward", "quiet": 9.0, "idle": 9.0}, False),
     ({"what": "forward", "quiet": 10.5, "idle": 10.2}, True),
     ({"what": "optimizer", "quiet": 10.5, "idle": 10.2}, True),
@@ -65,7 +63,7 @@ def test_of_a_first_pass(doing: dict[str, Any], hung: bool, monkeypatch: pytest.
     assert (told is not None) == hung
     if told is not None:
         assert (
-            told.startswith("rank 1 (") and f"hangs; at {doing['what']} of chunk 0, micro-batch 3 for" in told
+            told.startswith("rank 1: ") and f"hangs; at {doing['what']} of chunk 0, micro-batch 3 for" in told
         )
 
 
@@ -78,9 +76,18 @@ def test_what_runs_elsewhere_or_sleeps_for_a_device_is_no_fault(monkeypatch: pyt
 
 
 def test_a_pass_may_take_ten_times_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for quiet, hung in ((45.0, False), (55.0, True)):
+    for quiet, hangs in ((45.0, False), (55.0, True)):
         computing = rank("backward", quiet, 0.3, longest=5.0)
-        assert (verdict(monkeypatch, rank(**WAITING), computing) is not None) == hung
+        assert (verdict(monkeypatch, rank(**WAITING), computing) is not None) == hangs
+
+
+def test_who_waits_for_a_gpu_is_not_taken_for_the_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for another rank's kernel uses a core, and both have been quiet for as long."""
+    spins = rank("forward", 10.8, 0.1, longest=0.5)
+    hangs = rank("forward", 10.8, 10.2, longest=0.5)
+    for device, number in (("cuda", 1), ("cpu", 0)):
+        told = verdict(monkeypatch, spins, hangs, device=device)
+        assert told is not None and told.startswith(f"rank {number}: ")
 
 
 def test_all_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +96,36 @@ def test_all_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told is not None and "waits, as all others do; at receive" in told
     ready = rank("prepare", 12.0, 0.3)  # computes, as data are made ready
     assert verdict(monkeypatch, stuck[0], ready) is None
+
+
+def test_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it waits for a core, or begins with much to load, it gets longer; one that has just been forked, too."""
+
+    def silent(what: str, seconds: float, **state: Any) -> Rank:
+        found = rank(what, 0.0, 0.0)
+        found.heard -= seconds
+        found.state |= state
+        return found
+
+    for what, seconds, options, hangs in (
+        ("forward", 9.0, {}, False),
+        ("forward", 11.0, {}, True),
+        ("forward", 11.0, {"starved": True}, False),
+        ("forward", 91.0, {"starved": True}, True),
+        ("start", 11.0, {}, True),  # stopped
+        ("start", 11.0, {"at_work": True}, False),
+    ):
+        told = verdict(monkeypatch, silent(what, seconds), **options)
+        assert (told is not None) == hangs, (what, seconds, options)
+        assert told is None or told == f"rank 0: hangs; no sign of life for {seconds:.0f} s"
+    forked = silent("start", 60.0)
+    forked.state = {}
+    assert verdict(monkeypatch, forked) is None
+
+
+def test_what_waits_for_a_core_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing = rank("backward", 55.0, 0.3, longest=5.0)
+    assert verdict(monkeypatch, rank(**WAITING), computing, starved=True) is None
 
 
 def test_signs_of_life_are_no_work() -> None:

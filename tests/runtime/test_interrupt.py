@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from hetplan.runtime.hung import Rank
 from hetplan.runtime.job import Job
-from hetplan.runtime.launch import Rank, Supervisor
+from hetplan.runtime.launch import Supervisor
 from parity.cases import CASES
 
 

@@ -16,20 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.runtime.devices import on_devices
+from hetplan.runtime.hung import Rank, find_hung
 from hetplan.runtime.job import Job, StepReport
-from hetplan.runtime.starved import Activity, at_work, starved
 from hetplan.runtime.virtual import Shared
-from hetplan.runtime.watch import PASSES, WAITS
 
 GRACE = 1.5  # seconds in which causes are told from consequences
-STARTING = 90.0  # seconds that the model, a layer's first pass or a checkpoint may take while it computes
 
 
 class RankError(HetplanError):
@@ -42,23 +39,6 @@ class RankError(HetplanError):
     def __init__(self, text: str, device: int | None = None) -> None:
         super().__init__(text)
         self.device = device
-
-
-@dataclass
-class Rank:
-    """What the parent knows of a rank."""
-
-    pid: int
-    pipe: int
-    heard: float
-    buffer: bytes = b""
-    state: dict[str, Any] = field(default_factory=dict)
-    steps: list[StepReport] = field(default_factory=list)
-    activity: Activity = field(default_factory=Activity)
-    failure: tuple[str, bool] | None = None  # text, whether it only lost its peers
-    lost: bool = False  # its process ended without a word
-    done: bool = False
-    gone: bool = False
 
 
 def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[list[StepReport]]:
@@ -208,62 +188,9 @@ class Supervisor:
         raise self._error(number, text, lost=self.ranks[number].lost)
 
     def _look_for_hung(self) -> None:
-        """Raise RankError for a rank without a sign of life, or that is at one thing for too long."""
-        now, limit = time.monotonic(), self.job.hang_seconds
-        alive = [(n, r) for n, r in enumerate(self.ranks) if not r.gone]
-        for number, rank in alive:
-            silent = now - rank.heard
-            if silent > STARTING or (silent > limit and rank.state and not self._delayed(rank)):
-                raise self._error(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
-        waiting, longest = 0, max((r.state.get("longest", 0.0) for _, r in alive), default=0.0)
-        for number, rank in alive:
-            what, quiet = rank.state.get("what", "start"), rank.state.get("quiet", 0.0)
-            own, meeting = rank.state.get("longest", 0.0), rank.state.get("meeting")
-            patience = max(limit, 10 * own)
-            if what == "checkpoint" or not own:  # nothing to compare with
-                patience = max(limit, STARTING)
-            if what in WAITS or meeting is not None:
-                waiting += self._waits_too_long(rank, max(limit, 10 * longest))
-            elif self._idle(rank) or (
-                what != "start"
-                and quiet > patience
-                and not (quiet < STARTING and self._starved(rank, "spent"))
-            ):
-                raise self._error(number, f"hangs; {self._doing(rank)} for {quiet:.0f} s", lost=True)
-        if alive and waiting == len(alive):
-            number, rank = max(alive, key=lambda item: item[1].state["quiet"])
-            raise self._error(number, f"waits, as all others do; {self._doing(rank)}", lost=False)
-
-    def _waits_too_long(self, rank: Rank, patience: float) -> bool:
-        """Whether a rank waits, and does not compute beside (as data are made ready, say)."""
-        quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
-        if quiet > patience and rank.activity.idle() > patience:
-            return not at_work(rank.pid)
-        return bool(quiet > max(patience, STARTING))
-
-    def _idle(self, rank: Rank) -> bool:
-        """Whether a rank has made no progress for too long, and does not compute either: in a pass, or as it starts.
-
-        Virtual devices sleep in their passes; a model's weights may come from far away.
-        """
-        what, limit = rank.state.get("what", "start"), self.job.hang_seconds
-        if what not in (*PASSES, "start") or (self.job.virtual and what != "start"):
-            return False
-        patience = limit if what in PASSES else max(limit, STARTING)
-        quiet = min(rank.state.get("quiet", 0.0), rank.activity.idle())
-        return quiet > patience and not at_work(rank.pid)
-
-    def _delayed(self, rank: Rank) -> bool:
-        """Whether a rank that gives no sign would if it got a core, or loads libraries."""
-        return self._starved(rank, "used") or (rank.state["what"] == "start" and at_work(rank.pid))
-
-    def _starved(self, rank: Rank, since: str) -> bool:
-        """Whether a rank has waited for a core since it was last heard ("used") or began what it does ("spent")."""
-        return starved(rank.pid, rank.state.get(since, 0.0), self.job.hang_seconds)
-
-    def _doing(self, rank: Rank) -> str:
-        state = rank.state
-        return f"at {state['what']} of chunk {state['chunk']}, micro-batch {state['batch']}"
+        found = find_hung([(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone], self.job)
+        if found is not None:
+            raise self._error(found.number, found.text, lost=found.lost)
 
     def _error(self, number: int, text: str, *, lost: bool) -> RankError:
         from hetplan.runtime.execution.places import Layout

@@ -3,9 +3,10 @@
 One segment: branch and bound over cells of ratios (`cells`, `search`); a cell is bounded by sums over the graph of
 needs, and closed by listing all programs that can be best in it (`bounds`, `labelling`). Where the graph of all
 orders has too many states, sums on the canonical graph bound a cell until the states that they leave open are few
-(`opened`, `explore`, `parking`). Several segments, or more device types than a simplex can be cut in: the
-mixed-integer programme, because the argument for the simplex fails where a stage mixes segments. Theories too wide
-even so get a bound in which the order of parallel branches is relaxed, and say so. With memory: module `limited`.
+(`opened`, `explore`, `parking`). Several segments: the same over all their ratios, without listing (`segments`),
+because the argument for the simplex fails where a stage mixes segments, and then or for more device types the
+mixed-integer programme. Theories too wide even so get a bound in which the order of parallel branches is relaxed,
+and say so. With memory: module `limited`.
 Source: hetplan, for HAP, Section 3.2.
 """
 
@@ -22,7 +23,8 @@ from hetplan.formulations.hap.exact.arrays import priced_graph
 from hetplan.formulations.hap.exact.bounds import Incumbent, LabelCell, WideCell
 from hetplan.formulations.hap.exact.opened import Explorer
 from hetplan.formulations.hap.exact.search import search
-from hetplan.formulations.hap.exact.segments import SegmentsCell, by_segment
+from hetplan.formulations.hap.exact.segment_means import by_segment
+from hetplan.formulations.hap.exact.segments import SegmentsCell
 from hetplan.formulations.hap.first import first_program, simple_bound
 from hetplan.formulations.hap.graphs import WIDE, choose
 from hetplan.formulations.hap.theory import Theory
@@ -102,7 +104,7 @@ def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
         return ended(posed, incumbent.program, run=run, stop=Stop.OPTIMAL, bound=0.0, built=built)
     arrays = by_segment(problem, chosen.graph, ordered=chosen.exact)
     evaluate = SegmentsCell(problem, arrays, incumbent, Explorer(problem, theory))
-    patience = None if chosen.exact else PATIENCE
+    patience = None if chosen.exact else SEGMENTS_PATIENCE
     done = search(problem, evaluate, incumbent, part, patience=patience, shape=Segments())
     bound, details = max(simple_bound(theory), done.bound), {"cells": done.cells}
     if chosen.exact and not done.finished and not run.should_stop:
@@ -126,5 +128,5 @@ def one_segment(theory: Theory) -> Theory:
     return replace(theory, problem=moved, steps=tuple(replace(s, segment=0) for s in theory.steps))
 
 
-# Cells without progress after which a relaxed bound is taken as it is.
-PATIENCE = 40
+# Cells without progress after which a relaxed bound is taken as it is; of several segments it takes longer to see.
+PATIENCE, SEGMENTS_PATIENCE = 40, 400

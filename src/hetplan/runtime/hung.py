@@ -1,0 +1,113 @@
+"""When a rank counts as hung: from what it last said of itself, and whether its process computes.
+
+Progress is a layer's pass or a collective. A rank that makes none is not at fault while it waits for another one, waits
+for a core, or computes for not much longer than it has before; what does nothing of that hangs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.starved import Activity, at_work, starved
+from hetplan.runtime.watch import PASSES, WAITS
+
+STARTING = 90.0  # seconds that the model, a layer's first pass or a checkpoint may take while it computes
+SPINNING = 2.0  # seconds more for ranks on GPUs: what waits for another one's kernel there seems to compute
+
+
+@dataclass
+class Rank:
+    """What the parent knows of a rank."""
+
+    pid: int
+    pipe: int
+    heard: float
+    buffer: bytes = b""
+    state: dict[str, Any] = field(default_factory=dict)
+    steps: list[StepReport] = field(default_factory=list)
+    activity: Activity = field(default_factory=Activity)
+    failure: tuple[str, bool] | None = None  # text, whether it only lost its peers
+    lost: bool = False  # its process ended without a word
+    done: bool = False
+    gone: bool = False
+
+    def starved(self, since: str, limit: float) -> bool:
+        """Whether it has waited for a core since it was last heard ("used") or began what it does ("spent")."""
+        return starved(self.pid, self.state.get(since, 0.0), limit)
+
+    @property
+    def doing(self) -> str:
+        """For people."""
+        return f"at {self.state['what']} of chunk {self.state['chunk']}, micro-batch {self.state['batch']}"
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A rank and what is wrong with it. lost: it, rather than what all ranks do together."""
+
+    number: int
+    text: str
+    lost: bool
+
+
+def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
+    """A rank without a sign of life, or that is at one thing for too long; or all, where they wait for each other."""
+    for number, rank in alive:
+        silent = time.monotonic() - rank.heard
+        if is_silent(rank, silent, job.hang_seconds):
+            return Hung(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
+    longest, waiting = max((r.state.get("longest", 0.0) for _, r in alive), default=0.0), 0
+    for number, rank in alive:
+        if rank.state.get("what") in WAITS or rank.state.get("meeting") is not None:
+            waiting += waits_too_long(rank, max(job.hang_seconds, 10 * longest))
+        elif is_idle(rank, job) or computes_too_long(rank, job):
+            return Hung(number, f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s", lost=True)
+    if alive and waiting == len(alive):
+        number, rank = max(alive, key=lambda item: item[1].state["quiet"])
+        return Hung(number, f"waits, as all others do; {rank.doing}", lost=False)
+    return None
+
+
+def is_silent(rank: Rank, silent: float, limit: float) -> bool:
+    """Whether a rank gives no sign, though it could get a core and loads no libraries."""
+    if silent <= limit or not rank.state:
+        return silent > STARTING
+    delayed = rank.starved("used", limit) or (rank.state["what"] == "start" and at_work(rank.pid))
+    return silent > STARTING or not delayed
+
+
+def waits_too_long(rank: Rank, patience: float) -> bool:
+    """Whether a rank waits, and does not compute beside (as data are made ready, say)."""
+    quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
+    if quiet > patience and rank.activity.idle() > patience:
+        return not at_work(rank.pid)
+    return bool(quiet > max(patience, STARTING))
+
+
+def is_idle(rank: Rank, job: Job) -> bool:
+    """Whether a rank has made no progress for too long, and does not compute either: in a pass, or as it starts.
+
+    Virtual devices sleep in their passes; a model's weights may come from far away.
+    """
+    what, limit = rank.state.get("what", "start"), job.hang_seconds
+    if what not in (*PASSES, "start") or (job.virtual and what != "start"):
+        return False
+    patience = limit if what in PASSES else max(limit, STARTING)
+    quiet = min(rank.state.get("quiet", 0.0), rank.activity.idle())
+    return quiet > patience and not at_work(rank.pid)
+
+
+def computes_too_long(rank: Rank, job: Job) -> bool:
+    """Whether a rank has made no progress for far longer than its longest pass, with a core to itself."""
+    what, limit, own = rank.state.get("what", "start"), job.hang_seconds, rank.state.get("longest", 0.0)
+    quiet: float = rank.state.get("quiet", 0.0)
+    patience = max(limit, 10 * own)
+    if what == "checkpoint" or not own:  # nothing to compare with
+        patience = max(limit, STARTING)
+    patience += SPINNING if job.device == "cuda" else 0.0
+    if what == "start" or quiet <= patience:
+        return False
+    return not (quiet < STARTING and rank.starved("spent", limit))
