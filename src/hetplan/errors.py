@@ -50,6 +50,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
 
 
+def kind_and_text(error: BaseException) -> str:
+    """An error of somebody else's code in one line."""
+    return f"{type(error).__name__}: {one_line(str(error))[:300]}"
+
+
 def shorten(value: object, limit: int = 80) -> str:
     """`repr(value)` cut to `limit` characters: error messages never print a whole document."""
     if isinstance(value, str | bytes) and len(value) > limit:

@@ -121,10 +121,10 @@ def test_what_is_too_dear_is_told_in_money(plan: Callable[..., Ran]) -> None:
     assert "cheapest that fits: dp/enumeration" in ran.out and "in one copy of the model" not in ran.out
 
 
-def test_all_strategies_but_hap_by_default(plan: Callable[..., Ran]) -> None:
+def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
     ran = plan("--json")
     assert ran.code == 0
-    assert {c["strategy"] for c in ran.json["candidates"]} == set(STRATEGIES) - {"hap"}
+    assert {c["strategy"] for c in ran.json["candidates"]} == set(STRATEGIES)
     for candidate in ran.json["candidates"]:
         if candidate["plan"] is None:
             assert candidate["message"]

@@ -45,7 +45,7 @@ def test_little_work_is_done_after_a_short_limit(method: str, name: str) -> None
 
 
 MOMENTS = [
-    *itertools.product(("hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory", "hap-bert-moe-6"), (2, 30, 300)),
+    *itertools.product(("hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory", "hap-bert-moe-6"), (3, 200)),
     (CHAIN, 1600),  # of its hundreds of cells, the first ones
 ]
 

@@ -48,7 +48,6 @@ def cases(seeds: range) -> list[tuple[Theory, float]]:
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_optimum_over_all_segments(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As enumeration has it, on all orders and on those that sums leave open."""
-    monkeypatch.setattr(segments, "ARCS", 0)
     made: list[Arrays | None] = []
 
     def noted(*arguments: Any) -> Arrays | None:

@@ -14,6 +14,7 @@ from hetplan.files import read_json  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402 (needs torch)
 from parity.curves import OPTIMIZERS, PLANS, STEPS  # noqa: E402
+from parity.frozen import alone  # noqa: E402
 from parity.gradients import STAGED, assembled, single  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -97,6 +98,20 @@ def test_a_checkpoint_goes_on_under_another_plan(curves: Curves) -> None:
     run_forked("parity.resumed", folder)
     for key, losses in loaded(folder, "resumed").items():
         assert losses == pytest.approx(whole[key][STEPS // 2 :], rel=1e-8), key
+
+
+def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
+    """Whatever the ZeRO level and the optimizer, and across checkpoints."""
+    run_forked("parity.frozen", tmp_path)
+    found, kept = torch.load(tmp_path / "frozen.pt")
+    for name in OPTIMIZERS:
+        losses, expected = alone(name)
+        assert found[name] == pytest.approx(losses, rel=1e-9)
+        assert losses[-1] < 0.9 * losses[0]
+        held = [values for key, values in kept.items() if key.startswith(name)]
+        assert sum(map(len, held)) >= 8
+        for values in held:
+            assert all(torch.equal(value, expected[key]) for key, value in values.items())
 
 
 def test_a_checkpoint_has_the_unsplit_names(curves: Curves) -> None:

@@ -149,6 +149,10 @@ BATCHES = ("replicas", 1, "micro_batches")
         ),
         (changed(*STAGE, "layers", value=[[4, 5]]), "replicas[1].stages end at layer 5, expected 6"),
         (
+            changed("workload", "layers", 3, value=simple()["workload"]["layers"][1]),
+            f"workload.layers[3] is {simple()['workload']['layers'][1]!r}, as workload.layers[1] is",
+        ),
+        (
             changed(*STAGE, "layers", value=[[4, 4]]),
             "replicas[1].stages[1].layers[0] is [4, 4), expected one layer at least",
         ),

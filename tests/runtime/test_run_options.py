@@ -15,9 +15,11 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.cli.main import main  # noqa: E402
+from hetplan.files import read_json, to_json  # noqa: E402
 from hetplan.runtime.__main__ import main as rank  # noqa: E402
-from hetplan.runtime.execution.checkpoint import check_same  # noqa: E402
+from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.runtime.plan import save_plan  # noqa: E402
+from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402
 
@@ -45,6 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ("signature", "def make():\n    pass", "TypeError: make() takes 0 positional arguments"),
         ("syntax", "def make(plan:\n", "SyntaxError: "),
         ("at_import", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("leaves", "import sys\ndef make(plan):\n    sys.exit(0)", "SystemExit: 0"),
     ],
 )  # fmt: skip
 def test_errors_of_a_factory_are_its_authors(
@@ -74,9 +77,60 @@ def test_another_optimizer_or_seed_does_not_go_on(
     assert "another --optimizer (got 'sgd', expected adamw, as it was written with)" in told
     told = refused(capsys, *common, "--resume", "--seed", "3")
     assert "another --seed (got 3, expected 0, as it was written with)" in told
-    record = folder / "step-1" / "hetplan.json"
-    record.write_text("{}")  # as of a version that recorded less
-    check_same(str(folder), optimizer="sgd", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise OSError('my data is\\nmissing')", "the model's `batch` raises OSError: my data is missing"),
+        (
+            "return torch.zeros(1, 2)",
+            "`batch` returned something else (got 'Tensor', expected (inputs, targets))",
+        ),
+    ],
+)
+def test_errors_of_the_data_are_its_authors(
+    body: str, message: str, file: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    name = f"data_{len(body)}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\nfrom parity.cases import two\n"
+        f"def batch(step, first, last):\n    {body}\n"
+        "def make(plan):\n    made = two(plan)\n    made.batch = batch\n    return made\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message in refused(capsys, "run", file, "--factory", f"{name}:make")
+
+
+@pytest.mark.parametrize(
+    "option", [("--steps", 0), ("--every", 0), ("--learning-rate", "nan"), ("--hang-after", -1.0)]
+)
+def test_numbers_out_of_range_are_refused_by_both_commands(
+    option: tuple[object, ...], file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{option[0]} (got {option[1]}, expected " in refused(capsys, "run", file, *option)
+    assert rank([str(file), *map(str, option)]) == 2
+    assert f"{option[0]} (got {option[1]}, expected " in capsys.readouterr().err
+
+
+def test_a_model_of_ones_own_needs_no_prediction(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even where the plan's cluster is a known one and its model is not."""
+    document = read_json(file)
+    document["workload"] |= {"cluster": "poplar-b", "model": "mine"}
+    path = tmp_path / "named.json"
+    path.write_text(to_json(document))
+    asked: list[Job] = []
+    monkeypatch.setattr("hetplan.runtime.launch.launch", lambda job, tell: asked.append(job))
+    monkeypatch.setattr("hetplan.runtime.measured.Measured.table", lambda own: Table("", ("rank",), []))
+    assert main(["run", str(path), "--factory", "parity.cases:two"]) == 0
+    assert [job.rehearsal for job in asked] == [None]
+    assert "hetplan: no prediction: unknown model 'mine'" in capsys.readouterr().err
+    assert "unknown model 'mine'" in refused(
+        capsys, "run", path, "--virtual", "--factory", "parity.cases:two"
+    )
 
 
 @pytest.mark.parametrize("option", [("--every", 2), ("--resume",)])

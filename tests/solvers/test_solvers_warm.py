@@ -36,6 +36,29 @@ def test_a_failing_warmer_leaves_no_mark_and_stops_nothing(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
+def test_after_failures_a_new_process_goes_on(cache: Path) -> None:
+    warm.prepare(("os:abort", "os:_exit", *QUICK))  # `_exit` lacks its argument: an exception, not a signal
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_process_takes_one_warmer_after_another(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four warmers on two cores, each of which prints and notes its process."""
+    module = cache.parent / "noting.py"
+    module.write_text(
+        "import os, pathlib\n"
+        "def note():\n"
+        "    print('not an answer', flush=True)\n"
+        "    with open(pathlib.Path(__file__).parent / 'processes', 'a') as file:\n"
+        "        file.write(f'{os.getpid()}\\n')\n"
+        "one = two = three = four = note\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(cache.parent), os.environ.get("PYTHONPATH", "")]))
+    warm.prepare([f"noting:{name}" for name in ("one", "two", "three", "four")])
+    processes = (cache.parent / "processes").read_text().split()
+    assert len(processes) == len(list(cache.iterdir())) == 4
+    assert len(set(processes)) <= 2
+
+
 def test_one_warmer_or_one_core_is_left_to_first_use(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warm.prepare(QUICK[:1])
     monkeypatch.setattr("os.cpu_count", lambda: 1)

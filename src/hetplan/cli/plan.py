@@ -68,7 +68,7 @@ def plan(
         typer.Option(
             "--strategies",
             metavar="A[,B…]",
-            help="Which to try, or all; default all but hap.",
+            help="Which to try; default all.",
             autocompletion=completion.strategies,
         ),
     ] = None,
@@ -137,7 +137,7 @@ def plan(
     picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
     check_percent(workload, cheapest_within)
     early, late = ([w for s in picked for w in s.warmers if s.late is late] for late in (False, True))
-    prepare([REPLAY_WARMER, *early], None if quiet else note, late=late)
+    prepare([*early, REPLAY_WARMER], None if quiet else note, late=late)
     run = Run(options)
     label = f"{workload.model.name} on {workload.cluster.name}"
     board = Board(label)

@@ -102,19 +102,26 @@ def run(
     from hetplan.cli import elastic as survival
     from hetplan.runtime.devices import on_devices
     from hetplan.runtime.elastic import launch_elastic
-    from hetplan.runtime.job import Job, check_folder_given
+    from hetplan.runtime.job import Job, check_folder_given, check_numbers
     from hetplan.runtime.launch import launch
     from hetplan.runtime.measured import Measured
     from hetplan.runtime.plan import load_plan
 
     check_target(trace)
-    check_numbers(steps, time_scale, learning_rate, hang_after, every)
+    check_numbers(steps, learning_rate, hang_after, every, time_scale)
     survival.check_elastic(elastic, checkpoint, every, strategies, replan_seconds)
     check_folder_given(checkpoint, every, resume=resume)
     loaded = load_plan(plan)
 
     def rehearsed(of: Plan) -> Rehearsal | None:
-        return rehearse(of, cluster, model, profile, time_scale, virtual=virtual)
+        try:
+            return rehearse(of, cluster, model, profile, time_scale, virtual=virtual)
+        except InputError as error:
+            if virtual or elastic or (cluster, model, profile) != (None, None, None):
+                raise
+            if not quiet:  # a model of the user's own under names that are known: the run needs no prediction
+                note(f"no prediction: {error}")
+            return None
 
     job = Job(
         plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsed(loaded), virtual=virtual,
@@ -125,7 +132,8 @@ def run(
 
     def tell(report: StepReport) -> None:
         if not quiet:
-            note(f"step {report.step}: loss {number_text(report.loss)}")
+            told = "" if job.virtual and loaded.schedule == "spmd" else f": loss {number_text(report.loss)}"
+            note(f"step {report.step}{told}")
 
     if elastic and checkpoint is not None:
         survival.check_known(loaded, job.rehearsal)
@@ -141,23 +149,6 @@ def run(
     else:
         print_tables([found.table()])
     return 0
-
-
-def check_numbers(
-    steps: int, time_scale: float | None, learning_rate: float, hang_after: float, every: int | None
-) -> None:
-    """Raise InputError for options out of range."""
-    if steps < 1:
-        raise InputError("--steps", got=steps, expected="1 step or more")
-    if every is not None and every < 1:
-        raise InputError("--every", got=every, expected="1 step or more")
-    for name, value in (
-        ("--time-scale", time_scale),
-        ("--learning-rate", learning_rate),
-        ("--hang-after", hang_after),
-    ):
-        if value is not None and not 0 < value < 1e9:
-            raise InputError(name, got=value, expected="a positive number")
 
 
 def rehearse(

@@ -31,10 +31,9 @@ class Strategy:
     ranking is complete early. recomputes: whether recomputation is chosen around it (`planner.recomputation`).
     within_replay: "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory
     that the replay counts, where its own problem cannot say that. rearranged: "module:function" of (workload, replayed
-    candidate of an exact method, run) -> a candidate of nearly that price whose replay is shorter, or None. named_only:
-    whether it is tried only where it (or `all`) is named, because a first plan would wait for its kernels to compile.
-    slow: whether it goes behind the others because on large clusters it takes all the time that it is given. late:
-    whether it is planned after all others, so that its warmers, which take longest, can still run meanwhile.
+    candidate of an exact method, run) -> a candidate of nearly that price whose replay is shorter, or None. slow:
+    whether it goes behind the others because on large clusters it takes all the time that it is given. late: whether
+    it is planned after all others, so that its warmers, which take longest, can still run meanwhile.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Strategy:
     recomputes: bool = False
     within_replay: str | None = None
     rearranged: str | None = None
-    named_only: bool = False
     slow: bool = False
     late: bool = False
 
@@ -141,7 +139,6 @@ STRATEGIES: dict[str, Strategy] = {
             "hetplan.planner.hap_settings:HapSettings",
             methods=("auto", "paper", "dp-even", "dp-proportional"),
             first=("dp-proportional",),
-            named_only=True,
             late=True,
         ),
     )
@@ -149,13 +146,8 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies named, each once; `all` of them; without names those that need not be named.
-
-    Raises InputError for unknown ones.
-    """
-    if names is None:
-        return [strategy for strategy in STRATEGIES.values() if not strategy.named_only]
-    if ALL in names:
+    """The strategies named, each once; `all` of them, also without names. Raises InputError for unknown ones."""
+    if names is None or ALL in names:
         return list(STRATEGIES.values())
     if not names:
         raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")

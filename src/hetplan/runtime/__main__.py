@@ -16,7 +16,7 @@ from types import FrameType
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
 from hetplan.runtime.devices import on_devices
-from hetplan.runtime.job import Job, check_folder_given
+from hetplan.runtime.job import Job, check_folder_given, check_numbers
 from hetplan.runtime.plan import check_world, load_plan
 
 
@@ -46,6 +46,7 @@ def parsed(arguments: Sequence[str] | None) -> Job:
         help="a rank whose pass makes no progress counts as hung",
     )  # fmt: skip
     given = parser.parse_args(arguments)
+    check_numbers(given.steps, given.learning_rate, given.hang_after, given.every)
     check_folder_given(given.checkpoint, given.every, resume=given.resume)
     return Job(
         plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,

@@ -43,6 +43,23 @@ class Job:
     shared_gpus: int = 0
 
 
+def check_numbers(
+    steps: int, learning_rate: float, hang_after: float, every: int | None, time_scale: float | None = None
+) -> None:
+    """Raise InputError for options out of range."""
+    if steps < 1:
+        raise InputError("--steps", got=steps, expected="1 step or more")
+    if every is not None and every < 1:
+        raise InputError("--every", got=every, expected="1 step or more")
+    for name, value in (
+        ("--time-scale", time_scale),
+        ("--learning-rate", learning_rate),
+        ("--hang-after", hang_after),
+    ):
+        if value is not None and not 0 < value < 1e9:
+            raise InputError(name, got=value, expected="a positive number")
+
+
 def check_folder_given(checkpoint: object, every: int | None, *, resume: bool) -> None:
     """Raise InputError for options that mean nothing without a folder of checkpoints."""
     for name, given in (("--resume", resume), ("--every", every is not None)):

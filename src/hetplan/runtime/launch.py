@@ -127,20 +127,25 @@ class Supervisor:
     def _bad(self, rank: Rank) -> bool:
         return rank.failure is not None or (rank.gone and not rank.done)
 
-    def _read(self, number: int) -> None:
+    def _read(self, number: int) -> bool:
+        """Hear what a rank has said; whether there was anything."""
         rank = self.ranks[number]
         try:
             data = os.read(rank.pipe, 1 << 16)
         except BlockingIOError:
-            return
+            return False
         if not data:
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(rank.pipe)
-            return
+            self._deaf(rank)
+            return False
         rank.heard = time.monotonic()
         *lines, rank.buffer = (rank.buffer + data).split(b"\n")
         for line in lines:
             self._hear(number, json.loads(line))
+        return True
+
+    def _deaf(self, rank: Rank) -> None:
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(rank.pipe)
 
     def _hear(self, number: int, what: dict[str, Any]) -> None:
         rank, kind = self.ranks[number], what.pop("kind")
@@ -166,8 +171,9 @@ class Supervisor:
             if pid == 0:
                 continue
             rank.gone = True
-            while rank.pipe in self.selector.get_map():  # what it said last
-                self._read(number)
+            while self._read(number):  # what it said last
+                pass
+            self._deaf(rank)  # a process that it has started may hold the pipe open
             if os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
                 hint = ", as by the kernel where memory is short" if name == "SIGKILL" else ""

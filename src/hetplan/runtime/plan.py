@@ -147,6 +147,7 @@ class Plan(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        check_names(self)
         check_devices(self)
         for i, replica in enumerate(self.replicas):
             for j, stage in enumerate(replica.stages):
@@ -174,6 +175,14 @@ class Plan(StrictModel):
     def world_size(self) -> int:
         """Processes to start: one per device in use."""
         return len(self.ranks)
+
+
+def check_names(plan: Plan) -> None:
+    """Layers are told apart by their names, and so are their parameters."""
+    first: dict[str, int] = {}
+    for k, name in enumerate(plan.workload.layers):
+        if first.setdefault(name, k) != k:
+            raise ValueError(f"workload.layers[{k}] is {name!r}, as workload.layers[{first[name]}] is")
 
 
 def check_devices(plan: Plan) -> None:

@@ -1,20 +1,23 @@
 """Compiling on several cores: what a first run needs is compiled side by side, once, into numba's cache on disk.
 
 numba compiles one function at a time per process. A *warmer* is a function that runs kernels on a tiny problem;
-`prepare` runs the warmers that have not run before in processes of their own, as many as there are cores; those
-that are needed late it leaves running, and `finish` waits for them. It only saves time: without it, or where a
-warmer fails, kernels compile when they are first used.
+`prepare` runs the warmers that have not run before in processes of its own, one for each core, which take one
+warmer after another (loading numba takes a process as long as a middling kernel); those that are needed late it
+leaves running, and `finish` waits for them. It only saves time: without it, or where a warmer fails, kernels compile
+when they are first used.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +25,10 @@ from pathlib import Path
 from hetplan import __version__
 from hetplan.solvers.registry import load
 
-# A warmer that takes longer than this has gone wrong; the run goes on without it.
+# Warmers that take longer than this, all together, have gone wrong; the run goes on without them.
 PATIENCE_SECONDS = 120.0
+# The collector of cyclic garbage would look through everything that a compiler keeps, again and again.
+OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 def prepare(
@@ -44,78 +49,116 @@ def prepare(
     if tell is not None:
         tell("compiling kernels, once for this installation")
     crew = _Crew(folder, [*cold, *later], cores)
-    crew.work(until=cold)
-    if crew.busy:
-        _LATE.update(dict.fromkeys(later, crew))
-        atexit.register(crew.stop)
-        threading.Thread(target=crew.work, name="warmers", daemon=True).start()
+    atexit.register(crew.stop)
+    _LATE.update(dict.fromkeys(later, crew))
+    crew.wait_for(cold)
 
 
 def finish(warmers: Sequence[str]) -> None:
     """Wait until none of the warmers runs any more; at once where `prepare` did not leave them running."""
     for warmer in warmers:
         if (crew := _LATE.pop(warmer, None)) is not None:
-            crew.wait_for(warmer)
+            crew.wait_for([warmer])
 
 
 class _Crew:
-    """Warmers in processes of their own, at most `cores` at a time, in the order given."""
+    """Processes that run warmers, one for each core, each the next of those that are left, in the order given."""
 
     def __init__(self, folder: Path, warmers: Sequence[str], cores: int) -> None:
-        self._folder, self._cores = folder, cores
-        self._waiting, self._running = list(warmers), dict[str, subprocess.Popen[bytes]]()
+        self._folder, self._waiting = folder, deque(warmers)
         self._done = {warmer: threading.Event() for warmer in warmers}
-        self._patience = time.monotonic() + PATIENCE_SECONDS
+        self._running = set[subprocess.Popen[bytes]]()
+        self._stopped, self._lock = False, threading.Lock()
+        self._until = time.monotonic() + PATIENCE_SECONDS
+        self._at_work = min(cores, len(warmers))
+        for _ in range(self._at_work):
+            threading.Thread(target=self._work, name="warmers", daemon=True).start()
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything is left to do."""
-        return bool(self._waiting or self._running)
-
-    def work(self, until: Sequence[str] | None = None) -> None:
-        """Until these warmers are done, all of them by default, or patience ends; what is left goes on running."""
+    def wait_for(self, warmers: Sequence[str]) -> None:
+        """Until they are done or given up, or patience ends, and with it all work."""
         try:
-            while self.busy and not (until is not None and all(self._done[w].is_set() for w in until)):
-                while self._waiting and len(self._running) < self._cores:
-                    warmer = self._waiting.pop(0)
-                    self._running[warmer] = _start(warmer)
-                for warmer, process in list(self._running.items()):
-                    if process.poll() is not None:
-                        self._running.pop(warmer, None)
-                        if process.returncode == 0:
-                            _leave_mark(self._folder, warmer)
-                        self._done[warmer].set()
-                if time.monotonic() > self._patience:
-                    self.stop()
-                time.sleep(0.02)
+            if not all(self._done[w].wait(max(0.0, self._until - time.monotonic())) for w in warmers):
+                self.stop()
         except BaseException:
             self.stop()
             raise
 
-    def wait_for(self, warmer: str) -> None:
-        """Until it is done or given up."""
-        self._done[warmer].wait()
-
     def stop(self) -> None:
         """End what is running, begin nothing more."""
-        self._waiting.clear()
-        for process in list(self._running.values()):
-            process.kill()
-            process.wait()
-        self._running.clear()
+        with self._lock:
+            self._stopped = True
+            self._waiting.clear()
+            for process in self._running:
+                process.kill()
         for event in self._done.values():
             event.set()
+
+    def _work(self) -> None:
+        """One process and the next as long as any warmers are left: a warmer that fails ends its process."""
+        try:
+            while (process := self._begin()) is not None:
+                with process:
+                    done = True
+                    while done and (warmer := self._next()) is not None:
+                        if done := _ask(process, warmer):
+                            _leave_mark(self._folder, warmer)
+                        self._done[warmer].set()
+                with self._lock:
+                    self._running.discard(process)
+        finally:
+            with self._lock:
+                self._at_work -= 1
+                last = self._at_work == 0
+            if last:
+                self.stop()
+
+    def _begin(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._stopped or not self._waiting:
+                return None
+            process = _start()
+            self._running.add(process)
+            return process
+
+    def _next(self) -> str | None:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
 
 
 # Late warmers under way, and who runs them.
 _LATE: dict[str, _Crew] = {}
 
 
-def _start(warmer: str) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL
+def _start() -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-m", "hetplan.solvers.warm", warmer], stdin=quiet, stdout=quiet, stderr=quiet
+        [sys.executable, "-m", "hetplan.solvers.warm"],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
     )
+
+
+def _ask(process: subprocess.Popen[bytes], warmer: str) -> bool:
+    """Have the process run a warmer; False where that ended it."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(f"{warmer}\n".encode())
+    except BrokenPipeError:
+        return False
+    return process.stdout.readline().decode() == f"{warmer}\n"
+
+
+def _serve() -> None:
+    """Run the warmers named on standard input, one a line, and answer with the name of each when it is done."""
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what warmers print
+    for line in sys.stdin:
+        load(line.strip())()
+        answers.write(line)
+        answers.flush()
 
 
 def _folder() -> Path:
@@ -153,4 +196,4 @@ def _leave_mark(folder: Path, warmer: str) -> None:
 
 
 if __name__ == "__main__":
-    load(sys.argv[1])()
+    _serve()

@@ -50,6 +50,8 @@ def cut_chain(
     params = np.zeros(width) if params is None else params
     first = np.zeros((stages, width), dtype=np.int64) if first is None else first
     thetas, syncs = _candidates(gas, times, sync, params)
+    table = (stages + 1, width)
+    scratch = (np.empty(table), np.empty(table, np.int64), np.empty(width), np.empty(width, np.int64))
     best, best_ends, evaluations = limit, None, 0
     heap: list[tuple[float, int, Box]] = []
     order = count()
@@ -58,7 +60,7 @@ def cut_chain(
         for t0, t1, s0, s1 in todo:
             ends = np.empty(stages, dtype=np.int64)
             evaluations += 1
-            f = cheapest_cut(times, links, sync, params, first, thetas[t1], syncs[s1], ends)
+            f = cheapest_cut(times, links, sync, params, first, thetas[t1], syncs[s1], ends, *scratch)
             if (gas - 1) * thetas[t0] + syncs[s0] + f >= best:
                 continue
             slowest, synced = measure(times, sync, params, ends)

@@ -24,10 +24,10 @@ def memory_windows(
     saved: Floats,
     factor: float,
     room: Floats,
-) -> Ints:
-    """First layer [k, L+1] from which stage j may reach its end b within room[j] bytes per device (1F1B)."""
+    first: Ints,
+) -> None:
+    """Fill in first [k, L+1]: from where stage j may reach its end b within room[j] bytes per device (1F1B)."""
     layers = len(params) - 1
-    first = np.zeros((stages, layers + 1), dtype=np.int64)
     for j in range(stages):
         alive = min(gas, stages - j) * micro_batch
         a = 0
@@ -37,7 +37,6 @@ def memory_windows(
             ] * tp * (1 + MEMORY_TOLERANCE):
                 a += 1
             first[j, b] = a
-    return first
 
 
 @kernel
@@ -50,20 +49,24 @@ def cheapest_cut(
     stage_cap: float,
     sync_cap: float,
     ends: Ints,
+    best: Floats,
+    origin: Ints,
+    value: Floats,
+    queue: Ints,
 ) -> float:
     """f(θ, s): least Σ t + Σ e with stages of at most `stage_cap` and synchronisation of at most `sync_cap` seconds.
 
     times [k, L+1]: prefix times of each stage's devices; links [k, L+1]: seconds of a cut before layer l behind
     stage j; sync [k] seconds per parameter byte; first: `memory_windows`. Writes the cut to ends [k]; +inf if none.
+    Scratch: best, origin [k + 1, L+1]; value, queue [L+1].
     """
     stages, width = times.shape
     layers = width - 1
     slack = 1 + 1e-12
-    best = np.full((stages + 1, width), np.inf)
-    origin = np.zeros((stages + 1, width), dtype=np.int64)
+    for j in range(stages + 1):
+        for b in range(width):
+            best[j, b] = np.inf
     best[0, 0] = 0.0
-    queue = np.empty(width, dtype=np.int64)
-    value = np.empty(width)
     for j in range(stages):
         a, head, tail, entered = 0, 0, 0, 0
         for b in range(j + 1, layers - (stages - 1 - j) + 1):

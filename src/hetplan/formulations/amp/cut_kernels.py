@@ -22,6 +22,7 @@ def tolerance_stage(
     dropped: bool,
     begin: int,
     end: int,
+    best: Floats,
 ) -> None:
     """One stage of the programme over tolerances: AMP's eq. 8 for boundaries begin to end - 1, every tolerance m.
 
@@ -29,13 +30,12 @@ def tolerance_stage(
     choice [L + 1, M]: the last boundary chosen. values [M] ascending: the tolerances, seconds.
     rank [L + 1, L + 1]: index in `values` of the seconds of layers c to i - 1. link [L + 1]: seconds of the
     link at each boundary. wait: gas - 1. dropped: store costs without the link, as the released code does.
+    best [M]: scratch.
     """
     count = values.size
-    stored = np.empty(count)
-    best = np.empty(count)
     for i in range(begin, end):
-        best[:] = np.inf
-        stored[:] = np.inf
+        for m in range(count):
+            best[m] = after[i, m] = np.inf
         for c in range(stage, i):
             r = rank[c, i]
             seconds = values[r]
@@ -44,10 +44,8 @@ def tolerance_stage(
                 cost = before[c, max(m, r)] + wait * max(0.0, seconds - values[m]) + seconds
                 if cost + link[c] < best[m]:
                     best[m] = cost + link[c]
-                    stored[m] = cost if dropped else best[m]
+                    after[i, m] = cost if dropped else best[m]
                     choice[i, m] = c
-        for m in range(count):  # numba compiles an assignment of slices for two seconds
-            after[i, m] = stored[m]
 
 
 def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:

@@ -67,7 +67,8 @@ def envelope_cut(placed: Placed) -> Ints | None:
     params = padded(problem.params)
     links = np.zeros((chosen.pipeline, problem.layers + 1))
     links[:-1, 1:] = problem.activation * placed.link.max(axis=0, initial=0.0)[:, None]
-    first = memory_windows(
+    first = np.empty((chosen.pipeline, problem.layers + 1), dtype=np.int64)
+    memory_windows(
         chosen.pipeline,
         chosen.gas,
         chosen.micro_batch,
@@ -76,6 +77,7 @@ def envelope_cut(placed: Placed) -> Ints | None:
         padded(problem.saved),
         problem.state_factor,
         placed.capacity,
+        first,
     )
     times = padded(placed.layer_seconds.max(axis=0))
     cut = cut_chain(chosen.gas, times, links, sync=placed.sync, params=params, first=first)

@@ -68,6 +68,7 @@ def paper_cut(
         whole = values[rank[0, i]]
         table[i] = (gas - 1) * np.maximum(0.0, whole - values) + whole
     choice = np.zeros((stages, layers + 1, values.size), dtype=np.uint16)
+    best = np.empty(values.size)
     for j in range(1, stages):
         link = np.concatenate([[0.0], link_seconds[j - 1]])
         following = np.full_like(table, np.inf)
@@ -87,6 +88,7 @@ def paper_cut(
                 released,
                 i,
                 min(i + rows, layers + 1),
+                best,
             )
         table = following
     return trace(choice, rank), float(table[layers, 0])

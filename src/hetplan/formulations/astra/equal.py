@@ -38,7 +38,9 @@ def fill(
         k, p = step // (P + 1), step % (P + 1)
         i = first + k
         if p == 0:
-            table[k + 1] = table[k]
+            for q in range(P + 1):
+                for n in range(N + 1):
+                    table[k + 1, q, n] = table[k, q, n]
         if p == P:
             continue
         for n in range(N):

@@ -77,7 +77,8 @@ def cheapest_layers(
             total += (K - 1) * slowest
             if total < best:
                 best = total
-                chosen[:] = x
+                for i in range(M):
+                    chosen[i] = x[i]
         place = last - 1
         while place >= 0:
             if m[place] > 0:

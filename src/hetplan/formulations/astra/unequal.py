@@ -52,7 +52,7 @@ def _full_stages(
 ) -> None:
     """Carry the states of p full stages on types before k on to type k: part of table[k + 1, p:], after that of every
     smaller p."""
-    if p == 0:  # numba compiles an assignment of slices for two seconds
+    if p == 0:
         for q in range(P + 1):
             for n in range(N + 1):
                 table[k + 1, q, n] = table[k, q, n]
@@ -75,18 +75,22 @@ def _full_stages(
 def _single_layers(c: Floats, h: Floats, limit: Ints, cap: Ints, k: int, P: int, g: Floats) -> None:
     """Fill g [P+1] with g_k: least work of q one-layer stages on types after k (+inf: not that many)."""
     M = len(c)
-    g[:] = np.inf
+    for q in range(P + 1):
+        g[q] = np.inf
     g[0] = 0.0
-    q = 0
-    used = np.zeros(M, np.bool_)
+    q, last = 0, -1  # the types up to `last`, in the order of (c + h, number), are used
     while q < P:
         best = -1
         for i in range(k + 1, M):
-            if not used[i] and cap[i] > 0 and (best < 0 or c[i] + h[i] < c[best] + h[best]):
+            if last >= 0:
+                one, other = c[i] + h[i], c[last] + h[last]
+                if one < other or (one == other and i <= last):
+                    continue
+            if cap[i] > 0 and (best < 0 or c[i] + h[i] < c[best] + h[best]):
                 best = i
         if best < 0:
             return
-        used[best] = True
+        last = best
         for _ in range(min(limit[best], P - q)):
             g[q + 1] = g[q] + c[best] + h[best]
             q += 1

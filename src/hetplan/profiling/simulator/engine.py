@@ -17,9 +17,12 @@ Flags = NDArray[np.bool_]
 
 def run(tasks: Tasks) -> tuple[Floats, Floats]:
     """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a circle."""
-    start, end, finished = _run(
+    T, ports = len(tasks), tasks.ports
+    start, end = np.full(T, np.nan), np.full(T, np.nan)
+    finished = _run(
         tasks.seconds, tasks.delay, tasks.port_begin, tasks.port, tasks.begin, tasks.after, tasks.waits.copy(),
-        tasks.ports,
+        start, end, np.zeros(2 * T), np.empty(2 * T, np.int64), np.zeros(ports, np.bool_),
+        np.full((2, ports), -1, np.int64), np.full(T, -1, np.int64), np.empty(ports + 1, np.int64),
     )  # fmt: skip
     if finished < len(tasks):
         stuck = int(np.flatnonzero(np.isnan(start))[0])
@@ -112,16 +115,21 @@ def _run(
     begin: Ints,
     after: Ints,
     waits: Ints,
-    count: int,
-) -> tuple[Floats, Floats, int]:
-    """(start, end, tasks finished). Event i < T: task i lets go of its ports; T + i: task i may start."""
+    start: Floats,
+    end: Floats,
+    key: Floats,
+    heap: Ints,
+    busy: Flags,
+    queues: Ints,
+    behind: Ints,
+    starting: Ints,
+) -> int:
+    """Fill start, end [T]; how many tasks finished. Event i < T: task i lets go of its ports; T + i: task i may start.
+
+    The rest is scratch: key [2 T] 0, heap [2 T], busy [ports] False, queues [2, ports] and behind [T] -1,
+    starting [ports + 1].
+    """
     T = len(seconds)
-    key = np.zeros(2 * T)
-    heap = np.empty(2 * T, np.int64)
-    start, end = np.full(T, np.nan), np.full(T, np.nan)
-    busy = np.zeros(count, np.bool_)
-    queues, behind = np.full((2, count), -1), np.full(T, -1)
-    starting = np.empty(count + 1, np.int64)
     size = finished = 0
     for i in range(T):
         if waits[i] == 0:
@@ -165,4 +173,4 @@ def _run(
                 waits[successor] -= 1
                 if waits[successor] == 0:
                     size = _push(heap, size, key, T + successor)
-    return start, end, finished
+    return finished

@@ -130,7 +130,8 @@ class TaskList:
         whole = {name: columns.pop(name).astype(np.int64) for name in WHOLE}
         empty = np.empty(0, np.int64)
         before, after = np.concatenate([empty, *self._before]), np.concatenate([empty, *self._after])
-        begin, ordered = by_source(before, after, self.count)
+        begin, ordered = np.zeros(self.count + 1, np.int64), np.empty(len(after), np.int64)
+        by_source(before, after, begin, ordered)
         return Tasks(
             seconds=columns["seconds"],
             delay=columns["delay"],
@@ -147,16 +148,16 @@ class TaskList:
 
 
 @kernel
-def by_source(before: Ints, after: Ints, count: int) -> tuple[Ints, Ints]:
-    """Pairs sorted by their first: (begin [count + 1], the seconds in that order); a counting sort."""
-    begin = np.zeros(count + 1, np.int64)
-    for source in before:
-        begin[source + 1] += 1
-    for i in range(count):
-        begin[i + 1] += begin[i]
-    place = begin.copy()
-    ordered = np.empty(len(after), np.int64)
+def by_source(before: Ints, after: Ints, begin: Ints, ordered: Ints) -> None:
+    """Pairs sorted by their first: fill begin [count + 1], 0 on entry, and the seconds in that order; a counting
+    sort."""
     for e in range(len(before)):
-        ordered[place[before[e]]] = after[e]
-        place[before[e]] += 1
-    return begin, ordered
+        begin[before[e] + 1] += 1
+    for i in range(len(begin) - 1):
+        begin[i + 1] += begin[i]
+    for e in range(len(before)):  # from here on begin[i] is where the next one of i goes
+        ordered[begin[before[e]]] = after[e]
+        begin[before[e]] += 1
+    for i in range(len(begin) - 1, 0, -1):
+        begin[i] = begin[i - 1]
+    begin[0] = 0

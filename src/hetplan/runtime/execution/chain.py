@@ -9,7 +9,8 @@ The contract. A model is a torch module with
   `count(targets)`: by default the targets other than -100, or the rows where targets are not whole numbers.
 - `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless `distribute` gets data.
 - on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is layer.parameter.
-- layers run on the meta device as far as shapes go.
+- layers run on the meta device as far as shapes go, and do not change what they get in place (nn.ReLU(inplace=True)).
+- parameters with `requires_grad=False` stay as they are, whatever the optimizer.
 - for passes in half precision: layers that take weights and values of any floating type, the last one with a loss in
   fp32. Weights, their gradients and the optimizer's states stay what they are; each pass uses rounded weights.
 Where a stage is split over tensor ranks, modules inside the layers may have `tensor` (a TensorGroup, set before they

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -41,14 +42,14 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from hetplan.errors import InputError
-from hetplan.files import read_json, to_json, write_text
+from hetplan.files import to_json, write_text
 from hetplan.runtime.execution.distributed import Distributed
 from hetplan.runtime.execution.groups import host_group
+from hetplan.runtime.execution.reading import RECORD, Reader, cause_of, record_of
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.states import Fragment
 
 KEPT = 2  # checkpoints in a folder
-RECORD = "hetplan.json"
 
 
 @dataclass(frozen=True)
@@ -183,12 +184,11 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
         chunks += [
             c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=True)
         ]
-    dcp.save(
-        {},
-        storage_writer=dcp.FileSystemWriter(temporary),
-        planner=_Save(chunks),
-        process_group=host_group(),
-    )
+    writer = dcp.FileSystemWriter(temporary)
+    try:
+        dcp.save({}, storage_writer=writer, planner=_Save(chunks), process_group=host_group())
+    except dcp.CheckpointException as error:
+        raise cause_of(error, "written") from None
     if dist.get_rank() == 0:
         shapes = shapes_of(model)
         record = {
@@ -196,7 +196,8 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
             "shapes": shapes, "states": kinds,
         }  # fmt: skip
         write_text(temporary / RECORD, to_json(record))
-        shutil.rmtree(target, ignore_errors=True)
+        if (target / RECORD).is_file():  # the same step again; anything else there is somebody's own
+            shutil.rmtree(target)
         os.replace(temporary, target)
         for old in complete(folder)[:-KEPT]:
             shutil.rmtree(old)
@@ -216,47 +217,72 @@ def complete(folder: str) -> list[Path]:
 
 
 def check_same(folder: str, **given: object) -> None:
-    """Raise InputError where the latest checkpoint records other values than given ones, such as the optimizer."""
-    for found in complete(folder)[-1:]:
-        record = read_json(found / RECORD)
-        for name, value in given.items():
-            if record.get(name, value) != value:
-                raise InputError(
-                    f"cannot go on from a checkpoint with another --{name}", where=str(found), got=value,
-                    expected=f"{record[name]}, as it was written with",
-                )  # fmt: skip
+    """Raise InputError where there is no checkpoint to go on from, where the latest one is damaged, and where it
+    records other values than given ones, such as the optimizer."""
+    record = record_of(latest(folder))
+    for name, value in given.items():
+        if getattr(record, name) != value:
+            raise InputError(
+                f"cannot go on from a checkpoint with another --{name}", where=str(latest(folder)), got=value,
+                expected=f"{getattr(record, name)}, as it was written with",
+            )  # fmt: skip
+
+
+def latest(folder: str) -> Path:
+    """The latest complete checkpoint of a folder; raises InputError where there is none."""
+    found = complete(folder)
+    if not found:
+        raise InputError("no complete checkpoint", where=folder)
+    return found[-1]
+
+
+def check_writable(folder: str) -> None:
+    """Raise InputError where checkpoints could not be written, or would be in the way of something else."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+        strangers = [p for p in Path(folder).glob("step-*") if not (p / RECORD).is_file()]
+    except OSError as error:
+        raise InputError(f"cannot write checkpoints: {error.strerror}", where=folder) from None
+    if strangers:
+        raise InputError(
+            "folder holds something else under a checkpoint's name", where=folder, got=strangers[0].name
+        )
 
 
 def load(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -> None:
     """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one of another model."""
-    found = complete(folder)
-    if not found:
-        raise InputError("no complete checkpoint", where=folder)
-    record = read_json(found[-1] / RECORD)
-    if record["shapes"] != shapes_of(model):
-        raise InputError("checkpoint is of another model", where=str(found[-1]))
+    found = latest(folder)
+    record = record_of(found)
+    kinds: dict[str, str] = dict(record.states)
+    if record.shapes != shapes_of(model):
+        raise InputError("checkpoint is of another model", where=str(found))
     if isinstance(model, DistributedProgram):
         from hetplan.runtime.execution.spmd.stored import restore
 
-        restore(model, optimizer, record["states"], lambda chunks: values_in(found[-1], chunks))
+        restore(model, optimizer, kinds, lambda chunks: values_in(found, chunks))
     else:
-        load_parts(model, optimizer, record["states"], found[-1])
-    model.step = record["step"]
+        load_parts(model, optimizer, kinds, found)
+    model.step = record.step
     model.updated()
 
 
 def values_in(folder: Path, chunks: list[Chunk]) -> list[Tensor]:
     """Stored values of chunks, flat."""
     planner = _Load([Chunk(c.key, c.first, c.size, c.values.reshape(-1).clone()) for c in chunks])
-    reader = dcp.FileSystemReader(folder)
-    dcp.load({}, storage_reader=reader, planner=planner, process_group=host_group())
+    try:
+        dcp.load({}, storage_reader=Reader(folder), planner=planner, process_group=host_group())
+    except dcp.CheckpointException as error:
+        raise cause_of(error, "read") from None
     return [planner.chunks[chunk.index].values for chunk in chunks]
 
 
 def load_parts(model: Distributed, optimizer: Any, kinds: dict[str, str], folder: Path) -> None:
     """Fill the parameters and states that this rank holds."""
+    trained = [parameter for _, parameter in model.states.updated() if parameter.requires_grad]
     for state, kind in kinds.items():
-        for _, parameter in model.states.updated():
+        for parameter in trained:
             like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
             optimizer.state[parameter][state] = like.detach()
     parameters = list(parameter_chunks(model, mine=False))

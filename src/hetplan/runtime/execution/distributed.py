@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import InputError
+from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.runtime.execution.chain import Chain, count_of, describe
 from hetplan.runtime.execution.devices import local_device
 from hetplan.runtime.execution.holdings import Held, bucket_plans, held_by
@@ -116,7 +116,7 @@ class Distributed:
         """
         step = self.step
         self.step += 1
-        of_step = rows or (lambda first, last: self.module.batch(step, first, last))
+        of_step = exactly(rows or (lambda first, last: self.module.batch(step, first, last)))
         self.watch.begins("prepare", 0, step)
         self.states.begin()
         weight = host_total(self.pipeline.weight(of_step))
@@ -149,9 +149,24 @@ class Distributed:
         self.states.stale = True
 
     def gradients(self) -> list[Fragment]:
-        """The gradients that this rank answers for."""
+        """The gradients that this rank holds, those that others hold, too, included."""
         found = {id(p): p.grad for _, p in self.states.updated() if p.grad is not None}
         return list(self.states.fragments(found))
+
+
+def exactly(rows: Rows) -> Rows:
+    """The same rows, or an InputError where there are more or fewer than were asked for."""
+
+    def checked(first: int, last: int) -> tuple[Tensor, Tensor]:
+        found = rows(first, last)
+        for name, values in zip(("inputs", "targets"), found, strict=True):
+            if len(values) != last - first:
+                raise InputError(
+                    f"{name} of rows {first} to {last}", got=f"{len(values)} rows", expected=f"{last - first}"
+                )
+        return found
+
+    return checked
 
 
 def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -163,7 +178,19 @@ def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
             got=type(module).__name__,
             expected="example=(inputs, targets) of a sample",
         )
-    inputs, targets = batch(0, 0, 1)
+    try:
+        found = batch(0, 0, 1)
+    except HetplanError:
+        raise
+    except Exception as error:  # the author's code
+        raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
+    if not (isinstance(found, (tuple, list)) and len(found) == 2):
+        raise InputError(
+            "the model's `batch` returned something else",
+            got=type(found).__name__,
+            expected="(inputs, targets)",
+        )
+    inputs, targets = found
     return inputs, targets
 
 

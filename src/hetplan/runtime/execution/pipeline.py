@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetplan.errors import InputError
 from hetplan.runtime.execution.chain import Chain
 from hetplan.runtime.execution.messages import Mail
 from hetplan.runtime.execution.places import Layout, Place
@@ -111,6 +112,8 @@ class Pipeline:
         if x is None:
             return
         if last > last_layer:
+            if x.numel() != 1:
+                raise InputError("loss", got=tuple(x.shape), expected="one number, the sum over all rows")
             self.total += float(x)
         else:
             self.mail.send(x, self._hop(chunk), batch, forward=True)

@@ -55,7 +55,9 @@ def rank_main(
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us decides
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # sent to the whole group, it is the parent's to act upon
         torch.set_num_threads(1)
         os.environ["LOCAL_RANK"] = str(rank)
         watch = recorder(job, rank, shared)

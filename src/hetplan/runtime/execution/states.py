@@ -95,12 +95,14 @@ class Bucket:
         """Write a flat bucket to the parameters or to their gradients."""
         first = 0
         for piece in self.plan.pieces:
-            parameter = self.parameters[piece.name]
+            parameter, begin = self.parameters[piece.name], first
+            first += piece.size
+            if gradients and not parameter.requires_grad:
+                continue
             if gradients and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             rows = self.rows(piece, parameter.grad if gradients else parameter.data)
-            rows.copy_(flat[first : first + piece.size].view_as(rows))
-            first += piece.size
+            rows.copy_(flat[begin:first].view_as(rows))
 
     def first_values(self) -> None:
         """The first owner's values, everywhere."""
@@ -117,7 +119,8 @@ class Bucket:
         for piece in self.plan.pieces:
             a, b = max(first, begin), min(last, begin + piece.size)
             if a < b:
-                values = nn.Parameter(self.shard[a - first : b - first])
+                trained = self.parameters[piece.name].requires_grad
+                values = nn.Parameter(self.shard[a - first : b - first], requires_grad=trained)
                 self.shares.append((piece, a - begin, b - begin, values))
             begin += piece.size
 
@@ -165,6 +168,8 @@ class Bucket:
             begins[piece] = begin
             begin += piece.size
         for piece, a, b, parameter in self.shares:
+            if not parameter.requires_grad:
+                continue
             added = flat[begins[piece] + a : begins[piece] + b]
             parameter.grad = added.clone() if parameter.grad is None else parameter.grad.add_(added)
 

@@ -59,7 +59,10 @@ class TensorGroup(Part):
     group: Group | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """x; in the backward pass its gradients are summed over the group."""
+        """x; in the backward pass its gradients are summed over the group.
+
+        On every rank of it: one without a part keeps what it gets in its graph, times 0 say, or the others wait.
+        """
         return x if self.group is None else _Enter.apply(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
+from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
@@ -87,19 +87,14 @@ def called(text: str, plan: Plan | None) -> Any:
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
     try:
         function: Any = getattr(importlib.import_module(module_name), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--factory cannot be imported: {kind_and_text(error)}", got=text) from error
     try:
         return function(plan)
     except HetplanError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"--factory raises {kind_and_text(error)}", got=text) from error
-
-
-def kind_and_text(error: Exception) -> str:
-    """An error of somebody else's code in one line."""
-    return f"{type(error).__name__}: {one_line(str(error))[:300]}"
 
 
 def check_job(job: Job) -> None:
@@ -120,10 +115,11 @@ def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
 def check_folder(job: Job) -> None:
     """Raise InputError where a run from the beginning would mix its checkpoints with another run's, and where one
     that goes on would not be the run that it goes on with."""
-    from hetplan.runtime.execution.checkpoint import check_same, complete
+    from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete
 
     if job.checkpoint is None:
         return
+    check_writable(job.checkpoint)
     if job.resume:
         check_same(job.checkpoint, optimizer=job.optimizer, seed=job.seed)
     elif found := complete(job.checkpoint):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.amp.problem import Floats
+from hetplan.formulations.amp.problem import Floats, Ints
 
 
 @kernel
@@ -55,8 +55,11 @@ def most_taken(cost: Floats, axis: int, limit: float, most: int) -> int:
 
 
 @kernel
-def least_for(costs: Floats, axis: int, need: int, most: int) -> float:
-    """Least t such that the rows, each costing at most t, absorb `need` groups of one threshold; costs [R, A, B]."""
+def least_for(costs: Floats, axis: int, need: int, most: int, taken: Ints) -> float:
+    """Least t such that the rows, each costing at most t, absorb `need` groups of one threshold; costs [R, A, B].
+
+    taken [R]: scratch.
+    """
     rows, na, nb = costs.shape
     top = (na if axis == 0 else nb) - 1
     level = 0.0
@@ -64,7 +67,8 @@ def least_for(costs: Floats, axis: int, need: int, most: int) -> float:
         level = max(level, costs[i, 0, 0])
     if need <= 0:
         return level
-    taken = np.zeros(rows, dtype=np.int64)
+    for i in range(rows):
+        taken[i] = 0
     while level < np.inf:
         sum_taken = 0
         cheapest = np.inf
@@ -84,11 +88,16 @@ def least_for(costs: Floats, axis: int, need: int, most: int) -> float:
 
 
 @kernel
-def fits_together(costs: Floats, need_a: int, need_b: int, most: int, limit: float) -> bool:
-    """Whether rows of cost below `limit` can absorb both thresholds' groups at once; costs [R, A, B]."""
+def fits_together(
+    costs: Floats, need_a: int, need_b: int, most: int, limit: float, reach: Ints, after: Ints
+) -> bool:
+    """Whether rows of cost below `limit` can absorb both thresholds' groups at once; costs [R, A, B].
+
+    reach, after [need_a + 1 or more]: scratch.
+    """
     rows, na, nb = costs.shape
-    reach = np.full(need_a + 1, -1, dtype=np.int64)
-    after = np.empty(need_a + 1, dtype=np.int64)
+    for y in range(need_a + 1):
+        reach[y] = -1
     reach[0] = 0
     for i in range(rows):
         for y in range(need_a + 1):

@@ -67,7 +67,8 @@ class Scratch(NamedTuple):
 
     narrow [dp + 1]: slowest bandwidth inside the column's data groups up to row i. same [dp]: an earlier row with
     the same past, -1 if none. used, present, earlier [K]: devices taken, whether the last stage lies there, and an
-    earlier cell that the future cannot tell apart. counter [3]: leaves seen, children written, labels expanded.
+    earlier cell that the future cannot tell apart. absorbed [dp], reach, after [devices + 1]: see `least_for` and
+    `fits_together`. counter [3]: leaves seen, children written, labels expanded.
     answer: best cost, least bound dropped. winner [1 + dp]: label and shapes of the best cost.
     """
 
@@ -85,6 +86,9 @@ class Scratch(NamedTuple):
     present: Ints
     earlier: Ints
     costs: Floats
+    absorbed: Ints
+    reach: Ints
+    after: Ints
     counter: Ints
     answer: Floats
     winner: Ints
@@ -328,10 +332,12 @@ def expand(
                     state = base[z] + max(0, min(room[z] - 1, (size[c] - taken[c]) // tp))
                     total, top = row_sums[k, choice[k]], row_tops[k, choice[k]]
                     least_ahead(gas, low, high, ahead, state, b, total, top, costs[k])
-                value = floor + least_for(costs, 0, need_a, pp)
+                value = floor + least_for(costs, 0, need_a, pp, scratch.absorbed)
                 if both and value < limit:
-                    value = max(value, floor + least_for(costs, 1, need_b, pp))
-                    if value < limit and not fits_together(costs, need_a, need_b, pp, limit - floor):
+                    value = max(value, floor + least_for(costs, 1, need_b, pp, scratch.absorbed))
+                    if value < limit and not fits_together(
+                        costs, need_a, need_b, pp, limit - floor, scratch.reach, scratch.after
+                    ):
                         value = limit
                 if value < limit:
                     y = counter[1]

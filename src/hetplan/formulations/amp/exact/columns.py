@@ -13,7 +13,7 @@ import numpy as np
 
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.exact.column_kernels import Grid, Scratch, expand
-from hetplan.formulations.amp.exact.label_kernels import Labels, canonical_all, dominated
+from hetplan.formulations.amp.exact.label_kernels import Labels, canonical, dominated
 from hetplan.formulations.amp.exact.layout import Layout
 from hetplan.formulations.amp.exact.rows import RowModel, StageIntervals, SyncBox
 from hetplan.formulations.amp.problem import Floats, Ints
@@ -180,6 +180,9 @@ def _scratch(grid: Grid) -> Scratch:
         present=np.zeros(len(grid.size), dtype=np.int64),
         earlier=np.zeros(len(grid.size), dtype=np.int64),
         costs=np.empty((rows, *grid.ahead.shape[4:])),
+        absorbed=np.zeros(rows, dtype=np.int64),
+        reach=np.zeros(1 + int(grid.size.sum()), dtype=np.int64),
+        after=np.zeros(1 + int(grid.size.sum()), dtype=np.int64),
         counter=np.zeros(3, dtype=np.int64),
         answer=np.full(2, np.inf),
         winner=np.zeros(1 + rows, dtype=np.int64),
@@ -189,7 +192,8 @@ def _scratch(grid: Grid) -> Scratch:
 def _keep(grid: Grid, children: Labels, scratch: Scratch, width: int, limit: float) -> Labels:
     """The best `width` children that nothing makes superfluous, best bound first; the rest leaves its bound."""
     count = int(scratch.counter[1])
-    canonical_all(count, grid.shape_cells, grid.size, grid.kind, children)
+    by_cell, by_row = (np.empty((2, len(grid.size)), dtype=np.int64), np.empty(grid.dp, dtype=np.int64))
+    canonical(count, grid.shape_cells, grid.size, grid.kind, children, by_cell[0], by_cell[1], by_row)
     written = _rows(children, np.arange(count))
     mixed = np.random.default_rng(0).integers(1, 2**62, written.key.shape[1], dtype=np.int64)
     code = (written.key * mixed).sum(axis=1)  # wraps around: only groups equal keys

@@ -28,74 +28,56 @@ class Labels(NamedTuple):
 
 @kernel
 def canonical(
-    done: int,
-    used: Ints,
-    last: Ints,
-    sums: Floats,
-    tops: Floats,
+    count: int,
     shape_cells: Ints,
     size: Ints,
     kind: Ints,
-    key: Ints,
-    order: Ints,
+    labels: Labels,
+    signature: Ints,
+    renamed: Ints,
+    code: Ints,
 ) -> None:
-    """Write a label's key [1 + K + dp tp] and the order of its rows: equal keys mean equal futures.
+    """Write the keys [1 + K + dp tp] of the first `count` labels and the order of their rows: equal keys mean equal
+    futures. signature, renamed [K], code [dp]: scratch.
 
     Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells, costs). Of a full
     cell only its class matters: nothing more can be placed in it, and links out of it depend on the class alone.
     """
-    cells, rows, tp = len(used), len(last), shape_cells.shape[1]
-    signature = np.zeros(cells, dtype=np.int64)
-    for i in range(rows):
-        for r in range(tp):
-            c = shape_cells[last[i], r]
-            signature[c] += used[c] < size[c]
-    for c in range(cells):
-        signature[c] += (kind[c] * 8192 + used[c]) * 8192
-    renamed = np.empty(cells, dtype=np.int64)
-    for c in range(cells):
-        rank = 0
-        for d in range(cells):
-            if signature[d] < signature[c] or (signature[d] == signature[c] and d < c):
-                rank += 1
-        renamed[c] = rank if used[c] < size[c] else cells + kind[c]
-        key[1 + rank] = signature[c]
-    key[0] = done
-    code = np.zeros(rows, dtype=np.int64)
-    for i in range(rows):
-        for r in range(tp):  # only an order: it may wrap around, the key below is complete
-            code[i] = code[i] * 2 * cells + renamed[shape_cells[last[i], r]]
-        m = i  # insertion sort: rows are few and nearly sorted
-        while m > 0:
-            k = order[m - 1]
-            if code[k] < code[i]:
-                break
-            if code[k] == code[i] and (sums[k] < sums[i] or (sums[k] == sums[i] and tops[k] <= tops[i])):
-                break
-            order[m] = k
-            m -= 1
-        order[m] = i
-    for i in range(rows):
-        for r in range(tp):
-            key[1 + cells + i * tp + r] = renamed[shape_cells[last[order[i]], r]]
-
-
-@kernel
-def canonical_all(count: int, shape_cells: Ints, size: Ints, kind: Ints, labels: Labels) -> None:
-    """`canonical` for the first `count` labels."""
+    cells, rows, tp = len(size), len(code), shape_cells.shape[1]
     for y in range(count):
-        canonical(
-            labels.done[y],
-            labels.used[y],
-            labels.last[y],
-            labels.sums[y],
-            labels.tops[y],
-            shape_cells,
-            size,
-            kind,
-            labels.key[y],
-            labels.order[y],
-        )
+        used, last, sums, tops = labels.used[y], labels.last[y], labels.sums[y], labels.tops[y]
+        key, order = labels.key[y], labels.order[y]
+        for c in range(cells):
+            signature[c] = (kind[c] * 8192 + used[c]) * 8192
+        for i in range(rows):
+            for r in range(tp):
+                c = shape_cells[last[i], r]
+                signature[c] += used[c] < size[c]
+        for c in range(cells):
+            rank = 0
+            for d in range(cells):
+                if signature[d] < signature[c] or (signature[d] == signature[c] and d < c):
+                    rank += 1
+            renamed[c] = rank if used[c] < size[c] else cells + kind[c]
+            key[1 + rank] = signature[c]
+        key[0] = labels.done[y]
+        for i in range(rows):
+            code[i] = 0
+            for r in range(tp):  # only an order: it may wrap around, the key below is complete
+                code[i] = code[i] * 2 * cells + renamed[shape_cells[last[i], r]]
+            m = i  # insertion sort: rows are few and nearly sorted
+            while m > 0:
+                k = order[m - 1]
+                if code[k] < code[i]:
+                    break
+                if code[k] == code[i] and (sums[k] < sums[i] or (sums[k] == sums[i] and tops[k] <= tops[i])):
+                    break
+                order[m] = k
+                m -= 1
+            order[m] = i
+        for i in range(rows):
+            for r in range(tp):
+                key[1 + cells + i * tp + r] = renamed[shape_cells[last[order[i]], r]]
 
 
 @kernel

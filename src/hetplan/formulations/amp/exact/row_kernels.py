@@ -21,32 +21,27 @@ def completions(
     leave: Floats,
     level: Ints,
     base: Ints,
-    absorb: Ints,
-) -> tuple[Floats, Floats]:
+    ahead: Floats,
+    start: Floats,
+    enter: Floats,
+) -> None:
     """Backward recursion over stages.
 
     window [pp, Z, L+1]: furthest end of stage j on zone z starting at layer a. needs_local [Z, L+1]: from this end
     on the stage's parameters must be synchronised inside one cell, which takes dp groups' room instead of one.
-    link [L+1] bytes. level [Z, 2] 0/1: does a group of the zone count for each threshold; absorb [2]: how many
-    groups the tables count up to.
-    Returns (ahead [pp, S, L+1, A, B], start [A, B]): seconds of stages j.. and of the link into stage j, given the
-    row state (zone and room left in the cell) of stage j - 1, the layers done, and at least so many groups of each
-    threshold still to absorb; +inf where impossible. start: the whole pipeline.
+    link [L+1] bytes. level [Z, 2] 0/1: does a group of the zone count for each threshold.
+    Fills ahead [pp, S, L+1, A, B], start [A, B], +inf on entry: seconds of stages j.. and of the link into stage j,
+    given the row state (zone and room left in the cell) of stage j - 1, the layers done, and at least so many groups
+    of each threshold still to absorb; +inf where impossible. start: the whole pipeline. enter [Z, most room + 1, A, B],
+    scratch: stage j on zone z entered with u groups' room.
     """
     zones, width = prefix.shape
     layers = width - 1
-    states = base[zones]
-    na, nb = absorb[0] + 1, absorb[1] + 1
-    ahead = np.full((pp, states, layers + 1, na, nb), np.inf)
-    start = np.full((na, nb), np.inf)
-    most_room = 1
-    for z in range(zones):
-        most_room = max(most_room, room[z])
-    enter = np.empty((zones, most_room + 1, na, nb))  # stage j on zone z entered with u groups' room
+    na, nb = start.shape
     for j in range(pp - 1, -1, -1):
         for a in range(j, 1 if j == 0 else layers - (pp - j) + 1):
             for z in range(zones):
-                for u in range(most_room + 1):
+                for u in range(enter.shape[1]):
                     for ka in range(na):
                         for kb in range(nb):
                             enter[z, u, ka, kb] = np.inf
@@ -92,7 +87,6 @@ def completions(
                             elif u > 0:
                                 value = min(value, inside + enter[z, u, ka, kb])
                             ahead[j, base[z] + u, a, ka, kb] = value
-    return ahead, start
 
 
 @kernel
@@ -112,8 +106,10 @@ def windows(
     capacity: Floats,
     sync_in: Floats,
     sync_out: Floats,
-) -> tuple[Ints, Ints]:
-    """Furthest stage ends and where synchronisation must stay inside a cell; see `completions`.
+    window: Ints,
+    needs_local: Ints,
+) -> None:
+    """Fill in the furthest stage ends and where synchronisation must stay inside a cell; see `completions`.
 
     stage_cap, sync_cap: seconds. A stage on zone z may end at b when its time, its memory (1F1B) and its
     synchronisation at the zone's best bandwidth allow it.
@@ -121,8 +117,6 @@ def windows(
     slack = 1.0 + 1e-12  # rounding of prefix sums must not exclude what is allowed
     zones, width = prefix.shape
     layers = width - 1
-    window = np.empty((pp, zones, layers + 1), dtype=np.int64)
-    needs_local = np.full((zones, layers + 1), layers + 1, dtype=np.int64)
     for z in range(zones):
         end = 0
         for a in range(layers + 1):
@@ -149,19 +143,21 @@ def windows(
                         break
                     end = b
                 window[j, z, a] = end
-    return window, needs_local
 
 
 @kernel
-def absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> bool:
+def absorbs(
+    cost: Floats, rows: int, need: Ints, most: int, limit: float, stairs: Ints, reach: Ints, after: Ints
+) -> bool:
     """Whether `rows` pipelines, each costing at most `limit`, can absorb `need` groups of both thresholds.
 
     cost [A, B]: of one pipeline that absorbs at least (a, b) groups, non-decreasing in both; the last index of a
-    dimension stands for that many or more (up to `most` groups).
+    dimension stands for that many or more (up to `most` groups). Scratch: stairs [A], for each number of the first
+    threshold the most of the second; reach, after [need[0] + 1].
     """
     na, nb = cost.shape
-    stairs = np.full(na, -1, dtype=np.int64)  # for each number of the first threshold the most of the second
     for ka in range(na):
+        stairs[ka] = -1
         for kb in range(nb):
             if cost[ka, kb] <= limit:
                 stairs[ka] = most if kb == nb - 1 and nb > 1 else kb
@@ -174,10 +170,12 @@ def absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> boo
                 best = most if ka == na - 1 else ka
         return bool(best * rows >= need[0])
     wanted = need[0]
-    reach = np.full(wanted + 1, -1, dtype=np.int64)
+    for y in range(wanted + 1):
+        reach[y] = -1
     reach[0] = 0
     for _ in range(rows):
-        after = np.full(wanted + 1, -1, dtype=np.int64)
+        for y in range(wanted + 1):
+            after[y] = -1
         for x in range(wanted + 1):
             if reach[x] < 0:
                 continue
@@ -186,5 +184,6 @@ def absorbs(cost: Floats, rows: int, need: Ints, most: int, limit: float) -> boo
                     gain = most if ka == na - 1 and na > 1 else ka
                     y = min(wanted, x + gain)
                     after[y] = max(after[y], reach[x] + stairs[ka])
-        reach = after
+        for y in range(wanted + 1):
+            reach[y] = after[y]
     return bool(reach[wanted] >= need[1])

@@ -51,7 +51,10 @@ class RowModel:
     def tables(self, stage_cap: float, sync_cap: float) -> tuple[Floats, Floats]:
         """(ahead, start) of `row_kernels.completions` under the caps, seconds."""
         lay, config = self.layout, self.layout.config
-        window, local = windows(
+        zones, width = lay.zones.prefix.shape
+        window = np.empty((config.pipeline, zones, width), dtype=np.int64)
+        local = np.full((zones, width), width, dtype=np.int64)
+        windows(
             config.pipeline,
             config.gas,
             config.micro_batch,
@@ -67,8 +70,14 @@ class RowModel:
             lay.zones.capacity,
             lay.zones.sync_in,
             lay.zones.sync_out,
+            window,
+            local,
         )
-        return completions(
+        counts = (int(self.absorb[0]) + 1, int(self.absorb[1]) + 1)
+        ahead = np.full((config.pipeline, int(lay.zones.base[zones]), width, *counts), np.inf)
+        start = np.full(counts, np.inf)
+        enter = np.empty((zones, 1 + int(lay.zones.room.max(initial=1)), *counts))
+        completions(
             config.pipeline,
             config.data,
             window,
@@ -80,8 +89,11 @@ class RowModel:
             lay.zones.leave,
             self.level,
             lay.zones.base,
-            self.absorb,
+            ahead,
+            start,
+            enter,
         )
+        return ahead, start
 
     def share(self, cost: Floats) -> float:
         """Least t such that all pipelines, each costing at most t, absorb what is needed; +inf if they cannot.
@@ -93,10 +105,12 @@ class RowModel:
         config = self.layout.config
         values = np.unique(cost)
         values = values[np.isfinite(values)]
+        wanted = int(self.need[0]) + 1
+        scratch = [np.empty(size, dtype=np.int64) for size in (len(cost), wanted, wanted)]
         low, high = 0, len(values)  # absorbs is monotone in the limit
         while low < high:
             middle = (low + high) // 2
-            if absorbs(cost, config.data, self.need, config.pipeline, values[middle]):
+            if absorbs(cost, config.data, self.need, config.pipeline, values[middle], *scratch):
                 high = middle
             else:
                 low = middle + 1

@@ -135,7 +135,8 @@ def least_time(
     reduction keeps to it (none: least > most). Only those between the bounds and what the incumbent leaves room for
     are tried. lows, caps [M]: scratch.
     """
-    lows[:] = 1
+    for i in range(len(c)):
+        lows[i] = 1
     _, theta_low, phi_low, work_low = lower_bound(c, h, g, m, lows, cap, N, K, n)
     best = np.inf
     M = len(c)
@@ -191,6 +192,7 @@ def explore(
     out_n: Ints,
     counts: Ints,
     patience: int,
+    scratch: Ints,
 ) -> int:
     """Solve stage counts from `m` on until they are exhausted, the output is full, or after `patience` steps; returns
     the points found.
@@ -199,11 +201,12 @@ def explore(
     the first vector to look at (start with `need`; the last entry is overwritten), afterwards the next one, or -1 in
     m[0] when none is left.
     front_*: the front so far, seconds ascending; out_seconds [B], out_m, out_n [B, M]. counts [2]: vectors
-    seen, solved.
+    seen, solved. scratch [5, M].
     """
     M = len(c)
-    n, chosen = np.zeros(M, np.int64), np.zeros(M, np.int64)
-    ones, lows, caps = np.ones(M, np.int64), np.ones(M, np.int64), np.zeros(M, np.int64)
+    n, chosen, ones, lows, caps = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    for i in range(M):
+        ones[i] = 1
     points, left = 0, P
     for i in range(M - 1):
         left -= m[i]

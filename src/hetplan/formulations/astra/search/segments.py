@@ -192,10 +192,11 @@ def _explore(
     B, M = BUFFER, len(kinds.c)
     m = kinds.need.copy()
     seconds, stages, layers = np.empty(B), np.empty((B, M), np.int64), np.empty((B, M), np.int64)
+    scratch = np.empty((5, M), np.int64)
     while m[0] >= 0 and not run.should_stop:
         found = int(explore(
             kinds.c, kinds.h, kinds.g, kinds.cap, kinds.need, kinds.room, kinds.rate, P, N, K, thetas, phis,
-            least, most, front.seconds, front.money, m, seconds, stages, layers, counts, PATIENCE,
+            least, most, front.seconds, front.money, m, seconds, stages, layers, counts, PATIENCE, scratch,
         ))  # fmt: skip
         if found:
             money = seconds[:found] * (stages[:found] @ kinds.rate)

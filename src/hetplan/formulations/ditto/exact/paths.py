@@ -109,7 +109,8 @@ def prefix_costs(
     charge: (base, rate), peak(t) = base + rate t.
     """
     options, layers = time.shape[0], time.shape[1] - 1
-    out[:, :] = np.inf
+    for b in range(layers + 1):
+        out[0, b] = out[1, b] = np.inf
     out[1, 0] = 0.0
     for a in range(layers):
         with_peak, without = out[0, a], out[1, a]
@@ -143,7 +144,8 @@ def prefix_devices(
 ) -> None:
     """used [K + 1]: devices of each kind and stages on the path behind out[0, L] of `prefix_costs`: its slope."""
     options, b = time.shape[0], time.shape[1] - 1
-    used[:] = 0
+    for i in range(len(used)):
+        used[i] = 0
     phase = 0
     while b > 0:
         best, best_a, best_r, best_phase = np.inf, -1, -1, phase

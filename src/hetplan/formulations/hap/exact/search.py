@@ -38,12 +38,13 @@ def search(
     run: Run,
     *,
     patience: int | None = None,
+    most: int | None = None,
     shape: Shape = ONE_SEGMENT,
 ) -> Ended:
     """Explore cells until the gap asked for is proven or the run should stop.
 
     patience: give up after so many cells without a graph that suffices for their parts, while the bound rose by less
-    than a hundredth of the gap.
+    than a hundredth of the gap. most: cells at most.
     """
     order = itertools.count()
     open_cells: list[tuple[float, int, Floats, Floats | None, Arrays | None]] = [
@@ -59,7 +60,7 @@ def search(
             break
         if bound > risen + 0.01 * (incumbent.seconds - risen):
             idle, risen = 0, bound
-        if run.should_stop or (patience is not None and idle > patience):
+        if run.should_stop or (patience is not None and idle > patience) or cells == most:
             heapq.heappush(open_cells, (bound, next(order), here, hint, arrays))
             break
         cells += 1

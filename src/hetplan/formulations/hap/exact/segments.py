@@ -19,7 +19,6 @@ from hetplan.formulations.hap.cutting import game_value
 from hetplan.formulations.hap.exact import kernels
 from hetplan.formulations.hap.exact.arrays import Arrays
 from hetplan.formulations.hap.exact.bounds import (
-    ARCS,
     FEWER,
     Evaluated,
     Failed,
@@ -101,7 +100,7 @@ class SegmentsCell:
         """(Without the arcs of no program below the threshold, and by stages where these are few; the bound)."""
         bound, potential, step = known
         missing = 1 - bound / threshold
-        if not missing < FEWER * arrays.missing or arrays.start > 0 or len(arrays.graph.head) < ARCS // 10:
+        if not missing < FEWER * arrays.missing or arrays.start > 0:
             return arrays, bound
         least = kernels.through(arrays.reverse, arrays.graph.head, step, potential)
         arrays, nodes = arrays.without(least.max(axis=1) >= threshold, missing)

@@ -35,8 +35,9 @@ from hetplan.solvers.run import Run
 STATES, CANONICAL_STATES = 3_000, 300_000
 MOST_TYPES = 6
 # Free ratios of all segments beyond which cells are too many; the share of the time that they get where the programme
-# may do better.
+# may do better; how many they may be on a graph of so few arcs that it surely takes seconds.
 MOST_DIMENSIONS, SEGMENTS_SHARE = 4, 0.5
+MOST_CELLS, FEW_ARCS = 400, 2_000
 
 
 def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
@@ -105,7 +106,8 @@ def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
     arrays = by_segment(problem, chosen.graph, ordered=chosen.exact)
     evaluate = SegmentsCell(problem, arrays, incumbent, Explorer(problem, theory))
     patience = None if chosen.exact else SEGMENTS_PATIENCE
-    done = search(problem, evaluate, incumbent, part, patience=patience, shape=Segments())
+    most = MOST_CELLS if chosen.exact and len(chosen.graph.head) <= FEW_ARCS else None
+    done = search(problem, evaluate, incumbent, part, patience=patience, most=most, shape=Segments())
     bound, details = max(simple_bound(theory), done.bound), {"cells": done.cells}
     if chosen.exact and not done.finished and not run.should_stop:
         known = incumbent.program

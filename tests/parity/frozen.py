@@ -1,0 +1,83 @@
+"""A user's model of which a part is frozen: trained under several plans, each going on from the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetplan.runtime import distribute
+from hetplan.runtime.execution import checkpoint
+from parity.cases import Case, Perceptron, R, S, even, squared, zero
+
+WORLDS = [2]
+STEPS = 2  # under each plan
+BATCH = 5
+TWO = [R([S((0, 4))], [(1, 3)]), R([S((0, 4))], [(1, 2)])]
+PLANS = [Case(f"ZeRO {level}", "perceptron", TWO, zero(level)).plan for level in (2, 0, 3, 1)]
+PLANS += [
+    Case(f"pipeline, ZeRO {z}", "perceptron", [R(even([0, 1, 4]), [(1, 5)])], zero(z)).plan for z in (0, 3)
+]
+FROZEN = ("0.weight", "1.1.bias")
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1),
+}
+
+
+def frozen() -> Perceptron:
+    """With first values, two of its parameters frozen."""
+    made = Perceptron()
+    for name, parameter in made.named_parameters():
+        parameter.data.copy_(made.initial(name, parameter))
+        parameter.requires_grad_(name not in FROZEN)
+    return made
+
+
+def rows(first: int, last: int) -> tuple[Tensor, Tensor]:
+    """The same in every step."""
+    return Perceptron().batch(0, first, last)
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """Losses of all plans one after the other, and what the frozen parameters are in the end."""
+    torch.set_default_dtype(torch.float64)
+    found: dict[str, list[float]] = {}
+    kept: dict[str, dict[str, Tensor]] = {}
+    for name, kind in OPTIMIZERS.items():
+        losses = found.setdefault(name, [])
+        for plan in PLANS:
+            model = distribute(frozen(), plan, loss=squared)
+            updates = model.optimizer(kind)
+            if losses:
+                checkpoint.load(model, updates, str(folder / name))
+            for _ in range(STEPS):
+                losses.append(model.train_step(rows))
+                updates.step()
+                updates.zero_grad()
+            checkpoint.save(model, updates, str(folder / name))
+            model.states.begin()
+            kept[f"{name}, {plan.name}"] = {
+                key: value.detach().clone()
+                for key, value in model.states.parameters.items()
+                if key in FROZEN and value.untyped_storage().size()
+            }
+    if dist.get_rank() == 0:
+        torch.save((found, kept), folder / "frozen.pt")
+
+
+def alone(name: str) -> tuple[list[float], dict[str, Tensor]]:
+    """The same in one process, by plain torch."""
+    torch.set_default_dtype(torch.float64)
+    module = frozen()
+    optimizer, losses = OPTIMIZERS[name](module.parameters()), []
+    inputs, targets = rows(0, BATCH)
+    for _ in range(STEPS * len(PLANS)):
+        loss = squared(module(inputs), targets) / BATCH
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {key: value.detach() for key, value in module.named_parameters() if key in FROZEN}
