@@ -3,8 +3,9 @@
     python benchmarks/plan.py [--case 16|64|1024]… [--time-limit S] [--output FILE]
 
 Three workloads: 16 devices of two types, 64 of four, 1024 of four, each planned by all strategies in a process of its
-own, kernels compiled and loaded before. `complete`: seconds until every strategy has told what it proposes. `proven`:
-seconds until all exact candidates are proven, where they are. Gaps are to the bounds of the candidates' own problems.
+own, kernels compiled before. `complete`: seconds until every strategy has proposed a plan that is replayed, or its
+exact method has said why there is none. `proven`: seconds until all exact candidates are proven, where they are. Gaps
+are to the bounds of the candidates' own problems.
 In brackets stand seconds of the processors, which other work on the machine makes little longer. Everything is
 predicted: no device is touched.
 """
@@ -80,7 +81,8 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
 
     def tell(candidate: Candidate) -> None:
         at = time.perf_counter() - begun
-        first.setdefault(candidate.strategy, (at, time.process_time() - worked))
+        if candidate.plan is not None or is_exact(candidate):
+            first.setdefault(candidate.strategy, (at, time.process_time() - worked))
         last[candidate.name] = at
 
     timer = threading.Timer(case.total, run.cancel.set)

@@ -186,6 +186,17 @@ def test_one_strategys_segments_can_be_stopped(monkeypatch: pytest.MonkeyPatch) 
             assert found.seconds >= whole.best.seconds * (1 - 1e-12)
 
 
+def test_segments_that_cannot_hold_the_layers_are_said_to() -> None:
+    """Each stage has room for some layers, all of them together for too few; that is proven, not out of time."""
+    found = search(
+        Job(load_model("llama2-7b", precision="fp16"), 16),
+        heterogeneous(3, (offer_of("RTX-3090", 2), offer_of("RTX-4090", 1))),
+        space=Space(offload=False),
+    )
+    assert found.best is None and found.proven
+    assert "hold all 32 layers in memory" in found.reason
+
+
 def test_mixed_pool_agrees_with_the_exact_method_of_astra() -> None:
     pool = heterogeneous(64, (offer_of("A800", 48), offer_of("H100", 32)))
     found = search(JOB, pool)

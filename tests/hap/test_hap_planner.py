@@ -19,7 +19,7 @@ from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
-from hetplan.planner.explain import explain
+from hetplan.planner.explain import binding_rows, explain, same_plan
 from hetplan.planner.hap import METHODS, propose
 from hetplan.planner.hap_settings import HapSettings
 from hetplan.planner.parts import lifted
@@ -197,6 +197,16 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
         "collectives of the program",
         *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
     }
+    explained = explain(planning)
+    slowest = int(np.argmax(best.replayed.timeline.busy))
+    assert explained.device == slowest
+    assert ("busiest", f"device {slowest}") in [
+        (what, told.partition(":")[0]) for what, told in binding_rows(explained, workload)
+    ]
+    # another program of the same devices is another plan
+    assert best.plan.program is not None and same_plan(best, best)
+    shorter = best.plan.program.model_copy(update={"instructions": best.plan.program.instructions[:-1]})
+    assert not same_plan(best, replace(best, plan=best.plan.model_copy(update={"program": shorter})))
     drawn = scene(best.plan, best.replayed, workload)
     assert [row.title for row in drawn.rows] == [f"device {d}" for d in range(4)]
     assert all(row.communicates and row.computes for row in drawn.rows)

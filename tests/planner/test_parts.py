@@ -9,6 +9,7 @@ import pytest
 
 from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError
+from hetplan.planner.explain import explain, ranking_rows
 from hetplan.planner.parts import cheapest_within, lifted_plan, pareto, parts
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.profiling.workload import Workload
@@ -116,6 +117,10 @@ def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:
     assert found.best is not None and found.winner == pareto(found.candidates, workload)[-1]
     fastest = make_plans(workload, ["dp"], parts=True)
     assert fastest.winner == 0
+    explained = explain(found)
+    assert found.candidates[0].name in explained.chosen and "1e+09 %" in explained.chosen
+    assert dict(ranking_rows(explained, workload))["chosen"] == explained.document()["chosen"]
+    assert explain(make_plans(workload, ["dp"])).chosen == ""
 
 
 @pytest.mark.parametrize("percent", [-1.0, float("nan"), float("inf")])

@@ -113,12 +113,23 @@ class Search:
         done = []
         for candidate in found:
             replayed = simulated(self.named(labelled(candidate, mode)), self.workload)
-            if self.strategy.recomputes and reserve == 0.0 and exact(candidate):
+            if self.strategy.methods and reserve == 0.0 and exact(candidate):
                 replayed = self.tightened(replayed, mode, candidate, run or self.budget())
-            if self.tell is not None and reserve == 0.0:
-                self.tell(replayed)
-            done.append(replayed)
+            every = (
+                [replayed, *self.rearranged(replayed, run or self.budget())] if reserve == 0.0 else [replayed]
+            )
+            for each in every:
+                if self.tell is not None and reserve == 0.0:
+                    self.tell(each)
+            done += every
         return done
+
+    def rearranged(self, found: Candidate, run: Run) -> list[Candidate]:
+        """What of nearly the price of an exact method's plan is shorter when replayed."""
+        if self.strategy.rearranged is None or not exact(found) or not found.fits_memory:
+            return []
+        other = load(self.strategy.rearranged)(self.workload, found, run)
+        return [] if other is None else [other]
 
     def named(self, candidate: Candidate) -> Candidate:
         """The candidate with its precision, in its method's name too where there are several."""
@@ -239,9 +250,10 @@ def labelled(candidate: Candidate, mode: Recomputation) -> Candidate:
 
 
 def replay_excess(candidate: Candidate, posed: Candidate) -> float:
-    """Bytes by which the replay exceeds a device's memory where the strategy's own figure does not; 0 where it fits."""
+    """Bytes by which the replay exceeds a device's memory though the plan is one of the strategy's own problem; 0 where
+    it fits."""
     found = candidate.replayed
-    if found is None or candidate.fits_memory or posed.fits_memory is not True or posed.peak_bytes is None:
+    if found is None or candidate.fits_memory or posed.status == "infeasible" or posed.peak_bytes is None:
         return 0.0
     return max(
         (held - limit for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)), default=0.0

@@ -39,7 +39,8 @@ class Explanation:
     """critical: parts of the deciding chain, largest first. busiest: (replica, stage, share of the iteration that it
     computes). card: (text, share of the iteration that it is held), None where nothing crosses the network.
     tightest: the device with the least memory left, in share of its limit. runner_up: the next best candidate of
-    another plan. papers: the best that each paper's own procedure gave.
+    another plan. papers: the best that each paper's own procedure gave. chosen: why a slower one wins. device: the
+    busiest, of a program that all devices run together.
     """
 
     seconds: float | None
@@ -50,6 +51,8 @@ class Explanation:
     winner: Candidate
     runner_up: Candidate | None
     papers: tuple[Candidate, ...]
+    chosen: str = ""
+    device: int | None = None
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types; candidates by name."""
@@ -58,7 +61,10 @@ class Explanation:
             "critical_path": [{"what": p.what, "seconds": p.seconds} for p in self.critical],
             "bottleneck": None
             if self.busiest is None
-            else dict(zip(("replica", "stage", "busy_share"), self.busiest, strict=True)),
+            else {
+                **dict(zip(("replica", "stage", "busy_share"), self.busiest, strict=True)),
+                "device": self.device,
+            },
             "slowest_link": None if self.card is None else {"link": self.card[0], "held_share": self.card[1]},
             "tightest_memory": None
             if self.tightest is None
@@ -67,6 +73,7 @@ class Explanation:
             "runner_up": None if self.runner_up is None else self.runner_up.name,
             "runner_up_longer": ratio,
             "papers": {c.name: c.predicted_seconds for c in self.papers},
+            "chosen": self.chosen or None,
         }
 
 
@@ -80,7 +87,9 @@ def explain(planning: Planning) -> Explanation:
     papers = tuple(c for c in planning.candidates if own.get(c.strategy) is c)
     found = best.replayed
     if found is None:
-        return Explanation(best.predicted_seconds, (), None, None, None, best, runner_up, papers)
+        return Explanation(
+            best.predicted_seconds, (), None, None, None, best, runner_up, papers, why_chosen(planning)
+        )
     timeline = found.timeline
     unit = int(np.argmax(timeline.busy))
     busiest = (*found.owners[unit], float(timeline.busy[unit]) / found.seconds)
@@ -93,12 +102,23 @@ def explain(planning: Planning) -> Explanation:
         best,
         runner_up,
         papers,
+        why_chosen(planning),
+        found.devices[unit][0] if found.by_device else None,
     )
+
+
+def why_chosen(planning: Planning) -> str:
+    """Why a slower plan than the fastest wins; nothing where the fastest does."""
+    if not planning.winner or planning.cheapest_within is None:
+        return ""
+    fastest = planning.candidates[0]
+    within = f"{number_text(planning.cheapest_within)} % slower than {fastest.name}"
+    return f"the cheapest of what is at most {within} ({seconds_text(fastest.predicted_seconds)})"
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
-    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices", "workload")
+    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices", "workload", "program")
     return all(getattr(one.plan, key) == getattr(other.plan, key) for key in keys)
 
 
@@ -189,9 +209,12 @@ def binding_rows(explained: Explanation, workload: Workload) -> list[tuple[str, 
     rows = []
     if explained.busiest is not None:
         replica, stage, share = explained.busiest
-        rows.append(
-            ("busiest", f"stage {stage} of replica {replica}: computes {percent_text(share)} of the time")
+        of = (
+            f"stage {stage} of replica {replica}"
+            if explained.device is None
+            else f"device {explained.device}"
         )
+        rows.append(("busiest", f"{of}: computes {percent_text(share)} of the time"))
     if explained.card is not None:
         text, share = explained.card
         rows.append(("fullest link", f"{text}: in use {percent_text(share)} of the time"))
@@ -204,8 +227,8 @@ def binding_rows(explained: Explanation, workload: Workload) -> list[tuple[str, 
 
 
 def ranking_rows(explained: Explanation, workload: Workload) -> list[tuple[str, str]]:
-    """Runner-up and the papers' own procedures."""
-    rows = []
+    """Why it was chosen, the runner-up, and the papers' own procedures."""
+    rows = [("chosen", explained.chosen)] if explained.chosen else []
     if explained.runner_up is not None:
         rows.append(("runner-up", cost_text(explained.runner_up, explained.winner, workload)))
     if explained.papers:

@@ -18,6 +18,7 @@ from hetplan.formulations.hap.describe import describe
 from hetplan.formulations.hap.listing import stages_of
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.rounding import shard_lengths
+from hetplan.formulations.hap.spmd.one_way import in_one_way
 from hetplan.formulations.hap.spmd.whole import whole_seconds
 from hetplan.planner.amp import inner_run, plan_workload
 from hetplan.planner.candidate import Candidate
@@ -25,13 +26,15 @@ from hetplan.planner.hap_settings import HapSettings
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
 from hetplan.runtime.spmd_decision import write_program
-from hetplan.solvers.registry import solve
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run as SolverRun
 from hetplan.solvers.run import Stopped
 from hetplan.text import Table, bytes_text, seconds_text
 
 METHODS = ("auto", "paper", "dp-even", "dp-proportional")
+ONE_WAY_SECONDS = 5.0  # for programs that read every parameter in one way
 
 
 def propose(
@@ -69,7 +72,7 @@ def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing
     if run.cancelled:
         return nothing(method, "unknown", "not begun: stopped from the keyboard")
     own = inner_run(run, f"hap/{method}")
-    share = settings.seconds if method == "auto" else settings.seconds / 20
+    share = settings.seconds if method == "auto" else settings.seconds / 60
     left = share if run.options.time_limit is None else max(run.options.time_limit - posing, 1e-3)
     limit = min(share, left)
     own.options = replace(own.options, time_limit=limit)
@@ -83,9 +86,13 @@ def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
         reason = (
             result.message or f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
         )
+        if result.status == "infeasible":
+            reason += f" in {in_runs(posed)}; hap.steps sets how many"
         return nothing(result.method, result.status, reason, result.seconds + posing)
     assert isinstance(result.decision, HapDecision) and result.objective is not None
-    decision = in_whole_units(posed, result.decision)
+    decision, objective = in_whole_units(posed, result.decision), result.objective
+    if not posed.fits(decision):
+        decision, objective = in_one_way_each(posed, decision, objective)
     seconds = posed.steps * whole_seconds(posed.theory, decision)
     usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
     limits = [usable[device.type] for device in posed.workload.cluster.devices]
@@ -100,9 +107,9 @@ def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
     return Candidate(
         strategy="hap",
         method=result.method,
-        status=result.status,
+        status=result.status if objective == result.objective else "feasible",
         predicted_seconds=seconds,
-        objective=posed.steps * result.objective,
+        objective=posed.steps * objective,
         bound=None if result.bound is None else posed.steps * result.bound,
         fits_memory=not over,
         peak_bytes=peak,
@@ -121,14 +128,37 @@ def in_whole_units(posed: Posed, decision: HapDecision) -> HapDecision:
     return min((rounded, decision), key=lambda d: (not posed.fits(d), whole_seconds(posed.theory, d)))
 
 
+def in_one_way_each(posed: Posed, decision: HapDecision, objective: float) -> tuple[HapDecision, float]:
+    """The decision and its objective; where devices have no room for parameters that it reads in several ways, the
+    fastest that reads each in one way, if one fits."""
+    found = [
+        (whole_seconds(posed.theory, other), other)
+        for each in in_one_way(posed.theory, decision, SolverRun(Options(time_limit=ONE_WAY_SECONDS)))
+        if posed.fits(other := in_whole_units(posed, each))
+    ]
+    if not found:
+        return decision, objective
+    best = min(found, key=lambda pair: pair[0])[1]
+    priced = evaluate(family("hap"), posed.theory.data, best).objective
+    return (decision, objective) if priced is None else (best, priced)
+
+
+def in_runs(posed: Posed) -> str:
+    """`8 runs of 64 samples`."""
+    return f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"
+
+
 def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:
     """The ratios, and how the program's time divides."""
     ratios, *_ = describe(posed.theory.data, decision, posed.workload.cluster.shown)
     stages = stages_of(posed.theory.data, decision)
     waiting = posed.steps * sum(stage.comm_seconds for stage in stages)
-    runs = f"{posed.steps} run{'s' if posed.steps > 1 else ''} of {posed.samples} samples"
     note = f"{len(decision.program)} instructions in {len(stages)} stages; {seconds_text(waiting)} in collectives"
-    return (replace(ratios, title=f"one SPMD program, {runs}: {ratios.title}", notes=(*ratios.notes, note)),)
+    return (
+        replace(
+            ratios, title=f"one SPMD program, {in_runs(posed)}: {ratios.title}", notes=(*ratios.notes, note)
+        ),
+    )
 
 
 def to_plan(posed: Posed, decision: HapDecision, source: str) -> Plan:

@@ -27,7 +27,8 @@ class Planning:
     """Candidates best first. winner: index of the best one that fits (and costs no more than the limit).
 
     workload: in the winner's precision. notes: what was tried in vain. relaxations: where no plan fits in memory, what
-    would make one fit. precisions: all that were planned. money_limit: dollars per million tokens.
+    would make one fit. precisions: all that were planned. money_limit: dollars per million tokens. cheapest_within:
+    percent, where not the fastest wins but the cheapest that is at most so much slower.
     """
 
     workload: Workload
@@ -37,6 +38,7 @@ class Planning:
     relaxations: tuple[Relaxation, ...] = ()
     precisions: tuple[str, ...] = ()
     money_limit: float | None = None
+    cheapest_within: float | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -107,7 +109,7 @@ def make_plans(
         relaxed = what_would_fit(every, run)
     winning = first if won is None else of_precision(every, candidates[won].precision)
     precisions = tuple(w.precision for w in every)
-    return Planning(winning, candidates, won, tuple(told), relaxed, precisions, money_limit)
+    return Planning(winning, candidates, won, tuple(told), relaxed, precisions, money_limit, cheapest_within)
 
 
 def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:

@@ -29,11 +29,11 @@ class Strategy:
     methods: those of `target` that its argument `methods` chooses from; none: it has no such argument. exact: those of
     them that prove their answers. first: those that answer at once and stand before anything is proven, so that the
     ranking is complete early. recomputes: whether recomputation is chosen around it (`planner.recomputation`).
-    within_replay:
-    "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory that the replay
-    counts, where its own problem cannot say that. slow: whether it goes behind the others because on large
-    clusters it takes all the time that it is given. late: whether it is planned after all others, so that
-    its warmers, which take longest, can still run meanwhile.
+    within_replay: "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory
+    that the replay counts, where its own problem cannot say that. rearranged: "module:function" of (workload, replayed
+    candidate of an exact method, run) -> a candidate of nearly that price whose replay is shorter, or None. slow:
+    whether it goes behind the others because on large clusters it takes all the time that it is given. late: whether
+    it is planned after all others, so that its warmers, which take longest, can still run meanwhile.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Strategy:
     first: tuple[str, ...] = ()
     recomputes: bool = False
     within_replay: str | None = None
+    rearranged: str | None = None
     slow: bool = False
     late: bool = False
 
@@ -95,6 +96,7 @@ STRATEGIES: dict[str, Strategy] = {
             first=("megatron",),
             recomputes=True,
             within_replay="hetplan.planner.replayed_memory:amp_optimum",
+            rearranged="hetplan.planner.rearranged:rearranged",
             slow=True,
         ),
         Strategy(

@@ -41,13 +41,13 @@ from hetplan.solvers.run import Run, Stopped
 
 Unlimited = Callable[[Run], Outcome[HapDecision]]
 # States of the graph of all orders for the mixed-integer programme; canonical ones for prices.
-STATES, CANONICAL_STATES = 2_000, 100_000
+STATES, CANONICAL_STATES = 2_000, 300_000
 # Shares of the time left for the problem without memory: where that seems to matter little, and else.
 MOST, LEAST = 0.8, 0.3
 # Cells in which programs are also looked for at one point: the first ones, then every so many.
 EACH, SOME = 10, 8
 # Binding paths of which every two are crossed; states that are found in a second, on a slow machine.
-BINDING, STATES_PER_SECOND = 5, 10_000
+BINDING, STATES_PER_SECOND = 5, 30_000
 # Cells without a hundredth of the gap of progress after which bounds by prices are taken as they are.
 PATIENCE = 40
 # Rounding in sums of thousands of terms, as a share of the optimum: deduction from bounds.

@@ -86,7 +86,7 @@ def mixed(task: Task, run: Run) -> Found:
         pareto=tuple(candidate(int(f)) for f in whole),
         proven=front.finished and first.finished,
         proof=_proof(front, part.table, alone),
-        reason="" if best is not None else _why_nothing(task, counts, money),
+        reason="" if best is not None else _why_nothing(task, counts, money, front.finished),
         points=points_of(throughput, money),
         instance=instance,
         details={
@@ -208,7 +208,11 @@ def _left_out(task: Task, alone: bool) -> tuple[str, ...]:
     return (f"on segments of several types, {', '.join(parts)} (they need equal stages): {where}",)
 
 
-def _why_nothing(task: Task, counts: dict[str, int], money: np.ndarray) -> str:
+def _why_nothing(task: Task, counts: dict[str, int], money: np.ndarray, finished: bool) -> str:
     if counts["generated"] == 0 and not segment_space(task.space).recomputations(task.facts.layers):
         return "; ".join(("segments have nothing to try", *_left_out(task, False)))
+    if counts["in_memory"] and not len(money) and finished:
+        return (
+            f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} layers in memory"
+        )
     return why_nothing(counts, task.job, money)

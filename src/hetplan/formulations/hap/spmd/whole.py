@@ -88,10 +88,10 @@ def whole_seconds(theory: Theory, decision: HapDecision) -> float:
 
 
 def held(theory: Theory, decision: HapDecision) -> Held:
-    """What each device holds, in whole units, of parameters (and their gradients and optimizer states; of one with
-    copies, the largest part), and of tensors."""
+    """What each device holds, in whole units, of parameters (and their gradients and optimizer states; all of one, with
+    its copies, that is read in several ways), and of tensors."""
     parts, program = Parts(theory, decision.ratios), theory.program
-    parameters: dict[str, Floats] = {}
+    ways: dict[str, dict[tuple[Form, bytes], Floats]] = {}
     saved = np.zeros(parts.m)
     for i in decision.program:
         kept = form_kept(theory.instructions[i])
@@ -106,7 +106,11 @@ def held(theory: Theory, decision: HapDecision) -> Held:
                     parts.of(source.name, form, node.segment),
                     program.copies.get(source.name, source.name),
                 )
-                parameters[owner] = np.maximum(parameters.get(owner, part), part)
+                ways.setdefault(owner, {})[form, part.tobytes()] = part
+    parameters = {
+        owner: next(iter(read.values())) if len(read) == 1 else np.ones(parts.m)
+        for owner, read in ways.items()
+    }
     return Held(parameters, saved)
 
 
