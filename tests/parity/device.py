@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -13,3 +15,14 @@ def exact() -> None:
     """GPUs multiply fp32 as such, not rounded to TF32."""
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@contextmanager
+def default_type(name: str) -> Iterator[None]:
+    """torch's default type inside; other tests of this process have theirs."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

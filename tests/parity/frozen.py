@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
 from parity.cases import Case, Perceptron, R, S, even, squared, zero
+from parity.device import default_type
 
 WORLDS = [2]
 STEPS = 2  # under each plan
@@ -49,7 +51,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     for name, kind in OPTIMIZERS.items():
         losses = found.setdefault(name, [])
         for plan in PLANS:
-            model = distribute(frozen(), plan, loss=squared)
+            model: Any = distribute(frozen(), plan, loss=squared)
             updates = model.optimizer(kind)
             if losses:
                 checkpoint.load(model, updates, str(folder / name))
@@ -70,14 +72,14 @@ def work(rank: int, world: int, folder: Path) -> None:
 
 def alone(name: str) -> tuple[list[float], dict[str, Tensor]]:
     """The same in one process, by plain torch."""
-    torch.set_default_dtype(torch.float64)
-    module = frozen()
-    optimizer, losses = OPTIMIZERS[name](module.parameters()), []
-    inputs, targets = rows(0, BATCH)
-    for _ in range(STEPS * len(PLANS)):
-        loss = squared(module(inputs), targets) / BATCH
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    with default_type("float64"):
+        module, losses = frozen(), []
+        optimizer = OPTIMIZERS[name](module.parameters())
+        inputs, targets = rows(0, BATCH)
+        for _ in range(STEPS * len(PLANS)):
+            loss = squared(module(inputs), targets) / BATCH
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
     return losses, {key: value.detach() for key, value in module.named_parameters() if key in FROZEN}

@@ -16,7 +16,7 @@ from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.transport import Transport
 from parity import exchanges
 from parity.cases import CASES, LOSSES, MODELS, Case
-from parity.device import DEVICE, exact
+from parity.device import DEVICE, default_type, exact
 from parity.warm import remember
 
 SEED, STEP = 3, 2
@@ -79,7 +79,6 @@ def work(rank: int, world: int, folder: Path) -> None:
 
 def whole(case: Case) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """The unsplit model in this process, and its parameters by name."""
-    torch.set_default_dtype(getattr(torch, case.dtype))
     with torch.device("meta"):
         module = MODELS[case.model]()
     layers = module.layers if isinstance(getattr(module, "layers", None), nn.ModuleDict) else module
@@ -116,9 +115,10 @@ def total_loss(module: Any, case: Case, step: int) -> Tensor:
 
 def single(case: Case) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one process."""
-    module, named = whole(case)
-    loss = total_loss(module, case, STEP)
-    loss.backward()
+    with default_type(case.dtype):
+        module, named = whole(case)
+        loss = total_loss(module, case, STEP)
+        loss.backward()
     return float(loss.detach()), {
         name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in named.items()
     }

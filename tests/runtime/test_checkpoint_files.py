@@ -141,9 +141,9 @@ def test_what_is_no_checkpoint_is_left_alone(
 
 def test_the_cause_of_a_failure_of_many_is_told() -> None:
     full = OSError(28, "No space left on device")
-    failed: Any = CheckpointException("", {3: (full, None), 5: (ValueError("later"), None)})  # type: ignore[arg-type]
+    failed: Any = CheckpointException("", {3: (full, None), 5: (ValueError("later"), None)})
     assert str(cause_of(failed, "written")) == (
         "checkpoint cannot be written: rank 3: OSError: No space left on device"
     )
     lacking = InputError("checkpoint lacks a tensor")
-    assert cause_of(CheckpointException("", {0: (lacking, None)}), "read") is lacking  # type: ignore[arg-type]
+    assert cause_of(CheckpointException("", {0: (lacking, None)}), "read") is lacking

@@ -15,6 +15,7 @@ from hetplan.runtime.starved import Activity, at_work, starved
 from hetplan.runtime.watch import PASSES, WAITS
 
 STARTING = 90.0  # seconds that the model, a layer's first pass or a checkpoint may take while it computes
+TOGETHER = 5.0  # seconds at least that all may wait for each other: the last one's message may be on its way
 SPINNING = 2.0  # seconds more for ranks on GPUs: what waits for another one's kernel there seems to compute
 
 
@@ -62,7 +63,7 @@ def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
     longest, waiting = max((r.state.get("longest", 0.0) for _, r in alive), default=0.0), 0
     for number, rank in alive:
         if rank.state.get("what") in WAITS or rank.state.get("meeting") is not None:
-            waiting += waits_too_long(rank, max(job.hang_seconds, 10 * longest))
+            waiting += waits_too_long(rank, max(job.hang_seconds, TOGETHER, 10 * longest))
         elif is_idle(rank, job) or computes_too_long(rank, job):
             return Hung(number, f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s", lost=True)
     if alive and waiting == len(alive):

@@ -202,7 +202,7 @@ def _explore(
             money = seconds[:found] * (stages[:found] @ kinds.rate)
             points = kinds.points(stages[:found], layers[:found], pair, len(figures.c))
             front = front.merged(_Points(seconds[:found].copy(), money, np.full(found, r), *points))
-    return front, m[0] < 0
+    return front, bool(m[0] < 0)
 
 
 def _allowed(exposed: Floats, phis: Floats) -> tuple[Ints, Ints]:
