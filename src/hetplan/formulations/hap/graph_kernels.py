@@ -39,5 +39,5 @@ def _shortest_paths(
                         if after < length[u, i]:
                             length[u, i] = after
                             arc[u, i] = a
-                            changed = changed or (h >= begin and h < end)
+                            changed = changed or end - begin > 1  # who looked at u before has to look again
         end = begin

@@ -122,13 +122,18 @@ def _potentials(
                     if h >= end:
                         after = begun if ordered and comm[a] else value
                         for j in range(LV):
-                            value[u, j] = min(value[u, j], step[a, j] + after[h, j])
+                            cost = step[a, j] + after[h, j]
+                            if cost < value[u, j]:
+                                value[u, j] = cost
+                                changed = (
+                                    changed or end - begin > 1
+                                )  # who looked at u before has to look again
                         continue
                     for j in range(LV):
                         cost = step[a, j] + value[h, j]
                         if cost < value[u, j]:
                             value[u, j] = cost
-                            changed = changed or h >= begin
+                            changed = True
         # the means that stages take; within a component twice, with the means that its stages took before
         for _ in range(0 if not ordered else 1 if end - begin == 1 else 2):
             for u in range(begin, end):

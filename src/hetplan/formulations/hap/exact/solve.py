@@ -38,6 +38,7 @@ MOST_TYPES = 6
 # may do better; how many they may be on a graph of so few arcs that it surely takes seconds.
 MOST_DIMENSIONS, SEGMENTS_SHARE = 4, 0.5
 MOST_CELLS, FEW_ARCS = 400, 2_000
+MANY = f"more than {MOST_DIMENSIONS} free ratios (segments x types less one): by the mixed-integer programme"
 
 
 def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
@@ -49,8 +50,14 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     several = len(segments) > 1 or posed.problem.K > MOST_TYPES
     if posed.problem.capacity is not None:
         unlimited = data.model_copy(update={"memory": None})
-        return limited.search(posed, run, None if several else lambda part: solve(unlimited, part))
+        quick = not several or few_ratios(posed)
+        return limited.search(posed, run, (lambda part: solve(unlimited, part)) if quick else None)
     return by_segments(posed, run) if several else joint(posed, run)
+
+
+def few_ratios(posed: Posed) -> bool:
+    """Whether cells of the free ratios of all segments are not too many."""
+    return posed.problem.g * (posed.problem.K - 1) <= MOST_DIMENSIONS
 
 
 def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
@@ -92,10 +99,11 @@ def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
     from hetplan.solvers import highs
 
     theory, problem = posed.theory, posed.problem
-    few = problem.g * (problem.K - 1) <= MOST_DIMENSIONS
-    chosen = choose(theory, STATES, CANONICAL_STATES, run) if few else None
+    chosen = choose(theory, STATES, CANONICAL_STATES, run) if few_ratios(posed) else None
     if chosen is None or chosen.graph is None:
-        return milp.search(highs.solve, posed, run)
+        found = milp.search(highs.solve, posed, run)
+        told = found.stop is Stop.OPTIMAL or found.message or chosen is not None
+        return found if told else replace(found, message=MANY)
     share = SEGMENTS_SHARE if chosen.exact else 1.0
     part = run.part(time_limit=share * run.remaining, quiet=False)
     incumbent = Incumbent(theory, part)
