@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from fakes.workloads import small
 from hetplan.errors import InputError
 from hetplan.planner.moves import Moves, holdings, moves, state_sizes
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import Choice, least_moved, parse_lost, replan
 from hetplan.planner.strategies import STRATEGIES
-from hetplan.profiling.workload import Workload
+from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
 from hetplan.solvers.options import Options
@@ -110,7 +112,7 @@ def test_shards_move_as_parts(zero: int, kinds: tuple[str, ...]) -> None:
 
 def test_unequal_shards_follow_memory() -> None:
     plan = made([[(ALL, [0])], [(ALL, [1])]], zero=1, zero_shares=[3.0, 1.0, 0.0, 0.0])
-    held = holdings(plan, set())[0, "states"]
+    held = holdings(plan, set(), workload())[0, "states"]
     assert held == {0: [(0.0, 0.75)], 1: [(0.75, 1.0)]}
 
 
@@ -132,7 +134,11 @@ plans = st.sampled_from(
 @given(plans, plans, st.sets(st.integers(0, 3), max_size=3))
 def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]) -> None:
     found = moves(before, after, workload(), gone)
-    had, needs, sizes = holdings(before, gone), holdings(after, set()), state_sizes(workload())
+    had, needs, sizes = (
+        holdings(before, gone, workload()),
+        holdings(after, set(), workload()),
+        state_sizes(workload()),
+    )
     missing = 0.0
     for key, wanted in needs.items():
         for device, intervals in wanted.items():
@@ -192,3 +198,16 @@ def test_nonsense_losses(texts: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_lost(texts, workload())
     assert message in str(caught.value)
+
+
+def test_programs_hold_what_they_read() -> None:
+    """Data parallelism as an SPMD program moves what it does as ZeRO 0: nothing, and to a sliced program less."""
+    on = make_workload("gpt2", example_cluster("home"), 16)
+    planning = make_plans(on, ["hap", "poplar"], Run(Options(time_limit=3, threads=1)), settings={})
+    plans = {c.name: c.plan for c in planning.candidates if c.plan is not None}
+    whole, zero = plans["hap/dp-even"], plans["poplar/auto-zero0"]
+    for before, after in ((whole, whole), (whole, zero), (zero, whole)):
+        assert moves(before, after, on, [2]).from_checkpoint == pytest.approx(0.0, abs=1.0)
+        assert moves(before, after, on).total == pytest.approx(0.0, abs=1.0)
+    sizes = sum(state_sizes(on).values())
+    assert moves(plans["poplar/auto-zero3"], whole, on).total == pytest.approx(2 * sizes, rel=1e-6)

@@ -9,7 +9,8 @@ from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.recomputation import recomputed
-from hetplan.planner.relax import Relaxation, fits, relaxations
+from hetplan.planner.relax import Relaxation, relaxations, with_memory
+from hetplan.planner.strategies import STRATEGIES
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
@@ -23,6 +24,9 @@ def tiny(gib: float = 2.0, model: str = "gpt2-medium") -> Workload:
     return small(model=model, devices={name: {"memory_gib": gib} for name in ("T4", "V100-SXM2-16GB")})
 
 
+NAMES = ("amp", "astra", "poplar")
+
+
 def a_run() -> Run:
     """One thread."""
     return Run(Options(time_limit=30, threads=1))
@@ -31,19 +35,17 @@ def a_run() -> Run:
 @pytest.fixture(scope="module")
 def found() -> list[Relaxation]:
     """Of gpt2-medium on four devices of 2 GiB."""
-    return relaxations(tiny(), a_run())
+    return relaxations(tiny(), a_run(), [STRATEGIES[name] for name in NAMES])
 
 
-def test_it_is_enough_and_less_is_not(found: list[Relaxation]) -> None:
-    data = pose(recomputed(tiny(), "full"))
-    assert data.memory is not None and found
-    for relaxed in found:
-        assert relaxed.proven
-        (extra,) = set(relaxed.extra_bytes.values())
-        types = tuple(relaxed.extra_bytes)
-        if "as a pipeline" in relaxed.what:
-            assert fits(data, types, extra, a_run()) is True
-            assert fits(data, types, 0.95 * extra, a_run()) is False
+@pytest.mark.parametrize("which", [0, -1])
+def test_it_is_enough_and_less_is_not(which: int, found: list[Relaxation]) -> None:
+    """A plan of the whole planner fits as replayed, and none with a twentieth less."""
+    (extra,) = set(found[which].extra_bytes.values())
+    for share, expected in ((1.0, True), (0.95, False)):
+        bigger = with_memory(tiny(), tuple(found[which].extra_bytes), share * extra)
+        planning = make_plans(bigger, NAMES, a_run())
+        assert (planning.winner is not None) is expected
 
 
 def test_the_smallest_comes_first(found: list[Relaxation]) -> None:
@@ -58,7 +60,8 @@ def test_it_is_told_where_nothing_fits() -> None:
     assert planning.winner is None and planning.relaxations
     (told,) = (r for r in planning.document()["relaxations"][:1])
     assert told["extra_bytes"] and "more on each of 2" in told["what"]
-    assert make_plans(tiny(), ["dp"], a_run()).relaxations == ()
+    alone = make_plans(tiny(), ["dp"], a_run()).relaxations
+    assert alone and all("more on each of 2" in r.what and "by dp/" in r.what for r in alone)
 
 
 def test_it_is_not_asked_where_something_fits() -> None:

@@ -100,7 +100,7 @@ def pareto_tables(planning: Planning) -> list[Table]:
         )
         for c in front
     )
-    title = "time and money: nothing is both faster and cheaper than these"
+    title = "time and money: of the plans found, nothing is both faster and cheaper than these"
     return [Table(title, ("plan", "iteration", "$/1M tok", "devices"), rows, right=(1, 2))]
 
 

@@ -41,7 +41,8 @@ def plan(
     model: a built-in name, a config.json, or a Model (which brings its own sequence and precision). cluster: a file,
     the name of an example, or a Cluster. global_batch: samples per iteration. precision: one, several, or "auto" for
     all that every device has (`planner.precisions`). profile: measured; None: predicted.
-    time_limit: seconds for each method. money_limit, cheapest_within, parts, settings, found_one: see `make_plans`.
+    time_limit: seconds for each method. money_limit, cheapest_within, parts (which both imply), settings, found_one:
+    see `make_plans`.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's `predicted_seconds` are
     replayed, `bound` is proven for its `objective`, `plan` is what a plan file holds. Raises InputError.
     """
@@ -58,7 +59,7 @@ def plan(
         money_limit=money_limit,
         settings=settings,
         found_one=found_one,
-        parts=parts,
+        parts=parts or money_limit is not None or cheapest_within is not None,
         cheapest_within=cheapest_within,
         notes=choice.notes,
     )

@@ -5,7 +5,8 @@ Holds   a plan gives every device intervals within [0, 1) of each layer, by kind
         shards is that part divided once more among those that share it, in the order of their numbers.
 Moves   a device of the new plan gets what it did not hold from a device that did and is still there: one of its own
         node if there is one, else of those the one that has sent least. What nobody holds comes from a checkpoint.
-Gradients are computed anew; copies of tied weights are left out. Shards are cut layer by layer.
+An SPMD plan's parameters are held as its program reads them. Gradients are computed anew; copies of tied weights are
+left out. Shards are cut layer by layer.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetplan.formulations.hap.spmd.program import Node
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
+from hetplan.runtime.spmd_replay import SpmdCosts
 
 Interval = tuple[float, float]
 Key = tuple[int, str]  # layer, kind
@@ -70,7 +73,7 @@ class Moves:
 def moves(old: Plan, new: Plan, workload: Workload, gone: Iterable[int] = ()) -> Moves:
     """From `old` to `new`, both for the workload's cluster; gone: devices whose memory is lost."""
     missing = set(gone)
-    had, needs = holdings(old, missing), holdings(new, set())
+    had, needs = holdings(old, missing, workload), holdings(new, set(), workload)
     sizes = state_sizes(workload)
     sent: dict[int, float] = defaultdict(float)
     links: dict[tuple[int, int], float] = defaultdict(float)
@@ -106,10 +109,10 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
     }
 
 
-def holdings(plan: Plan, missing: set[int]) -> dict[Key, dict[int, list[Interval]]]:
+def holdings(plan: Plan, missing: set[int], workload: Workload) -> dict[Key, dict[int, list[Interval]]]:
     """(layer, kind) -> device -> intervals; devices in `missing` hold nothing."""
     found: dict[Key, dict[int, list[Interval]]] = defaultdict(dict)
-    owners = tensor_parts(plan)
+    owners = program_parts(plan, workload) if plan.schedule == "spmd" else tensor_parts(plan)
     for layer, parts in owners.items():
         for kind in KINDS:
             for device, interval in sharded(plan, parts, kind):
@@ -130,6 +133,33 @@ def tensor_parts(plan: Plan) -> dict[int, list[tuple[int, Interval]]]:
                 for layer in range(first, last):
                     for group in stage.devices:
                         found[layer] += [(d, (ends[r], ends[r + 1])) for r, d in enumerate(group)]
+    return found
+
+
+def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, Interval]]]:
+    """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer, each as its program
+    holds it. Slices along any dimension count as parts of the parameter, as tensor ranks' do."""
+    costs = SpmdCosts.of(plan, workload)
+    program, numbers = (
+        costs.reading.theory.program,
+        {layer.name: l for l, layer in enumerate(workload.profile.layers)},
+    )
+    of_layer: dict[int, list[Node]] = defaultdict(list)
+    for node in program.parameters:
+        of_layer[numbers[node.layer]].append(node)
+    found: dict[int, list[tuple[int, Interval]]] = defaultdict(list)
+    for layer, nodes in of_layer.items():
+        whole, begin = sum(node.elements for node in nodes), 0.0
+        for node in nodes:
+            shard, share = costs.shards[program.copies.get(node.name, node.name)], node.elements / whole
+            for rank, device in enumerate(costs.devices):
+                first, last, length = 0, 1, 1
+                if shard.dimension is not None:
+                    (first, last), length = shard.bounds[rank], shard.shape[shard.dimension]
+                if last > first:
+                    ends = begin + share * first / length, begin + share * last / length
+                    found[layer].append((device, ends))
+            begin += share
     return found
 
 

@@ -1,8 +1,9 @@
 """Plans on parts of the cluster: devices that do not pay are left out.
 
-Every nonempty subset of the device types is a cluster of its own (all nodes of these types), on which every strategy's
-exact methods are solved: 2^T - 1 clusters for T types. What comes of it are plans for the whole cluster whose other
-devices are idle, so that they compare in seconds and in money; only devices in use are paid for.
+Every nonempty subset of the device types is a cluster of its own (all nodes of these types), on which every
+strategy's exact methods are solved: 2^T - 1 clusters for T types, at most six; of more those of one, of two, or of
+all types but one. What comes of it are plans for the whole cluster whose other devices are idle, so that they compare
+in seconds and in money; only devices in use are paid for.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from hetplan.runtime.plan import Plan, PlanDevice, Replica, Stage
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
-# Beyond that many types the subsets are too many to solve each.
+# Beyond that many types the subsets are too many to solve each: single types, pairs, and all but one are.
 MOST_TYPES = 6
 
 
 def parts(workload: Workload) -> Iterator[tuple[str, list[int]]]:
     """(name, nodes) of every part of the cluster but the whole, smaller ones first; the name says which types."""
-    types = workload.cluster.types[:MOST_TYPES]
-    for size in range(1, len(types) + 1):
+    types = workload.cluster.types
+    few = len(types) <= MOST_TYPES
+    for size in range(1, len(types) + 1) if few else (1, 2, len(types) - 1):
         for chosen in combinations(types, size):
             nodes = [n for n, node in enumerate(workload.cluster.nodes) if node.device in chosen]
             if len(nodes) < len(workload.cluster.nodes):

@@ -11,8 +11,8 @@ from hetplan.errors import InputError
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.candidates import Search, Tell
 from hetplan.planner.explain import explain
+from hetplan.planner.parts import MOST_TYPES, on_parts, pareto
 from hetplan.planner.parts import cheapest_within as cheapest_within_of
-from hetplan.planner.parts import on_parts, pareto
 from hetplan.planner.relax import Relaxation, relaxations
 from hetplan.planner.settings import Settings, check_settings
 from hetplan.planner.strategies import Strategy, chosen
@@ -96,6 +96,10 @@ def make_plans(
         on_some = [c for w in every for c in on_parts(w, picked, run, settings, found_one, several)]
         found, left_out = undominated(found, on_some, first)
         told += left_out
+        if (types := len(first.cluster.types)) > MOST_TYPES:
+            told.append(
+                f"parts of {types} device types: of one, of two, and of all but one (not every combination)"
+            )
     judged = [over_budget(c, first, money_limit) for c in found]
     ranked = sorted(judged, key=lambda pair: rank(pair[0], first, pair[1]))
     candidates = tuple(candidate for candidate, _ in ranked)
@@ -104,9 +108,8 @@ def make_plans(
         allowed = [candidate for candidate, over in ranked if eligible(candidate, over)]
         won = cheapest(allowed, first, cheapest_within)
     relaxed: tuple[Relaxation, ...] = ()
-    pipelines = any(strategy.name == "amp" for strategy in picked)  # whose problem answers what would fit
-    if pipelines and not any(candidate.fits_memory for candidate in candidates) and not run.cancelled:
-        relaxed = what_would_fit(every, run)
+    if not any(candidate.fits_memory for candidate in candidates) and not run.cancelled:
+        relaxed = what_would_fit(every, run, picked)
     winning = first if won is None else of_precision(every, candidates[won].precision)
     precisions = tuple(w.precision for w in every)
     return Planning(winning, candidates, won, tuple(told), relaxed, precisions, money_limit, cheapest_within)
@@ -136,11 +139,13 @@ def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     return [candidate for i in range(len(searches)) for candidate in found[i]], notes
 
 
-def what_would_fit(workloads: Sequence[Workload], run: Run) -> tuple[Relaxation, ...]:
+def what_would_fit(
+    workloads: Sequence[Workload], run: Run, strategies: Sequence[Strategy]
+) -> tuple[Relaxation, ...]:
     """The relaxations of the workload whose layers keep least."""
     least = min(workloads, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers))
     with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
-        return tuple(relaxations(least, run))
+        return tuple(relaxations(least, run, strategies))
 
 
 def of_precision(workloads: Sequence[Workload], precision: str | None) -> Workload:

@@ -1,36 +1,40 @@
 """When nothing fits: the least that would have to change.
 
-Recomputation and every micro-batch size of the profile are choices of the search already. What remains is memory. The
-least extra memory per device is found by bisection on AMP's exact problem with full recomputation (pipelines and tensor
-groups) and in closed form for ZeRO 3 (the states divided over all devices); the smaller of both is told, for all
-devices alike and for each type alone. Both are the families' memory models; the replay may need a little more.
+Recomputation and every micro-batch size of the profile are choices of the search already. What remains is memory: the
+least more per device, for all devices alike and for each type alone, is found by bisection, and each amount is tried by
+planning: exact methods with full recomputation, whose plans are replayed. What is told fits, therefore; that less would
+not do is what these methods found, no theorem of all plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose
-from hetplan.formulations.poplar.zero import States
+from hetplan.planner.candidates import Search
 from hetplan.planner.recomputation import recomputed
+from hetplan.planner.strategies import STRATEGIES, Strategy
+from hetplan.profiling.recomputation import Recomputation
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run
 from hetplan.text import bytes_text
 
-STEPS = 10  # halvings: the answer is within 0.1 % of the largest that was tried
+CLOSE = 0.01  # the answer is that near to the least, as a share of the memory that it makes
 FACTOR = 64  # at most so many times the largest device's memory is tried
-SECONDS = 5.0  # for each question
+SECONDS, ALL_SECONDS = 5.0, 30.0  # for each method, and for one answer
+GIB = 2.0**30
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """what: for people. extra_bytes: per device, by type; empty where it is no memory. proven: that less will not do
-    (by the family's own memory model)."""
+    """what: for people. extra_bytes: per device, by type; empty where it is no memory. proven: always False where it is
+    memory: that less will not do is what was tried."""
 
     what: str
     extra_bytes: Mapping[str, float]
@@ -41,73 +45,88 @@ class Relaxation:
         return {"what": self.what, "extra_bytes": dict(self.extra_bytes), "proven": self.proven}
 
 
-def relaxations(workload: Workload, run: Run | None = None) -> list[Relaxation]:
-    """What would make the workload fit, the smallest first; empty where none of it does."""
+def relaxations(
+    workload: Workload, run: Run | None = None, strategies: Sequence[Strategy] | None = None
+) -> list[Relaxation]:
+    """What would make the workload fit, the smallest first; empty where none of it does.
+
+    strategies: to plan with; those whose exact methods take long are left out where there are others.
+    """
     outer = run or Run()
-    least = recomputed(workload, "full")
+    picked = list(STRATEGIES.values() if strategies is None else strategies)
+    quick = [s for s in picked if not s.slow] or picked
     all_types = workload.cluster.types
     choices = dict.fromkeys([all_types, *((name,) for name in all_types)])
-    found = [r for types in choices if (r := more_memory(least, types, outer)) is not None]
+    found = [r for types in choices if (r := more_memory(workload, types, quick, outer)) is not None]
     counts = workload.cluster.counts()
     ordered = sorted(found, key=lambda r: sum(counts[t] * x for t, x in r.extra_bytes.items()))
-    return [*smaller_micro_batch(least, outer), *ordered]
+    return [*smaller_micro_batch(recomputed(workload, "full"), outer), *ordered]
 
 
-def more_memory(workload: Workload, types: tuple[str, ...], run: Run) -> Relaxation | None:
-    """The least extra bytes on each device of these types; None where no amount tried does."""
-    pipelines = by_pipelines(workload, types, run)
-    sharded = by_shards(workload, types)
-    choices = [(extra, how, proven) for extra, how, proven in (pipelines, sharded) if extra is not None]
-    if not choices:
-        return None
-    extra, how, proven = min(choices)
+def more_memory(
+    workload: Workload, types: tuple[str, ...], strategies: Sequence[Strategy], run: Run
+) -> Relaxation | None:
+    """The least extra bytes on each device of these types that some plan fits with; None where no amount tried does."""
+    room = max(workload.cluster.specs[name].memory_bytes for name in workload.cluster.types)
+    low, high, until = 0.0, room / 4, time.monotonic() + ALL_SECONDS
+    while (how := fitting(workload, types, high, strategies, run)) is None:
+        low, high = high, 2 * high
+        if high > FACTOR * room or run.cancelled:
+            return None
+    while high - low > CLOSE * (room + high) and time.monotonic() < until and not run.cancelled:
+        middle = (low + high) / 2
+        better = fitting(workload, types, middle, strategies, run)
+        low, high, how = (middle, high, how) if better is None else (low, middle, better)
     counts = workload.cluster.counts()
     on = " and ".join(f"each of {counts[name]} {name}" for name in types)
-    text = f"{bytes_text(extra)} more on {on}, {how}"
-    return Relaxation(text, dict.fromkeys(types, extra), proven and pipelines[0] is not None)
+    return Relaxation(f"{bytes_text(high)} more on {on}, by {how}", dict.fromkeys(types, high), False)
 
 
-def by_shards(workload: Workload, types: tuple[str, ...]) -> tuple[float | None, str, bool]:
-    """ZeRO 3 with full recomputation over all devices, one sample each."""
-    states, usable = States.of(workload), workload.device_bytes()
-    needed = states.resident(3, 1 / len(workload.cluster.devices)) + states.per_sample
-    lacking = {name: needed - room for name, room in usable.items()}
-    if any(lacks > 0 for name, lacks in lacking.items() if name not in types):
-        return None, "", False
-    extra = max(0.0, *(lacking[name] for name in types))
-    return extra, "under ZeRO 3 with full recomputation", True
-
-
-def by_pipelines(workload: Workload, types: tuple[str, ...], run: Run) -> tuple[float | None, str, bool]:
-    """The least extra for some plan of AMP's problem, from above, and whether everything below was refuted."""
-    data = pose(workload)
-    how = "as a pipeline with full recomputation"
-    high, proven = max(workload.device_bytes().values(), default=0.0) or 2.0**30, True
-    low, top = 0.0, FACTOR * high
-    while (answer := fits(data, types, high, run)) is not True:
-        proven = proven and answer is False
-        low, high = high, 2 * high
-        if high > top or run.cancelled:
-            return None, how, False
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        answer = fits(data, types, middle, run)
-        proven = proven and answer is not None
-        low, high = (low, middle) if answer else (middle, high)
-    return high, how, proven
-
-
-def fits(data: AmpData, types: tuple[str, ...], extra: float, run: Run) -> bool | None:
-    """Whether some decision holds with that many more bytes on each device of the types; None: not known in time."""
-    assert data.memory is not None
-    rooms = {
-        name: room + (extra if name in types else 0.0) for name, room in data.memory.device_bytes.items()
+def with_memory(workload: Workload, types: Sequence[str], extra: float) -> Workload:
+    """The workload with so many more bytes on each device of these types."""
+    specs = {
+        name: spec.model_copy(update={"memory_gib": spec.memory_gib + extra / GIB}) if name in types else spec
+        for name, spec in workload.cluster.specs.items()
     }
-    memory = data.memory.model_copy(update={"device_bytes": rooms})
-    result = solve(family("amp"), data.model_copy(update={"memory": memory}), "auto", first_found(run))
-    if result.decision is not None:
-        return True
-    return False if result.status == "infeasible" else None
+    return replace(workload, cluster=replace(workload.cluster, specs=specs))
+
+
+def fitting(
+    workload: Workload, types: tuple[str, ...], extra: float, strategies: Sequence[Strategy], run: Run
+) -> str | None:
+    """The plan that fits when replayed with that many more bytes on each device of the types, None without one."""
+    bigger = with_memory(workload, types, extra)
+    for strategy in strategies:
+        if run.cancelled:
+            return None
+        part = run.part(time_limit=SECONDS)
+        mode: Recomputation = "full" if strategy.recomputes else "none"
+        methods = strategy.exact if strategy.methods else None
+        for candidate in Search(strategy, bigger, part, {}).proposed(mode, methods):
+            if candidate.fits_memory and candidate.plan is not None:
+                return candidate.name
+    return None
+
+
+def smaller_micro_batch(workload: Workload, run: Run) -> list[Relaxation]:
+    """Micro-batches of one sample, where the profile knows larger ones only: what is kept shrinks in proportion."""
+    sizes = [size for name in workload.cluster.types for size in workload.profile.micro_batches(name, 1)]
+    least = min(sizes, default=1)
+    if least == 1:
+        return []
+    data = pose(workload)
+    assert data.memory is not None
+    kept = [held / least for held in data.memory.layer_bytes_per_sample]
+    memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
+    if not fits(data.model_copy(update={"memory": memory}), run):
+        return []
+    text = f"micro-batches of one sample with full recomputation (the profile has none below {least})"
+    return [Relaxation(text, {}, False)]
+
+
+def fits(data: AmpData, run: Run) -> bool:
+    """Whether some decision holds, as far as is known in time."""
+    return solve(family("amp"), data, "auto", first_found(run)).decision is not None
 
 
 def first_found(run: Run) -> Run:
@@ -121,19 +140,3 @@ def first_found(run: Run) -> Run:
 
     alone.watch = watch
     return alone
-
-
-def smaller_micro_batch(workload: Workload, run: Run) -> list[Relaxation]:
-    """Micro-batches of one sample, where the profile knows larger ones only: what is kept shrinks in proportion."""
-    sizes = [size for name in workload.cluster.types for size in workload.profile.micro_batches(name, 1)]
-    least = min(sizes, default=1)
-    if least == 1:
-        return []
-    data = pose(workload)
-    assert data.memory is not None
-    kept = [held / least for held in data.memory.layer_bytes_per_sample]
-    memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
-    if not fits(data.model_copy(update={"memory": memory}), (), 0.0, run):
-        return []
-    text = f"micro-batches of one sample with full recomputation (the profile has none below {least})"
-    return [Relaxation(text, {}, False)]
