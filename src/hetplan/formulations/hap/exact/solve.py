@@ -85,7 +85,7 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
     return ended(
         posed, incumbent.program, run=run, built=built, bound=max(floor, done.bound),
         stop=Stop.OPTIMAL if done.finished else Stop.LIMIT if not run.should_stop else stopped(run),
-        message="" if done.finished or chosen.exact or run.should_stop else WIDE,
+        message="" if done.finished or chosen.exact else WIDE,
         details={
             "states": chosen.graph.n, "arcs": len(chosen.graph.head), "cells": done.cells,
             "labels": done.labels, "programs": len(incumbent.priced),
@@ -123,7 +123,7 @@ def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
     return ended(
         posed, incumbent.program, run=run, built=built, bound=bound,
         stop=Stop.OPTIMAL if done.finished else Stop.LIMIT if not run.should_stop else stopped(run),
-        message="" if done.finished or chosen.exact or run.should_stop else WIDE,
+        message="" if done.finished or chosen.exact else WIDE,
         details={
             "states": chosen.graph.n, "arcs": len(chosen.graph.head), **details, "programs": len(incumbent.priced),
         },
