@@ -13,6 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from hetplan.cli.main import main
+
 TESTS = Path(__file__).parent.parent
 PATH = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
@@ -22,6 +26,14 @@ Answers = dict[str, dict[str, Any]]
 def request(name: str, *arguments: object, program: str = "hetplan", **more: Any) -> dict[str, Any]:
     """One for `parity.served`."""
     return {"name": name, "program": program, "arguments": [str(a) for a in arguments], **more}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line of a command that ends with exit code 2."""
+    assert main(list(map(str, arguments))) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1, told.err
+    return told.err
 
 
 class Server:

@@ -17,15 +17,15 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
-from hetplan.cli.main import main  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
 from hetplan.runtime.execution.reading import cause_of  # noqa: E402
 from hetplan.runtime.plan import save_plan  # noqa: E402
-from parity.asking import ENVIRONMENT  # noqa: E402
+from parity.asking import ENVIRONMENT, refused  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402
 
 Damage = Callable[[Path], None]
+RUN = ("--factory", "parity.cases:two", "--steps", 1, "--checkpoint")
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         check=True, env=ENVIRONMENT, capture_output=True,
     )  # fmt: skip
     return folder / "plan.json", folder / "kept"
-
-
-def refused(capsys: pytest.CaptureFixture[str], plan: Path, *more: object) -> str:
-    """The one line of a run that ends with exit code 2."""
-    command = ("run", plan, "--factory", "parity.cases:two", "--steps", 1, *more)
-    assert main([str(word) for word in command]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1, told.err
-    return told.err
 
 
 def record(**changed: Any) -> Damage:
@@ -111,7 +102,7 @@ def test_damaged_checkpoints_are_refused(
     plan, kept = written
     shutil.copytree(kept, tmp_path / "kept")
     damage(tmp_path / "kept" / "step-1")
-    told = refused(capsys, plan, "--checkpoint", tmp_path / "kept", "--resume")
+    told = refused(capsys, "run", plan, *RUN, tmp_path / "kept", "--resume")
     assert message in told and str(tmp_path / "kept") in told
     assert not (tmp_path / "kept" / "harm").exists()
 
@@ -125,8 +116,8 @@ def test_folders_that_cannot_hold_checkpoints(
         (file, "cannot write checkpoints: File exists"),
         (tmp_path / ("x" * 300), "cannot write checkpoints: File name too long"),
     ):
-        assert message in refused(capsys, plan, "--checkpoint", folder)
-    assert "no complete checkpoint" in refused(capsys, plan, "--checkpoint", tmp_path / "new", "--resume")
+        assert message in refused(capsys, "run", plan, *RUN, folder)
+    assert "no complete checkpoint" in refused(capsys, "run", plan, *RUN, tmp_path / "new", "--resume")
 
 
 def test_what_is_no_checkpoint_is_left_alone(
@@ -135,7 +126,7 @@ def test_what_is_no_checkpoint_is_left_alone(
     own = tmp_path / "step-1" / "notes.txt"
     own.parent.mkdir()
     own.write_text("mine")
-    told = refused(capsys, written[0], "--checkpoint", tmp_path)
+    told = refused(capsys, "run", written[0], *RUN, tmp_path)
     assert "something else under a checkpoint's name (got 'step-1')" in told and own.read_text() == "mine"
 
 

@@ -20,7 +20,7 @@ from hetplan.runtime.__main__ import main as rank  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.runtime.plan import save_plan  # noqa: E402
 from hetplan.text import Table  # noqa: E402
-from parity.asking import ENVIRONMENT  # noqa: E402
+from parity.asking import ENVIRONMENT, refused  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402
 
 
@@ -30,14 +30,6 @@ def file(tmp_path: Path) -> Path:
     found = tmp_path / "plan.json"
     save_plan(Case("options", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan, found)
     return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line of a command that ends with exit code 2."""
-    assert main(list(map(str, arguments))) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    return told.err
 
 
 @pytest.mark.parametrize(

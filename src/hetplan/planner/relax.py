@@ -19,6 +19,7 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.planner.candidates import Search
 from hetplan.planner.recomputation import recomputed
 from hetplan.planner.strategies import STRATEGIES, Strategy
+from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.recomputation import Recomputation
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
@@ -28,7 +29,6 @@ from hetplan.text import bytes_text
 CLOSE = 0.01  # the answer is that near to the least, as a share of the memory that it makes
 FACTOR = 64  # at most so many times the largest device's memory is tried
 SECONDS, ALL_SECONDS = 5.0, 30.0  # for each method, and for one answer
-GIB = 2.0**30
 
 
 @dataclass(frozen=True)

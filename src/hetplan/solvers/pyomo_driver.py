@@ -22,7 +22,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.opt import SolverStatus, TerminationCondition
 from pyomo.version import version as PYOMO_VERSION
 
-from hetplan.errors import InputError, UnsupportedError, one_line
+from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line
 from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
 from hetplan.solvers.native import GAP_SHARE, GRACE_SECONDS, Answer, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
@@ -171,7 +171,7 @@ def solve_concrete(
             try:
                 return solver.solve(model, load_solutions=False, timelimit=limit)
             except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
-                return f"{type(error).__name__}: {one_line(str(error))[:300]}"
+                return kind_and_text(error)
 
         overtime = GRACE_SECONDS if is_highs else OVERTIME_SECONDS
         results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=overtime)

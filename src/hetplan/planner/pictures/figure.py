@@ -7,6 +7,7 @@ from typing import Any
 
 from hetplan.errors import UnsupportedError
 from hetplan.planner.pictures.scene import Scene
+from hetplan.profiling.catalogue import GIB
 from hetplan.text import seconds_text
 
 COLOURS = {
@@ -16,7 +17,6 @@ COLOURS = {
     "transfer": "#d98a29",
     "synchronisation": "#b3459a",
 }
-GIB = 2**30
 
 
 def figure(scene: Scene, kind: str) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetplan.errors import HetplanError, one_line
+from hetplan.errors import HetplanError, kind_and_text, one_line
 from hetplan.runtime.execution.worker import recorder, train
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.starved import Activity, at_work
@@ -156,4 +156,4 @@ def told(error: BaseException) -> str:
     text = one_line(str(error))[:300]
     if isinstance(error, RuntimeError) and "allocate memory" in text:
         return f"out of memory: {text}"
-    return f"{type(error).__name__}: {text}"
+    return kind_and_text(error)

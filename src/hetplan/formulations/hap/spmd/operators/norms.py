@@ -101,16 +101,10 @@ class Softmax(Operator):
         return [softmax_gradient(output, gradient)]
 
 
-class LogSoftmax(Operator):
+class LogSoftmax(Softmax):
     """x - log sum exp(x) over the last dimension."""
 
     kind = "log-softmax"
-
-    def shape(self, whole: Sequence[Shape], attributes: Attributes) -> Shape:
-        return whole[0]
-
-    def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
-        return same_dimensions(len(whole[0]), 1, blocked=(len(whole[0]) - 1,))
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
         x = inputs[0] - inputs[0].max(axis=-1, keepdims=True)
