@@ -1,15 +1,18 @@
 """What each part of the papers' algorithms costs: python benchmarks/ablations.py DIR SET [SET …].
 
-Each variant takes one freedom away and is as good as it can be in the others; its decision is priced by the family's
-evaluator, and stands as a row in DIR, as a study's does. Rows that are there are not made again.
+Each variant takes one freedom away and is as good as it can be in the others; its decision is
+priced by the family's evaluator, and stands as a row in DIR, as a study's does. Rows that are there
+are not made again.
 
-amp     megatron-order   devices in Megatron's order for all degrees and micro-batches, each with the cut that is best
-                         for its slowest stages (`envelope_cut`); even-cut: the best known plan with equally many layers
-                         per stage
+amp     megatron-order   devices in Megatron's order for all degrees and micro-batches, each with
+                         the cut that is best for its slowest stages (`envelope_cut`); even-cut: the
+                         best known plan with equally many layers per stage
 astra   equal-layers     of instances that leave layers free: all stages of a type hold equally many
-poplar  largest-micro-batch  ZeRO 0 and 1: every device runs at its largest micro-batch, shares are free
-        equal-steps      ZeRO 2 and 3: all accumulation steps are alike but for a smaller last one
-What folding, recovery and alternation cost is told by the studies' own rows of `merge`, `paper` and `exact`.
+poplar  largest-micro-batch  ZeRO 0 and 1: every device runs at its largest micro-batch, shares are
+        free equal-steps      ZeRO 2 and 3: all accumulation steps are alike but for a smaller last
+        one
+What folding, recovery and alternation cost is told by the studies' own rows of `merge`, `paper` and
+`exact`.
 """
 
 from __future__ import annotations
@@ -78,11 +81,14 @@ def equal_layers(instance: Instance) -> Any | None:
     if instance.data.equal_layers_per_type:
         return None
     restricted = instance.data.model_copy(update={"equal_layers_per_type": True})
-    return solve(instance.family, restricted, "exact", Run(Options(time_limit=SECONDS, threads=1))).decision
+    return solve(
+        instance.family, restricted, "exact", Run(Options(time_limit=SECONDS, threads=1))
+    ).decision
 
 
 def largest_micro_batch(instance: Instance) -> Any | None:
-    """Poplar, ZeRO 0 and 1: least T such that the samples each device can do by then can sum up to G."""
+    """Poplar, ZeRO 0 and 1: least T such that the samples each device can do by then can sum up to
+    G."""
     data = instance.data
     if data.stepwise or too_large(data):
         return None
@@ -97,7 +103,9 @@ def largest_micro_batch(instance: Instance) -> Any | None:
         ]
     per_device = [rows[0.0, *device.step_seconds] for device in data.devices]
     levels = sorted({value for row in rows.values() for value in row})
-    at = bisect_left(levels, True, key=lambda level: reachable(allowed(per_device, level), total) is not None)
+    at = bisect_left(
+        levels, True, key=lambda level: reachable(allowed(per_device, level), total) is not None
+    )
     if at == len(levels):
         return None
     shares = reachable(allowed(per_device, levels[at]), total)
@@ -110,7 +118,8 @@ def largest_micro_batch(instance: Instance) -> Any | None:
 
 
 def equal_steps(instance: Instance) -> Any | None:
-    """Poplar, ZeRO 2 and 3: as many equal steps of B samples as fit, and a last one of the rest, for the best B."""
+    """Poplar, ZeRO 2 and 3: as many equal steps of B samples as fit, and a last one of the rest,
+    for the best B."""
     data = instance.data
     if not data.stepwise or too_large(data):
         return None
@@ -230,7 +239,9 @@ def main(folder: Path, names: Sequence[str]) -> None:
             made = row(task, instance)
             if made is not None:
                 write_row(folder, made)
-                print(f"{task.name}: {task.method} {made['objective']} {made['message']}", flush=True)
+                print(
+                    f"{task.name}: {task.method} {made['objective']} {made['message']}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""AMP: the exact method against its targets, general solvers, the paper's procedure and its baselines.
+"""AMP: the exact method against its targets, general solvers, the paper's procedure and its
+baselines.
 
     python benchmarks/amp.py [--quick] [--general-seconds S] [-o FILE.md|FILE.json]
 
-Every figure of one table comes from one run, each solve in a fresh process after compilation. Times of training
-iterations are predicted, times of solvers are measured.
+Every figure of one table comes from one run, each solve in a fresh process after compilation. Times
+of training iterations are predicted, times of solvers are measured.
 """
 
 from __future__ import annotations
@@ -40,7 +41,14 @@ SETS: tuple[
     ("16 GPUs: AMP homogeneous (4 T4 nodes)", "gpt2-amp", ((4, T4),), 32, 5, 0),
     ("16 GPUs: AMP mixed cluster (3 V100 + 1 T4)", "gpt2-amp", ((3, V100), (1, T4)), 32, 5, 0),
     ("16 GPUs: AMP mixed model (TransGAN, 4 V100)", "transgan-amp", ((4, V100),), 64, 5, 0),
-    ("16 GPUs: three types (2 V100 + 1 T4 + 1 P100)", "gpt2-amp", ((2, V100), (1, T4), (1, P100)), 32, 15, 0),
+    (
+        "16 GPUs: three types (2 V100 + 1 T4 + 1 P100)",
+        "gpt2-amp",
+        ((2, V100), (1, T4), (1, P100)),
+        32,
+        15,
+        0,
+    ),
     ("16 GPUs: mixed nodes (2 V100 + 2 T4 in each of 4)", "gpt2-amp", (), 32, 15, 0),
     ("32 GPUs: 6 V100 + 2 T4", "gpt2-amp", ((6, V100), (2, T4)), 64, 20, 0),
     ("64 GPUs: 8 V100 + 8 T4", "gpt2-amp", ((8, V100), (8, T4)), 128, 60, 0.005),
@@ -53,7 +61,14 @@ SETS: tuple[
         60,
         0.08,
     ),
-    ("256 GPUs: 16 x 16 (8 V100 + 8 T4 nodes)", "gpt2-amp", ((8, V100_16), (8, T4_16)), 256, 300, 1),
+    (
+        "256 GPUs: 16 x 16 (8 V100 + 8 T4 nodes)",
+        "gpt2-amp",
+        ((8, V100_16), (8, T4_16)),
+        256,
+        300,
+        1,
+    ),
 )
 GENERAL = ("cp-sat", "milp")
 HEURISTICS = ("paper", "megatron", "annealing", "random")
@@ -129,7 +144,9 @@ def joint(numbers: list[int], general_seconds: float) -> tuple[list[str], list[d
     rows, exact_rows, heuristic_rows = [], [], []
     for number in numbers:
         name, _, _, _, target, target_gap = SETS[number]
-        answer = measured(run_method, number, "exact", max(target, 60.0), warm_up=(0, "exact", None))
+        answer = measured(
+            run_method, number, "exact", max(target, 60.0), warm_up=(0, "exact", None)
+        )
         best = {**answer.value, "peak_bytes": answer.peak_bytes}
         rows.append(best)
         cells: list[object] = [
@@ -162,13 +179,17 @@ def joint(numbers: list[int], general_seconds: float) -> tuple[list[str], list[d
             rows.append(row)
             excess = None if row["objective"] is None else row["objective"] / best["bound"] - 1
             losses.append(
-                f"{percent(excess)} in {row['solve_seconds']:.1f} s" if excess is not None else row["status"]
+                f"{percent(excess)} in {row['solve_seconds']:.1f} s"
+                if excess is not None
+                else row["status"]
             )
         heuristic_rows.append(losses)
     header = ("instance", "predicted s/iteration", "gap", "seconds", "target", "met", "peak MiB")
     return [
         markdown(
-            "Exact, jointly over degrees, micro-batch, placement and cut", [*header, *GENERAL], exact_rows
+            "Exact, jointly over degrees, micro-batch, placement and cut",
+            [*header, *GENERAL],
+            exact_rows,
         ),
         markdown(
             "Predicted time above the proven bound, and seconds to get there",
@@ -204,8 +225,13 @@ def cuts(most_layers: int) -> tuple[str, list[dict[str, Any]]]:
         if layers <= most_layers:
             found = paper_cut(seconds, link, 32)
             assert found is not None
-            assert abs(found[1] - cut.seconds) < 1e-9 * cut.seconds, "both are exact on equal devices"
-            theirs = best_of(lambda a=seconds, b=link: paper_cut(a, b, 32), 3 if layers < 96 else 1) * 1e3  # type: ignore[misc]
+            assert abs(found[1] - cut.seconds) < 1e-9 * cut.seconds, (
+                "both are exact on equal devices"
+            )
+            theirs = (
+                best_of(lambda a=seconds, b=link: paper_cut(a, b, 32), 3 if layers < 96 else 1)
+                * 1e3
+            )  # type: ignore[misc]
         rows.append(
             {
                 "layers": layers,
@@ -242,7 +268,9 @@ def cuts(most_layers: int) -> tuple[str, list[dict[str, Any]]]:
 
 def percent(value: float | None) -> str | None:
     """As a percentage with one decimal; zero for anything that counts as proven."""
-    return None if value is None else ("0 %" if value <= 1e-6 else f"{value:.1%}".replace("%", " %"))
+    return (
+        None if value is None else ("0 %" if value <= 1e-6 else f"{value:.1%}".replace("%", " %"))
+    )
 
 
 def main() -> None:
@@ -252,12 +280,17 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="up to 16 GPUs only")
     parser.add_argument(
-        "--general-seconds", type=float, default=60.0, help="time limit of CP-SAT and MILP; 0: leave out"
+        "--general-seconds",
+        type=float,
+        default=60.0,
+        help="time limit of CP-SAT and MILP; 0: leave out",
     )
     parser.add_argument("-o", "--output", help="write .md or .json")
     chosen = parser.parse_args()
     cut_table, cut_rows = cuts(48 if chosen.quick else 192)
-    numbers = [n for n, entry in enumerate(SETS) if not chosen.quick or entry[0].startswith(("8 ", "16 "))]
+    numbers = [
+        n for n, entry in enumerate(SETS) if not chosen.quick or entry[0].startswith(("8 ", "16 "))
+    ]
     tables, rows = joint(numbers, chosen.general_seconds)
     save(chosen.output, [cut_table, *tables], [*cut_rows, *rows])
 

@@ -1,7 +1,9 @@
-"""Writes the packaged `amp` instances of AMP §4.3 and their optima: python benchmarks/amp_instances.py [folder].
+"""Writes the packaged `amp` instances of AMP §4.3 and their optima: python
+benchmarks/amp_instances.py [folder].
 
-The paper's three experiments with hetplan's predicted profile: GPT-2 (L = 24, H = 1024) on 4 g4dn.12xlarge and on
-3 p3.8xlarge + 1 g4dn.12xlarge, global batch 32, and the modified TransGAN generator on 4 p3.8xlarge, global batch 64.
+The paper's three experiments with hetplan's predicted profile: GPT-2 (L = 24, H = 1024) on 4
+g4dn.12xlarge and on 3 p3.8xlarge + 1 g4dn.12xlarge, global batch 32, and the modified TransGAN
+generator on 4 p3.8xlarge, global batch 64.
 AMP ignores memory; each experiment is therefore packaged without and with the memory constraint.
 """
 
@@ -43,7 +45,9 @@ def main(folder: Path) -> None:
             if result.status != "optimal":
                 raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
             add_to_library(folder, instance, result)
-            print(f"{instance.name}: {result.objective:.6g} s (predicted) in {result.seconds:.2f} s")
+            print(
+                f"{instance.name}: {result.objective:.6g} s (predicted) in {result.seconds:.2f} s"
+            )
 
 
 if __name__ == "__main__":

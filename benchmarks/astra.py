@@ -1,10 +1,11 @@
-"""Astra: the segments' exact method and the whole search against their targets and the paper's own figures.
+"""Astra: the segments' exact method and the whole search against their targets and the paper's own
+figures.
 
     python benchmarks/astra.py [--quick] [--only TABLE] [--general-seconds S] [-o FILE.md|FILE.json]
 
-Every figure comes from one run. Searches run in a fresh process each, after one warm-up call; segments are medians in
-one process after compilation, the general solvers one run each. Times of iterations are predicted, times of searches
-and solvers are measured.
+Every figure comes from one run. Searches run in a fresh process each, after one warm-up call;
+segments are medians in one process after compilation, the general solvers one run each. Times of
+iterations are predicted, times of searches and solvers are measured.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ FOUR = ("A800", "H100", "H800", "A100-SXM4-80GB")
 
 
 def segments(types: int, stages: int, layers: int, *, equal: bool, transfers: bool) -> AstraData:
-    """An instance with devices for about 40 % of the stages on each type; transfers: of unequal length."""
+    """An instance with devices for about 40 % of the stages on each type; transfers: of unequal
+    length."""
     rng = random.Random(types * 10**6 + stages * 10**3 + layers)
     kinds = [
         DeviceType(
@@ -97,7 +99,8 @@ def run_segments(data: AstraData, method: str, limit: float) -> dict[str, Any]:
 
 
 def segment_rows(quick: bool, limit: float) -> list[dict[str, Any]]:
-    """Every method at the target size, with and without the restriction and equal transfers, and along three curves."""
+    """Every method at the target size, with and without the restriction and equal transfers, and
+    along three curves."""
     kinds = [(equal, transfers) for equal in (False, True) for transfers in (False, True)]
     cases = [("target", 4, 32, 96, *kind) for kind in kinds]
     if not quick:
@@ -107,7 +110,13 @@ def segment_rows(quick: bool, limit: float) -> list[dict[str, Any]]:
     rows = []
     for curve, types, stages, layers, equal, transfers in cases:
         data = segments(types, stages, layers, equal=equal, transfers=transfers)
-        shape = {"types": types, "stages": stages, "layers": layers, "equal": equal, "transfers": transfers}
+        shape = {
+            "types": types,
+            "stages": stages,
+            "layers": layers,
+            "equal": equal,
+            "transfers": transfers,
+        }
         for method in ("exact", "paper", *GENERAL):
             rows.append({"curve": curve, **shape, **run_segments(data, method, limit)})
     return rows
@@ -118,7 +127,14 @@ def segment_table(rows: list[dict[str, Any]]) -> str:
     methods = ("exact", "paper", *GENERAL)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        key = (row["curve"], row["types"], row["stages"], row["layers"], row["equal"], row["transfers"])
+        key = (
+            row["curve"],
+            row["types"],
+            row["stages"],
+            row["layers"],
+            row["equal"],
+            row["transfers"],
+        )
         lines.setdefault(key, {})[row["method"]] = row
     cells = []
     for (curve, types, stages, layers, equal, transfers), found in lines.items():
@@ -132,9 +148,20 @@ def segment_table(rows: list[dict[str, Any]]) -> str:
         names = ("equal" if equal else "free", "unequal" if transfers else "equal")
         texts = [seconds_and_gap(found[m], exact["objective"]) for m in methods]
         cells.append((curve, types, stages, layers, *names, *texts, verdict))
-    header = ("curve", "types", "stages", "layers", "layers per type", "transfers", *methods, "target")
+    header = (
+        "curve",
+        "types",
+        "stages",
+        "layers",
+        "layers per type",
+        "transfers",
+        *methods,
+        "target",
+    )
     return markdown(
-        "Segments: seconds, and how far above the optimum (or status) where not proven", header, cells
+        "Segments: seconds, and how far above the optimum (or status) where not proven",
+        header,
+        cells,
     )
 
 
@@ -148,9 +175,13 @@ def seconds_and_gap(row: dict[str, Any], optimum: float) -> str:
     return f"{text}, +{100 * (row['objective'] / optimum - 1):.2g} %"
 
 
-def run_search(model: str, mode: str, gpus: int, types: tuple[str, ...], batch: int) -> dict[str, Any]:
+def run_search(
+    model: str, mode: str, gpus: int, types: tuple[str, ...], batch: int
+) -> dict[str, Any]:
     """One search as a row; in a mixed pool every type offers half of the GPUs."""
-    offers = tuple(offer_of(name, gpus if mode != "heterogeneous" else max(gpus // 2, 8)) for name in types)
+    offers = tuple(
+        offer_of(name, gpus if mode != "heterogeneous" else max(gpus // 2, 8)) for name in types
+    )
     if mode == "homogeneous":
         pool = homogeneous(offers[0])
     else:
@@ -183,7 +214,12 @@ def table_1(quick: bool) -> list[dict[str, Any]]:
     sizes = SIZES[:1] if quick else SIZES
     return [
         timed_search(
-            model, "homogeneous", size, ("A800",), 1024, warm_up=("gpt2", "homogeneous", 8, ("A800",), 64)
+            model,
+            "homogeneous",
+            size,
+            ("A800",),
+            1024,
+            warm_up=("gpt2", "homogeneous", 8, ("A800",), 64),
         )
         for model in models
         for size in sizes
@@ -266,7 +302,11 @@ def mixed_text(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         details = row["details"]
         target = row["gpus"] in (4096, 32768) and row["mode"] == "heterogeneous"
-        met = "met" if row["seconds"] < 2.0 and row["peak_bytes"] < 2**31 and row["proven"] else "MISSED"
+        met = (
+            "met"
+            if row["seconds"] < 2.0 and row["peak_bytes"] < 2**31 and row["proven"]
+            else "MISSED"
+        )
         cells.append((
             row["model"], row["mode"], row["gpus"], row["types"], row["counts"]["priced"], details.get("explored"),
             details.get("stage_counts_seen"), details.get("stage_counts_solved"), row["pareto"],
@@ -301,8 +341,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one instance of each kind")
-    parser.add_argument("--only", choices=PARTS, action="append", help="these tables alone; may repeat")
-    parser.add_argument("--general-seconds", type=float, default=20.0, help="time limit of a general solver")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="these tables alone; may repeat"
+    )
+    parser.add_argument(
+        "--general-seconds", type=float, default=20.0, help="time limit of a general solver"
+    )
     parser.add_argument("-o", "--output", help=".md or .json")
     given = parser.parse_args()
     tables: list[str] = []

@@ -1,8 +1,10 @@
-"""Writes the packaged `astra` instances and their optima: python benchmarks/astra_instances.py [folder].
+"""Writes the packaged `astra` instances and their optima: python benchmarks/astra_instances.py
+[folder].
 
-Astra's models on its A800, H100 and H800 pools, 1024 and 4096 GPUs (Sections 5.2 and 5.3), each a strategy with a deep
-pipeline as eq. 22-23 poses it: with the paper's equal layers per type, and without; kept as they are. Then one
-with four types, 32 stages and 96 layers, and a tiny one for checking by hand.
+Astra's models on its A800, H100 and H800 pools, 1024 and 4096 GPUs (Sections 5.2 and 5.3), each a
+strategy with a deep pipeline as eq. 22-23 poses it: with the paper's equal layers per type, and
+without; kept as they are. Then one with four types, 32 stages and 96 layers, and a tiny one for
+checking by hand.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "astra"
 
-# Written by an earlier search, which posed its best strategy as eq. 22-23 does; its origin says how. A search now has
-# embedding and head on the first and last stage, whose instance is one of fixed stage counts.
+# Written by an earlier search, which posed its best strategy as eq. 22-23 does; its origin says
+# how. A search now has embedding and head on the first and last stage, whose instance is one of
+# fixed stage counts.
 SETTINGS = (
     "llama2-7b-a800-h100-1024-pp8",
     "llama2-13b-a800-h100-1024-pp8",
@@ -33,7 +36,8 @@ SETTINGS = (
 
 
 def four_types() -> Instance:
-    """The largest size that the paper's complexity analysis speaks to: four types, unequal transfers."""
+    """The largest size that the paper's complexity analysis speaks to: four types, unequal
+    transfers."""
     kinds = [
         DeviceType(name=name, max_devices=most, layer_seconds=seconds, p2p_seconds=transfer)
         for name, most, seconds, transfer in (
@@ -52,11 +56,14 @@ def four_types() -> Instance:
         device_types=kinds,
         equal_layers_per_type=False,
     )
-    return Instance(problem="astra", name="four-types-32x96", origin="hetplan: made up, by hand", data=data)
+    return Instance(
+        problem="astra", name="four-types-32x96", origin="hetplan: made up, by hand", data=data
+    )
 
 
 def tiny() -> Instance:
-    """Six layers on three stages of two types: one fast stage of 4 layers and two slow ones, 11.5 s in all."""
+    """Six layers on three stages of two types: one fast stage of 4 layers and two slow ones, 11.5 s
+    in all."""
     kinds = [
         DeviceType(name="fast", max_devices=1, layer_seconds=0.5, p2p_seconds=0.5),
         DeviceType(name="slow", max_devices=2, layer_seconds=1.5, p2p_seconds=0.5),
@@ -70,14 +77,18 @@ def tiny() -> Instance:
         device_types=kinds,
         equal_layers_per_type=False,
     )
-    return Instance(problem="astra", name="tiny-two-types", origin="hetplan: made up, by hand", data=data)
+    return Instance(
+        problem="astra", name="tiny-two-types", origin="hetplan: made up, by hand", data=data
+    )
 
 
 def both(instance: Instance) -> Iterator[Instance]:
     """The instance, and the same with the paper's own restriction."""
     yield instance
     equal = instance.data.model_copy(update={"equal_layers_per_type": True})
-    yield Instance(problem="astra", name=f"{instance.name}-equal", origin=instance.origin, data=equal)
+    yield Instance(
+        problem="astra", name=f"{instance.name}-equal", origin=instance.origin, data=equal
+    )
 
 
 def instances() -> Iterator[Instance]:

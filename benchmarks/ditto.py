@@ -1,11 +1,13 @@
-"""Ditto: exact method, general solvers, the paper's algorithms and its exhaustive baseline, side by side in one run.
+"""Ditto: exact method, general solvers, the paper's algorithms and its exhaustive baseline, side by
+side in one run.
 
     python benchmarks/ditto.py [--quick] [--only TABLE] [--general-seconds S] [-o FILE.md|FILE.json]
 
 How far Oobleck's and Ditto's algorithms are from the optimum: --only gaps.
 
-Every solve runs in a fresh process after one warm-up that compiles, so that peak memory is its own; seconds are those
-of building and solving. The instances are those of `ditto_instances.py`: predicted layer times, not measured ones.
+Every solve runs in a fresh process after one warm-up that compiles, so that peak memory is its own;
+seconds are those of building and solving. The instances are those of `ditto_instances.py`:
+predicted layer times, not measured ones.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def run(data: DittoData, method: str, limit: float | None, threads: int) -> Row:
 
 def fresh(data: DittoData, method: str, limit: float | None = None, threads: int = 1) -> Row:
     """`run` in a process of its own, with its peak memory."""
-    found: Measured = measured(run, data, method, limit, threads, warm_up=(tiny(), method, limit, threads))
+    found: Measured = measured(
+        run, data, method, limit, threads, warm_up=(tiny(), method, limit, threads)
+    )
     return {**found.value, "peak_mib": found.peak_bytes / MIB}
 
 
@@ -67,7 +71,8 @@ def seconds_text(seconds: float) -> str:
 
 
 def target_rows() -> list[Row]:
-    """The targets: every instance of the paper, five types, and 96 devices; then what is harder and has no target."""
+    """The targets: every instance of the paper, five types, and 96 devices; then what is harder and
+    has no target."""
     cases: list[tuple[str, float | None, DittoData]] = [
         (f"{name}, N_b {n}, {head} head", 1.0, data) for name, n, head, data in papers_instances()
     ]
@@ -76,14 +81,20 @@ def target_rows() -> list[Row]:
             label = f"ex3 with A100s (5 types), N_b {n}, {head} head"
             cases.append((label, 5.0, posed(FIVE_TYPES, n, flat=head == "flat")))
     for n in (32, 64, 96, 128, 512):
-        cases.append((f"3 types x 4 nodes x 8, 96 layers, N_b {n}", 30.0, posed(LARGE, n, blocks=94)))
+        cases.append(
+            (f"3 types x 4 nodes x 8, 96 layers, N_b {n}", 30.0, posed(LARGE, n, blocks=94))
+        )
     for name in CLUSTERS:
         cases.append((f"{name} with memory, N_b 32", None, posed(CLUSTERS[name], 32, memory=True)))
     cases.append(("5 types with memory, N_b 32", None, posed(FIVE_TYPES, 32, memory=True)))
     cases.append(("ex3, N_b 12 (fewer than devices)", None, posed(CLUSTERS["ex3"], 12)))
     cases.append(("5 types, N_b 12 (fewer than devices)", None, posed(FIVE_TYPES, 12)))
     cases.append(
-        ("3 types x 4 nodes x 8 with memory, N_b 32", None, posed(LARGE, 32, blocks=94, memory=True))
+        (
+            "3 types x 4 nodes x 8 with memory, N_b 32",
+            None,
+            posed(LARGE, 32, blocks=94, memory=True),
+        )
     )
     return [
         {"instance": label, "target": target, **fresh(data, "exact", None if target else 60.0)}
@@ -96,7 +107,11 @@ def target_table(rows: list[Row]) -> str:
     cells = []
     for row in rows:
         proven, target = row["status"] == "optimal", row["target"]
-        gap = None if row["bound"] is None else f"gap {100 * (1 - row['bound'] / row['objective']):.2g} %"
+        gap = (
+            None
+            if row["bound"] is None
+            else f"gap {100 * (1 - row['bound'] / row['objective']):.2g} %"
+        )
         met = proven and target is not None and row["seconds"] < target and row["peak_mib"] < 2048
         cells.append(
             (
@@ -117,7 +132,9 @@ def gap_rows() -> list[Row]:
     rows = []
     for name, micro_batches, head, data in papers_instances():
         for method in ("exact", *HEURISTICS):
-            rows.append({"cluster": name, "N_b": micro_batches, "head": head, **fresh(data, method, 900.0)})
+            rows.append(
+                {"cluster": name, "N_b": micro_batches, "head": head, **fresh(data, method, 900.0)}
+            )
     return rows
 
 
@@ -139,7 +156,8 @@ def gap_table(rows: list[Row]) -> tuple[str, str]:
 
 
 def excess(row: Row, optimum: float) -> str:
-    """Percent above the optimum, a star where the method says more (`greedy`: stages without devices)."""
+    """Percent above the optimum, a star where the method says more (`greedy`: stages without
+    devices)."""
     if row["objective"] is None:
         return "none"
     return f"{100 * (row['objective'] / optimum - 1):.2f} %" + ("*" if row["message"] else "")
@@ -147,9 +165,14 @@ def excess(row: Row, optimum: float) -> str:
 
 def general_rows(limit: float) -> list[Row]:
     """General solvers beside the exact method, from small to the paper's sizes; two threads."""
-    cases: list[tuple[str, DittoData]] = [("ex1, 6 layers, N_b 32", posed(CLUSTERS["ex1"], 32, blocks=4))]
+    cases: list[tuple[str, DittoData]] = [
+        ("ex1, 6 layers, N_b 32", posed(CLUSTERS["ex1"], 32, blocks=4))
+    ]
     cases += [("ex1, 12 layers, N_b 32", posed(CLUSTERS["ex1"], 32, blocks=10))]
-    cases += [(f"{n}, 50 layers, N_b 128", posed(CLUSTERS[n], 128, flat=True)) for n in ("ex1", "ex2", "ex3")]
+    cases += [
+        (f"{n}, 50 layers, N_b 128", posed(CLUSTERS[n], 128, flat=True))
+        for n in ("ex1", "ex2", "ex3")
+    ]
     return [
         {"instance": label, **fresh(data, method, limit, 2)}
         for label, data in cases
@@ -164,7 +187,11 @@ def general_table(rows: list[Row], limit: float) -> str:
         text = seconds_text(row["seconds"])
         if row["status"] != "optimal":
             known = row["objective"] is not None and row["bound"] is not None
-            left = f"gap {100 * (1 - row['bound'] / row['objective']):.1f} %" if known else row["status"]
+            left = (
+                f"gap {100 * (1 - row['bound'] / row['objective']):.1f} %"
+                if known
+                else row["status"]
+            )
             text = f"{text}, {left}"
         lines.setdefault(row["instance"], []).append(f"{text}, {row['peak_mib']:.0f} MiB")
     cells = [(label, *texts) for label, texts in lines.items()]
@@ -172,18 +199,26 @@ def general_table(rows: list[Row], limit: float) -> str:
 
 
 def growth_rows(quick: bool, limit: float) -> list[Row]:
-    """Time of every method against layers, types and devices; general solvers and Oobleck stop at `limit`."""
+    """Time of every method against layers, types and devices; general solvers and Oobleck stop at
+    `limit`."""
     types = FIVE_TYPES[1]
     cases: list[tuple[str, DittoData]] = []
     for blocks in (10, 22, 46) if quick else (10, 22, 46, 94, 190):
-        cases.append((f"{blocks + 2} layers (ex3, N_b 64)", posed(CLUSTERS["ex3"], 64, blocks=blocks)))
+        cases.append(
+            (f"{blocks + 2} layers (ex3, N_b 64)", posed(CLUSTERS["ex3"], 64, blocks=blocks))
+        )
     for count in (1, 2, 3, 4, 5):
         some = dict(list(types.items())[:count])
-        cases.append((f"{count} types, 2 devices per node (50 layers, N_b 64)", posed((2, some), 64)))
+        cases.append(
+            (f"{count} types, 2 devices per node (50 layers, N_b 64)", posed((2, some), 64))
+        )
     for nodes in (1, 2) if quick else (1, 2, 4, 6):
         cluster = (8, dict.fromkeys(LARGE[1], nodes))
         cases.append(
-            (f"{nodes * 24} devices of 3 types (98 layers, N_b 256)", posed(cluster, 256, blocks=96))
+            (
+                f"{nodes * 24} devices of 3 types (98 layers, N_b 256)",
+                posed(cluster, 256, blocks=96),
+            )
         )
     return [
         {"instance": label, **grown(data, method, limit)}
@@ -203,7 +238,8 @@ def grown(data: DittoData, method: str, limit: float) -> Row:
 
 
 def growth_table(rows: list[Row], limit: float) -> str:
-    """One line per size: seconds; above the best bound where not proven; what is left where time ran out."""
+    """One line per size: seconds; above the best bound where not proven; what is left where time
+    ran out."""
     lines: dict[str, dict[str, Row]] = {}
     for row in rows:
         lines.setdefault(row["instance"], {})[row["method"]] = row
@@ -235,7 +271,8 @@ def growth_text(row: Row, exact: Row) -> str:
 
 
 def templates(name: str, micro_batches: int) -> Row:
-    """The template list of a cluster, and its instantiation on all nodes, exact and by Oobleck's procedure."""
+    """The template list of a cluster, and its instantiation on all nodes, exact and by Oobleck's
+    procedure."""
     data = posed(CLUSTERS[name], micro_batches)
     options = Options(threads=2, time_limit=300.0)
     listing = Run(options)
@@ -250,7 +287,9 @@ def templates(name: str, micro_batches: int) -> Row:
             f"{label}_seconds": run.elapsed,
             f"{label}_stop": str(result.stop),
         }
-        row[f"{label}_pipelines"] = [[list(p.template.nodes), p.micro_batches] for p in result.pipelines]
+        row[f"{label}_pipelines"] = [
+            [list(p.template.nodes), p.micro_batches] for p in result.pipelines
+        ]
     return row
 
 
@@ -265,7 +304,11 @@ def template_table(rows: list[Row]) -> str:
     cells = []
     for row in rows:
         exact, theirs = row["exact_iteration"], row["oobleck_iteration"]
-        more = None if theirs is None else f"+{100 * (theirs / exact - 1):.2f} % ({row['oobleck_stop']})"
+        more = (
+            None
+            if theirs is None
+            else f"+{100 * (theirs / exact - 1):.2f} % ({row['oobleck_stop']})"
+        )
         counts = (len(row["exact_pipelines"]), len(row["oobleck_pipelines"]))
         cells.append(
             (
@@ -279,15 +322,21 @@ def template_table(rows: list[Row]) -> str:
             )
         )
     header = ("cluster", "templates", "list in", "exact instantiation", "in", "Oobleck's", "in")
-    return markdown("Templates for every part of the cluster; 128 micro-batches, f = 1", header, cells)
+    return markdown(
+        "Templates for every part of the cluster; 128 micro-batches, f = 1", header, cells
+    )
 
 
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few minutes: targets, small curves")
-    parser.add_argument("--only", choices=PARTS, action="append", help="these tables alone; may repeat")
-    parser.add_argument("--general-seconds", type=float, default=60.0, help="limit of the general solvers")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="these tables alone; may repeat"
+    )
+    parser.add_argument(
+        "--general-seconds", type=float, default=60.0, help="limit of the general solvers"
+    )
     parser.add_argument("-o", "--output", help="also write the tables (.md) or every row (.json)")
     chosen = parser.parse_args()
     quick, limit = chosen.quick, chosen.general_seconds

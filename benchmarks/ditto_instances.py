@@ -1,13 +1,16 @@
-"""Writes the packaged `ditto` instances and their optima: python benchmarks/ditto_instances.py [folder].
+"""Writes the packaged `ditto` instances and their optima: python benchmarks/ditto_instances.py
+[folder].
 
-Ex1 to Ex5 of Ditto's Figure 8 with GPT-2 XL, 32 and 128 micro-batches, without memory as in the paper. As the paper
-does, the layers are profiled on one device (RTX 4090; here hetplan's prediction, fp16, 4 samples per micro-batch,
-sequence 1024) and scaled to the others by Figure 8's relative throughputs. Two heads: as predicted (the product with
-the vocabulary costs as much as two blocks and more), and flat (it costs as much as one block).
-All-reduces inside a node move the activations of tensor parallelism over PCIe: 12 GB/s on version 3 (V100, A6000 and
-RTX 3090 in the same hosts), 24 GB/s on version 4 (RTX 4090, A100), which the paper does not state.
-Then three that go beyond the paper: Ex3 with the A100s of Ex5, Ex3 and Ex5 with memory, and three types of four nodes
-with eight devices under 98 layers; and a tiny one for checking by hand.
+Ex1 to Ex5 of Ditto's Figure 8 with GPT-2 XL, 32 and 128 micro-batches, without memory as in the
+paper. As the paper does, the layers are profiled on one device (RTX 4090; here hetplan's
+prediction, fp16, 4 samples per micro-batch, sequence 1024) and scaled to the others by Figure 8's
+relative throughputs. Two heads: as predicted (the product with the vocabulary costs as much as two
+blocks and more), and flat (it costs as much as one block).
+All-reduces inside a node move the activations of tensor parallelism over PCIe: 12 GB/s on version 3
+(V100, A6000 and RTX 3090 in the same hosts), 24 GB/s on version 4 (RTX 4090, A100), which the paper
+does not state.
+Then three that go beyond the paper: Ex3 with the A100s of Ex5, Ex3 and Ex5 with memory, and three
+types of four nodes with eight devices under 98 layers; and a tiny one for checking by hand.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ def posed(
     model = load_model("gpt2-xl")
     layers = [model.layers[0], *[model.layers[1]] * blocks, model.layers[-1]]
     spec = device(CATALOGUE_NAME)
-    profiled = [layer_time(layer, spec, model.precision, micro_batch=MICRO_BATCH) for layer in layers]
+    profiled = [
+        layer_time(layer, spec, model.precision, micro_batch=MICRO_BATCH) for layer in layers
+    ]
     if flat:
         profiled[-1] = profiled[-2]
     size, nodes = cluster
@@ -94,17 +99,21 @@ def posed(
 
 
 def memory_of(model: Model, blocks: int, nodes: dict[str, int]) -> Memory:
-    """States of mixed-precision Adam and saved activations; 1.5 GiB of each device are not usable."""
+    """States of mixed-precision Adam and saved activations; 1.5 GiB of each device are not
+    usable."""
     layers = [model.layers[0], *[model.layers[1]] * blocks, model.layers[-1]]
     return Memory(
         device_bytes={name: TYPES[name][2] - RESERVED_BYTES for name in nodes},
         layer_state_bytes=[STATE_BYTES_PER_PARAM * float(layer.params) for layer in layers],
-        layer_activation_bytes=[layer.saved_bytes(model.precision) * MICRO_BATCH for layer in layers],
+        layer_activation_bytes=[
+            layer.saved_bytes(model.precision) * MICRO_BATCH for layer in layers
+        ],
     )
 
 
 def tiny() -> DittoData:
-    """Six equal layers on one fast and two slow devices: the fast one takes four, 15 seconds in all."""
+    """Six equal layers on one fast and two slow devices: the fast one takes four, 15 seconds in
+    all."""
     kinds = [
         DeviceType(
             name=name,
@@ -144,7 +153,9 @@ def instances() -> Iterator[Instance]:
         origin=f"hetplan: three types of four nodes with eight devices, GPT-2 XL with 94 blocks, {profile}",
         data=posed(LARGE, 128, blocks=94),
     )
-    yield Instance(problem="ditto", name="tiny-fast-slow", origin="hetplan: made up, by hand", data=tiny())
+    yield Instance(
+        problem="ditto", name="tiny-fast-slow", origin="hetplan: made up, by hand", data=tiny()
+    )
 
 
 def main(folder: Path) -> None:

@@ -1,10 +1,11 @@
-"""What the first plan after an installation waits for: the same plan with nothing compiled, then again, side by side.
+"""What the first plan after an installation waits for: the same plan with nothing compiled, then
+again, side by side.
 
     python benchmarks/first_run.py [--repeats N] [--strategies NAMES] [--output FILE]
 
-GPT-2 medium on AMP's 16 devices, by `hetplan plan` in processes of its own; each pair of runs has a fresh folder for
-numba's kernels (NUMBA_CACHE_DIR). Processor seconds are those of the command and of the processes that it starts; they
-hardly grow when other work fills the machine, the clock's do.
+GPT-2 medium on AMP's 16 devices, by `hetplan plan` in processes of its own; each pair of runs has a
+fresh folder for numba's kernels (NUMBA_CACHE_DIR). Processor seconds are those of the command and
+of the processes that it starts; they hardly grow when other work fills the machine, the clock's do.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ from typing import Any
 
 from harness import markdown, save
 
-PLAN = ("plan", "--model", "gpt2-medium", "--cluster", "amp-mixed", "--global-batch", "32", "--quiet")
+PLAN = (
+    "plan",
+    "--model",
+    "gpt2-medium",
+    "--cluster",
+    "amp-mixed",
+    "--global-batch",
+    "32",
+    "--quiet",
+)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of one command by the clock and of the processors, and the load (one minute's mean) at its end."""
+    """Seconds of one command by the clock and of the processors, and the load (one minute's mean)
+    at its end."""
 
     clock: float
     processors: float
@@ -39,7 +50,9 @@ def taken(folder: Path, strategies: str | None) -> Taken:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
     begun = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "hetplan", *PLAN, *chosen], env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "hetplan", *PLAN, *chosen],
+        env=environment,
+        stdout=subprocess.DEVNULL,
     )
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -62,7 +75,9 @@ def main(arguments: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--strategies", help="as for hetplan plan; default those that it takes by itself")
+    parser.add_argument(
+        "--strategies", help="as for hetplan plan; default those that it takes by itself"
+    )
     parser.add_argument("--output")
     given = parser.parse_args(arguments)
     kept = [pair(given.strategies) for _ in range(given.repeats)]

@@ -1,10 +1,13 @@
-"""HAP: the joint search against its targets, general solvers, the paper's alternation and its baselines.
+"""HAP: the joint search against its targets, general solvers, the paper's alternation and its
+baselines.
 
     python benchmarks/hap.py [--quick] [--time-limit S] [-o FILE.md|FILE.json]
 
-Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`), and built-in networks'.
-Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a median in one
-process. One thread; targets are held against seconds of processor time, which on an idle machine are those elapsed.
+Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`), and
+built-in networks'.
+Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a
+median in one process. One thread; targets are held against seconds of processor time, which on an
+idle machine are those elapsed.
 The gap study over HAP's experiments is `hetplan report hap`.
 """
 
@@ -44,8 +47,11 @@ NETWORKS = ("vgg19", "vit", "vit-24", "bert-base", "bert-moe", "gpt2")
 
 
 def network(layers: int, types: int, seed: int) -> HapData:
-    """Number `layers` of NETWORKS with 4 samples a device on 8 devices of `types` types at 10.4 Gbit/s."""
-    devices = [Device(name=f"d{j}", flops_per_second=SPEEDS[(1, 3, 0, 2)[j % types]]) for j in range(8)]
+    """Number `layers` of NETWORKS with 4 samples a device on 8 devices of `types` types at 10.4
+    Gbit/s."""
+    devices = [
+        Device(name=f"d{j}", flops_per_second=SPEEDS[(1, 3, 0, 2)[j % types]]) for j in range(8)
+    ]
     return theory_of(model(NETWORKS[layers], 32, 8), devices, ring(8, 1.3e9)).data
 
 
@@ -95,12 +101,21 @@ def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
         for seed in range(1 if shape == "network" else 4 if (size, types) == (96, 4) else 2):
             methods = ("exact", *GENERAL) if size <= SMALL and shape == "chain" else ("exact",)
             for method in methods:
-                target = allowed if method == "exact" else MILP_SECONDS if method == "milp" else None
+                target = (
+                    allowed if method == "exact" else MILP_SECONDS if method == "milp" else None
+                )
                 r = row(shape, size, types, seed, method, limit) | {"allowed": target}
                 rows.append(r)
                 name = NETWORKS[size] if shape == "network" else f"{shape} {size}"
                 cells.append(
-                    (name, types, seed, method, *against(r, target), f"{r['peak_bytes'] / 2**20:.0f}")
+                    (
+                        name,
+                        types,
+                        seed,
+                        method,
+                        *against(r, target),
+                        f"{r['peak_bytes'] / 2**20:.0f}",
+                    )
                 )
     header = (
         "theory",
@@ -114,7 +129,9 @@ def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
         "gap",
         "peak MiB",
     )
-    return markdown("Targets: joint optimum over programs and ratios, proven to 1e-6", header, cells), rows
+    return markdown(
+        "Targets: joint optimum over programs and ratios, proven to 1e-6", header, cells
+    ), rows
 
 
 def against(found: dict[str, Any], target: float | None) -> tuple[str, ...]:
@@ -149,7 +166,12 @@ def grown(found: dict[str, Any]) -> tuple[object, ...]:
     """Cells of one row of `growth`."""
     details = found["details"]
     counts = (details.get(name) for name in ("states", "arcs", "cells"))
-    return f"{found['processor_seconds']:.2f}", found["status"], *counts, f"{found['peak_bytes'] / 2**20:.0f}"
+    return (
+        f"{found['processor_seconds']:.2f}",
+        found["status"],
+        *counts,
+        f"{found['peak_bytes'] / 2**20:.0f}",
+    )
 
 
 def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
@@ -157,7 +179,9 @@ def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
     rows, cells = [], []
     for number, name in enumerate(NETWORKS[:1] if quick else NETWORKS):
         for types in (2, 3):
-            pair = [row("network", number, types, 0, method, limit) for method in ("exact", "paper")]
+            pair = [
+                row("network", number, types, 0, method, limit) for method in ("exact", "paper")
+            ]
             rows += pair
             best, paper = pair
             above = 100 * max(0.0, paper["objective"] / best["objective"] - 1)
@@ -167,7 +191,9 @@ def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
                 gap_text(best["gap"]),
                 best["details"].get("cells"),
             )
-            cells.append((name, types, *seconds, f"{paper['processor_seconds']:.1f}", f"{above:.2f} %"))
+            cells.append(
+                (name, types, *seconds, f"{paper['processor_seconds']:.1f}", f"{above:.2f} %")
+            )
     header = (
         "network",
         "types",
@@ -182,7 +208,8 @@ def networks(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
 
 
 def general(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
-    """Every method on chains that general solvers can do; heuristics above the optimum in percent."""
+    """Every method on chains that general solvers can do; heuristics above the optimum in
+    percent."""
     rows, cells = [], []
     for size in (1, 2, 4) if quick else (1, 2, 4, 24):
         for types in (2, 3):
@@ -199,7 +226,17 @@ def general(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
                 gap = above if found["bound"] is None else f"gap {gap_text(found['gap'])}"
                 line.append(f"{1e3 * found['processor_seconds']:.0f} ({gap or 'no program'})")
             cells.append(line)
-    header = ("layers", "types", "exact", "milp", "cp-sat", "pyomo", "paper", "dp-even", "dp-proportional")
+    header = (
+        "layers",
+        "types",
+        "exact",
+        "milp",
+        "cp-sat",
+        "pyomo",
+        "paper",
+        "dp-even",
+        "dp-proportional",
+    )
     return markdown("Milliseconds of processor time on chains", header, cells), rows
 
 
@@ -211,7 +248,9 @@ def alternation(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:
         for types in (2, 3, 4):
             worse = []
             for seed in seeds:
-                pair = [run("chain", size, types, seed, method, limit) for method in ("exact", "paper")]
+                pair = [
+                    run("chain", size, types, seed, method, limit) for method in ("exact", "paper")
+                ]
                 rows += pair
                 worse.append(pair[1]["objective"] / pair[0]["objective"] - 1)
             above = [x for x in worse if x > 1e-6]
@@ -259,7 +298,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per method and theory")
+    parser.add_argument(
+        "--time-limit", type=float, default=60.0, help="seconds per method and theory"
+    )
     parser.add_argument("-o", "--output", help="write Markdown (.md) or every row (.json) here too")
     arguments = parser.parse_args()
     limit = arguments.time_limit

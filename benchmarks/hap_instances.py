@@ -1,7 +1,9 @@
-"""Writes the packaged `hap` instances and their optima: python benchmarks/hap_instances.py [folder [pattern]].
+"""Writes the packaged `hap` instances and their optima: python benchmarks/hap_instances.py [folder
+[pattern]].
 
-Theories of the shape of a Transformer's on made-up clusters, one program whose ratios alone are asked for, and the
-theories of real networks of published size on two V100 and four P100 (`networks`), some with several segments.
+Theories of the shape of a Transformer's on made-up clusters, one program whose ratios alone are
+asked for, and the theories of real networks of published size on two V100 and four P100
+(`networks`), some with several segments.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ MADE_UP: dict[str, tuple[str, Callable[[], HapData]]] = {
 
 def instances() -> dict[str, tuple[str, Callable[[], HapData]]]:
     """name -> (origin, data)."""
-    found = {name: (f"hetplan, made up: {what}, seed 0", data) for name, (what, data) in MADE_UP.items()}
+    found = {
+        name: (f"hetplan, made up: {what}, seed 0", data) for name, (what, data) in MADE_UP.items()
+    }
     for name, what in NETWORKS.items():
         origin = (
             f"hetplan: {what}, on 2 V100 ({V100:.3g} FLOP/s) and 4 P100 ({P100:.3g} FLOP/s), as HAP's artefact "
@@ -51,7 +55,8 @@ def instances() -> dict[str, tuple[str, Callable[[], HapData]]]:
 
 
 def main(folder: Path, pattern: str) -> None:
-    """Write every instance whose name matches, and its record; a missing proof of a made-up one is an error."""
+    """Write every instance whose name matches, and its record; a missing proof of a made-up one is
+    an error."""
     for name, (origin, make) in instances().items():
         if not fnmatchcase(name, pattern):
             continue
@@ -65,4 +70,7 @@ def main(folder: Path, pattern: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY, sys.argv[2] if len(sys.argv) > 2 else "*")
+    main(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY,
+        sys.argv[2] if len(sys.argv) > 2 else "*",
+    )

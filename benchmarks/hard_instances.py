@@ -1,8 +1,10 @@
-"""Writes the set `hard`: python benchmarks/hard_instances.py [folder]; with --search it looks for candidates.
+"""Writes the set `hard`: python benchmarks/hard_instances.py [folder]; with --search it looks for
+candidates.
 
-Small instances on which a paper's heuristic is worst among those drawn, and the smallest found on which neither CP-SAT
-nor HiGHS ends with a proof in a minute. --search PROBLEM FIRST COUNT SIZE [SECONDS] prints for each seed what the
-heuristics lose against the optimum and, with seconds, how the general solvers end; the lists below were chosen from it.
+Small instances on which a paper's heuristic is worst among those drawn, and the smallest found on
+which neither CP-SAT nor HiGHS ends with a proof in a minute. --search PROBLEM FIRST COUNT SIZE
+[SECONDS] prints for each seed what the heuristics lose against the optimum and, with seconds, how
+the general solvers end; the lists below were chosen from it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ CHOSEN: tuple[tuple[str, int, str, str], ...] = (
     ("ditto", 128, "small", "greedy recovery is worst"),
     ("ditto", 104, "small", "the divide and conquer is worst"),
     ("ditto", 139, "small", "neither CP-SAT nor HiGHS ends with a proof in a minute"),
-    ("ditto", 138, "small", "no heuristic gives a plan, and neither CP-SAT nor HiGHS a proof in a minute"),
+    (
+        "ditto",
+        138,
+        "small",
+        "no heuristic gives a plan, and neither CP-SAT nor HiGHS a proof in a minute",
+    ),
     ("poplar", 127, "small", "the paper's algorithm is worst, and the baselines no better"),
     ("poplar", 135, "small", "the paper's algorithm is far off"),
     ("poplar", 115, "small", "the paper's algorithm is worse than the baselines"),
@@ -82,14 +89,17 @@ def renamed(found: Instance, why: str) -> Instance:
 
 
 def search(problem: str, seeds: range, size: str, general_seconds: float) -> None:
-    """One line per seed: the optimum, what heuristics lose, and how the general solvers end (0 s: not tried)."""
+    """One line per seed: the optimum, what heuristics lose, and how the general solvers end (0 s:
+    not tried)."""
     methods = [method for method in family(problem).methods if not method.exact]
     for seed in seeds:
         found = drawn(problem, seed, size)
         best = solve(found.family, found.data, "auto", Run(Options(time_limit=20, threads=1)))
         told = [f"{found.name} {best.status} {best.objective} {best.seconds:.2f}s"]
         for method in methods:
-            result = solve(found.family, found.data, method.name, Run(Options(time_limit=20, threads=1)))
+            result = solve(
+                found.family, found.data, method.name, Run(Options(time_limit=20, threads=1))
+            )
             if best.objective and result.objective:
                 told.append(f"{method.name} {100 * (result.objective / best.objective - 1):.2f}")
             else:
@@ -112,6 +122,11 @@ if __name__ == "__main__":
     given = sys.argv[1:]
     if given[:1] == ["--search"]:
         first, count = int(given[2]), int(given[3])
-        search(given[1], range(first, first + count), given[4], float(given[5]) if len(given) > 5 else 0.0)
+        search(
+            given[1],
+            range(first, first + count),
+            given[4],
+            float(given[5]) if len(given) > 5 else 0.0,
+        )
     else:
         main(Path(given[0]) if given else LIBRARY)

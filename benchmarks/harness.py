@@ -1,7 +1,8 @@
-"""What every benchmark needs: a fresh process per measurement, its time and peak memory, tables, the machine.
+"""What every benchmark needs: a fresh process per measurement, its time and peak memory, tables,
+the machine.
 
-Each measurement runs in a new process of its own, after one warm-up that compiles the kernels, so that peak memory
-is that of the one run and nothing is warm that would not be.
+Each measurement runs in a new process of its own, after one warm-up that compiles the kernels, so
+that peak memory is that of the one run and nothing is warm that would not be.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ class Measured:
     peak_bytes: int
 
 
-def measured(function: Callable[..., Any], *arguments: Any, warm_up: Sequence[Any] | None = None) -> Measured:
-    """`function(*arguments)` in a fresh process; `warm_up`: arguments of a first call that is not timed.
+def measured(
+    function: Callable[..., Any], *arguments: Any, warm_up: Sequence[Any] | None = None
+) -> Measured:
+    """`function(*arguments)` in a fresh process; `warm_up`: arguments of a first call that is not
+    timed.
 
     The function must be importable (top level of a module), its arguments and value picklable.
     """
@@ -40,7 +44,9 @@ def measured(function: Callable[..., Any], *arguments: Any, warm_up: Sequence[An
         return pool.submit(_timed, function, arguments, warm_up).result()
 
 
-def _timed(function: Callable[..., Any], arguments: Sequence[Any], warm_up: Sequence[Any] | None) -> Measured:
+def _timed(
+    function: Callable[..., Any], arguments: Sequence[Any], warm_up: Sequence[Any] | None
+) -> Measured:
     if warm_up is not None:
         function(*warm_up)
     begun = time.perf_counter()
@@ -73,20 +79,30 @@ def machine() -> dict[str, Any]:
 def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; numbers as they come, None as a dash."""
     lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join("–" if cell is None else str(cell) for cell in row) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join("–" if cell is None else str(cell) for cell in row) + " |" for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
 def save(path: str | None, tables: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Print the tables with the machine; write them (`.md`) or every row (`.json`) when a path is given."""
+    """Print the tables with the machine; write them (`.md`) or every row (`.json`) when a path is
+    given."""
     from hetplan.files import to_json, write_text
 
     where = machine()
-    text = "\n".join(tables) + "\n" + ", ".join(f"{key} {value}" for key, value in where.items()) + "\n"
+    text = (
+        "\n".join(tables)
+        + "\n"
+        + ", ".join(f"{key} {value}" for key, value in where.items())
+        + "\n"
+    )
     print(text)
     if path is not None:
         json_wanted = path.endswith(".json")
         write_text(
             path,
-            to_json({"machine": where, "rows": json.loads(json.dumps(list(rows)))}) if json_wanted else text,
+            to_json({"machine": where, "rows": json.loads(json.dumps(list(rows)))})
+            if json_wanted
+            else text,
         )

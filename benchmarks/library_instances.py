@@ -1,7 +1,8 @@
-"""Writes the sets `random` and `scaling` of the library: python benchmarks/library_instances.py [folder].
+"""Writes the sets `random` and `scaling` of the library: python benchmarks/library_instances.py
+[folder].
 
-random: `hetplan instances generate`, seeds 0, 1, …, those that have a decision. scaling: one axis at a time around one
-workload. Each with its optimum, or with the bound proven in two minutes.
+random: `hetplan instances generate`, seeds 0, 1, …, those that have a decision. scaling: one axis
+at a time around one workload. Each with its optimum, or with the bound proven in two minutes.
 """
 
 from __future__ import annotations
@@ -59,14 +60,19 @@ def cluster(types: int, nodes: int, per_node: int = 4) -> Cluster:
     return build_cluster(ClusterFile.model_validate(document))
 
 
-def workload(types: int = 2, nodes: int = 2, batch: int = 32, model: str = "gpt2-medium") -> Workload:
+def workload(
+    types: int = 2, nodes: int = 2, batch: int = 32, model: str = "gpt2-medium"
+) -> Workload:
     """The workload around which the axes lie."""
     return make_workload(load_model(model), cluster(types, nodes), batch)
 
 
 def stretched(data: dict[str, Any], blocks: int) -> dict[str, Any]:
-    """The same with another number of blocks: every list of one entry per layer is first + block * n + last."""
-    layers = len(data["layers"]) if "layers" in data else len(data["device_types"][0]["forward_seconds"])
+    """The same with another number of blocks: every list of one entry per layer is first + block *
+    n + last."""
+    layers = (
+        len(data["layers"]) if "layers" in data else len(data["device_types"][0]["forward_seconds"])
+    )
 
     def walk(value: Any) -> Any:
         if isinstance(value, dict):
@@ -79,7 +85,9 @@ def stretched(data: dict[str, Any], blocks: int) -> dict[str, Any]:
 
     found = walk(data)
     if "layers" in found:
-        found["layers"] = [{**layer, "name": f"layer{i}"} for i, layer in enumerate(found["layers"])]
+        found["layers"] = [
+            {**layer, "name": f"layer{i}"} for i, layer in enumerate(found["layers"])
+        ]
     assert isinstance(found, dict)
     return found
 
@@ -119,9 +127,15 @@ def poplar() -> Iterator[tuple[str, Any]]:
             found = pose_poplar(workload(nodes=nodes, batch=32 * nodes, model="llama-0.5b"), stage)
             yield f"devices-{8 * nodes}-zero{stage}", found.data
         for types in (1, 3, 4):
-            yield f"types-{types}-zero{stage}", pose_poplar(workload(types, 2, 256, "llama-0.5b"), stage).data
+            yield (
+                f"types-{types}-zero{stage}",
+                pose_poplar(workload(types, 2, 256, "llama-0.5b"), stage).data,
+            )
         for batch in (64, 512, 2048):
-            yield f"batch-{batch}-zero{stage}", pose_poplar(workload(2, 2, batch, "llama-0.5b"), stage).data
+            yield (
+                f"batch-{batch}-zero{stage}",
+                pose_poplar(workload(2, 2, batch, "llama-0.5b"), stage).data,
+            )
 
 
 def astra() -> Iterator[tuple[str, Any]]:
@@ -154,8 +168,12 @@ def instances() -> Iterator[Instance]:
     """Both sets."""
     for problem, maker in (("amp", amp), ("astra", astra), ("ditto", ditto), ("poplar", poplar)):
         for name, data in maker():
-            origin = f"hetplan: {name.replace('-', ' ')}, all else fixed; hetplan's predicted profile"
-            yield Instance(problem=problem, name=f"scaling-{problem}-{name}", origin=origin, data=data)
+            origin = (
+                f"hetplan: {name.replace('-', ' ')}, all else fixed; hetplan's predicted profile"
+            )
+            yield Instance(
+                problem=problem, name=f"scaling-{problem}-{name}", origin=origin, data=data
+            )
     for (problem, size), count in RANDOM.items():
         for seed in range(count):
             yield draw(problem, seed, size)

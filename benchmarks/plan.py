@@ -1,13 +1,15 @@
-"""The planner as a whole: how soon a complete table stands, when everything is proven, how far bounds are, and memory.
+"""The planner as a whole: how soon a complete table stands, when everything is proven, how far
+bounds are, and memory.
 
     python benchmarks/plan.py [--case 16|64|1024]… [--time-limit S] [--output FILE]
 
-Three workloads: 16 devices of two types, 64 of four, 1024 of four, each planned by all strategies in a process of its
-own, kernels compiled before. `complete`: seconds until every strategy has proposed a plan that is replayed, or its
-exact method has said why there is none. `proven`: seconds until all exact candidates are proven, where they are. Gaps
-are to the bounds of the candidates' own problems.
-In brackets stand seconds of the processors, which other work on the machine makes little longer. Everything is
-predicted: no device is touched.
+Three workloads: 16 devices of two types, 64 of four, 1024 of four, each planned by all strategies
+in a process of its own, kernels compiled before. `complete`: seconds until every strategy has
+proposed a plan that is replayed, or its exact method has said why there is none. `proven`: seconds
+until all exact candidates are proven, where they are. Gaps are to the bounds of the candidates' own
+problems.
+In brackets stand seconds of the processors, which other work on the machine makes little longer.
+Everything is predicted: no device is touched.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ def cluster_of(nodes: int) -> Cluster:
 def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[str, Any]:
     """One case, with when every candidate was found."""
     case = CASES[name]
-    prepare([w for s in strategies for w in STRATEGIES[s].warmers] + ["hetplan.planner.warm:replays"], None)
+    prepare(
+        [w for s in strategies for w in STRATEGIES[s].warmers] + ["hetplan.planner.warm:replays"],
+        None,
+    )
     begun = time.perf_counter()
     workload = make_workload(case.model, cluster_of(case.nodes), case.batch)
     run = Run(Options(time_limit=time_limit or case.time_limit))

@@ -1,11 +1,13 @@
-"""Problem `poplar`: exact method beside general solvers, the paper's algorithm and its baselines, in one run.
+"""Problem `poplar`: exact method beside general solvers, the paper's algorithm and its baselines,
+in one run.
 
     python benchmarks/poplar.py [--quick] [--time-limit S] [--output FILE]
 
-Prints Markdown: the targets with what was reached, growth with devices and with the batch, gaps of the paper's
-algorithm, what unequal shards gain; machine, versions and peak memory. Kernels are loaded and every method has run once
-before anything is timed; times are medians of build + solve, one thread. What a first call in a new process takes,
-kernels loaded from the cache, is measured apart, in processes of their own. The paper's experiments:
+Prints Markdown: the targets with what was reached, growth with devices and with the batch, gaps of
+the paper's algorithm, what unequal shards gain; machine, versions and peak memory. Kernels are
+loaded and every method has run once before anything is timed; times are medians of build + solve,
+one thread. What a first call in a new process takes, kernels loaded from the cache, is measured
+apart, in processes of their own. The paper's experiments:
 `hetplan report poplar`.
 """
 
@@ -40,7 +42,11 @@ POPLAR = family("poplar")
 GENERAL = ("cp-sat", "milp", "pyomo")
 HEURISTICS = ("paper", "deepspeed", "whale")
 # (devices, types, global batch): seconds allowed at stages 0 and 1, at stages 2 and 3.
-TARGETS = {(8, 2, 256): (0.010, 0.010), (1024, 2, 4096): (0.050, 0.010), (16_384, 4, 65_536): (2.0, 2.0)}
+TARGETS = {
+    (8, 2, 256): (0.010, 0.010),
+    (1024, 2, 4096): (0.050, 0.010),
+    (16_384, 4, 65_536): (2.0, 2.0),
+}
 REPEATS = 5
 KINDS: tuple[Shards, ...] = ("equal", "memory")
 # Seconds after which once is enough.
@@ -48,7 +54,8 @@ SLOW = 2.0
 
 
 def device_types() -> list[Device]:
-    """Four types with predicted curves of Llama 0.5B at 2048 tokens, up to the micro-batches that fit."""
+    """Four types with predicted curves of Llama 0.5B at 2048 tokens, up to the micro-batches that
+    fit."""
     found = []
     for cluster, name, largest in (
         ("poplar-a", "A100-SXM4-80GB", 37),
@@ -56,7 +63,9 @@ def device_types() -> list[Device]:
         ("poplar-c", "V100S-PCIE-32GB", 12),
         ("poplar-a", "A100-PCIE-40GB", 16),
     ):
-        points = measured_points(paper_workload(example_cluster(cluster), "llama-0.5b").profile, name)
+        points = measured_points(
+            paper_workload(example_cluster(cluster), "llama-0.5b").profile, name
+        )
         found.append(Device(name=name, step_seconds=[points[b] for b in range(1, largest + 1)]))
     return found
 
@@ -70,11 +79,14 @@ def kinked(device: Device, tile: int = 4) -> Device:
 def wild(seed: int, largest: int = 32) -> Device:
     """Times of 0.05 to 3 s in no order at all: nothing of a curve's shape helps."""
     draw = random.Random(seed)
-    return Device(name=f"wild-{seed}", step_seconds=[draw.uniform(0.05, 3.0) for _ in range(largest)])
+    return Device(
+        name=f"wild-{seed}", step_seconds=[draw.uniform(0.05, 3.0) for _ in range(largest)]
+    )
 
 
 def curves_of(types: list[Device], devices: int, count: int) -> Iterator[tuple[str, list[Device]]]:
-    """The kinds of curves of a target: predicted ones, kinked ones; on few devices wild ones, every device its own."""
+    """The kinds of curves of a target: predicted ones, kinked ones; on few devices wild ones, every
+    device its own."""
     yield "smooth", types[:count]
     yield "kinked", [kinked(d) for d in types[:count]]
     if devices <= 8:
@@ -97,7 +109,8 @@ def run(data: PoplarData, method: str, limit: float) -> Result[object]:
 
 
 def median_run(data: PoplarData, method: str, limit: float) -> tuple[Result[object], float]:
-    """A result and the median seconds of REPEATS runs; of one run where that takes longer than SLOW."""
+    """A result and the median seconds of REPEATS runs; of one run where that takes longer than
+    SLOW."""
     result = run(data, method, limit)
     if result.seconds > SLOW:
         return result, result.seconds
@@ -105,7 +118,8 @@ def median_run(data: PoplarData, method: str, limit: float) -> tuple[Result[obje
 
 
 def warm_up(types: list[Device], limit: float) -> None:
-    """Every method once on a small instance of each kind: imports, kernels and back ends are loaded then."""
+    """Every method once on a small instance of each kind: imports, kernels and back ends are loaded
+    then."""
     for stage in (0, 2):
         for kinds in (types[:2], [kinked(d) for d in types[:2]]):
             for method in ("exact", *GENERAL, *HEURISTICS):
@@ -113,7 +127,8 @@ def warm_up(types: list[Device], limit: float) -> None:
 
 
 def first_call(stage: int) -> tuple[float, float]:
-    """In this process: the seconds that a first solve reports, and what passed with loading everything."""
+    """In this process: the seconds that a first solve reports, and what passed with loading
+    everything."""
     data = instance(device_types()[:2], 8, 256, stage)
     begun = time.perf_counter()
     seconds = run(data, "exact", 20.0).seconds
@@ -149,7 +164,9 @@ def milliseconds(seconds: float) -> str:
 def excess(result: Result[object], best: float) -> str:
     """How far above the optimum, in percent; a dash without a plan."""
     # sums of equal terms in another order differ in the last digits
-    return "–" if result.objective is None else f"{100 * max(0.0, result.objective / best - 1):.2f} %"
+    return (
+        "–" if result.objective is None else f"{100 * max(0.0, result.objective / best - 1):.2f} %"
+    )
 
 
 def targets(types: list[Device], limit: float, general: tuple[str, ...]) -> Iterator[str]:
@@ -166,11 +183,21 @@ def targets(types: list[Device], limit: float, general: tuple[str, ...]) -> Iter
                 best, seconds = median_run(data, "exact", limit)
                 assert best.status == "optimal" and best.objective is not None
                 target = allowed[stage >= 2]
-                cells = [devices, len(kinds), batch, stage, name, milliseconds(target), milliseconds(seconds)]
+                cells = [
+                    devices,
+                    len(kinds),
+                    batch,
+                    stage,
+                    name,
+                    milliseconds(target),
+                    milliseconds(seconds),
+                ]
                 cells.append("yes" if seconds < target else "no")
                 for method in general:
                     other, spent = median_run(data, method, limit)
-                    cells.append(f"{milliseconds(spent)} ({other.status}, {told_gap(other, best.objective)})")
+                    cells.append(
+                        f"{milliseconds(spent)} ({other.status}, {told_gap(other, best.objective)})"
+                    )
                 for method in HEURISTICS:
                     other, spent = median_run(data, method, limit)
                     cells.append(f"{milliseconds(spent)} ({excess(other, best.objective)})")
@@ -190,12 +217,19 @@ def growth(types: list[Device], limit: float, quick: bool) -> Iterator[str]:
     """Exact with more devices at four samples each, and with a larger batch on eight devices."""
     yield "\n## Growth with devices (4 types, 4 samples per device) and with the batch (8 devices, 2 types)\n"
     yield from head(
-        "devices", "batch", "curves", *(f"ZeRO {s} ms" for s in (0, 2)), "paper above optimum, ZeRO 0, 2"
+        "devices",
+        "batch",
+        "curves",
+        *(f"ZeRO {s} ms" for s in (0, 2)),
+        "paper above optimum, ZeRO 0, 2",
     )
     sizes = [(n, 4 * n, 4) for n in (8, 64, 512, 4096, 16_384)]
     sizes += [(8, g, 2) for g in (64, 512, 4096, 32_768, 262_144)]
     for devices, batch, count in sizes[:2] if quick else sizes:
-        for name, kinds in (("smooth", types[:count]), ("kinked", [kinked(d) for d in types[:count]])):
+        for name, kinds in (
+            ("smooth", types[:count]),
+            ("kinked", [kinked(d) for d in types[:count]]),
+        ):
             cells, gaps = [devices, batch, name], []
             for stage in (0, 2):
                 data = instance(kinds, devices, batch, stage)
@@ -211,7 +245,14 @@ def shards(limit: float, quick: bool) -> Iterator[str]:
     yield "\n## Shards in proportion to memory instead of equal ones (predicted, optimum of each)\n"
     yield "A dash: the model states or the first sample do not fit. Unequal shards make collectives dearer.\n"
     yield from head(
-        "cluster", "model", "ZeRO", "largest batches equal", "by memory", "s equal", "s by memory", "gain"
+        "cluster",
+        "model",
+        "ZeRO",
+        "largest batches equal",
+        "by memory",
+        "s equal",
+        "s by memory",
+        "gain",
     )
     for cluster in CLUSTERS[:1] if quick else CLUSTERS:
         for model in ("llama-0.5b", "bert-1.1b", "llama2-7b"):
@@ -220,7 +261,9 @@ def shards(limit: float, quick: bool) -> Iterator[str]:
                 sizes, seconds = [], []
                 for kind in KINDS:
                     posed = pose(workload, stage, Assumptions(shards=kind))
-                    sizes.append("/".join(str(len(d.step_seconds)) for d in unique(posed.data.devices)))
+                    sizes.append(
+                        "/".join(str(len(d.step_seconds)) for d in unique(posed.data.devices))
+                    )
                     found = run(posed.data, "exact", limit).objective
                     seconds.append(None if found is None else found + posed.once_seconds)
                 told = ["–" if s is None else f"{s:.3f}" for s in seconds]
@@ -240,11 +283,17 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
         ]
         model = f"{len(names)} x {names[0]}" if names else model
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform != "darwin" else 2**30)
-    tools = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "ortools", "highspy", "pyomo"))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform != "darwin" else 2**30
+    )
+    tools = ", ".join(
+        f"{name} {version(name)}" for name in ("numpy", "numba", "ortools", "highspy", "pyomo")
+    )
     return (
         f"\nMachine: {model}; Python {platform.python_version()}; hetplan {__version__}, {tools}. "
         f"One thread. Peak memory of the whole run: {peak:.2f} GiB."
@@ -269,7 +318,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a few rows of each table")
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds per method and instance")
+    parser.add_argument(
+        "--time-limit", type=float, default=20.0, help="seconds per method and instance"
+    )
     parser.add_argument("--output", type=Path, help="write the Markdown here too")
     arguments = parser.parse_args()
     lines = []

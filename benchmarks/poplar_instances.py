@@ -1,7 +1,8 @@
-"""Writes the packaged `poplar` instances and their optima: python benchmarks/poplar_instances.py [folder].
+"""Writes the packaged `poplar` instances and their optima: python benchmarks/poplar_instances.py
+[folder].
 
-The paper's clusters, models, stages and proportions with predicted curves, and two small ones whose curves
-are not monotone.
+The paper's clusters, models, stages and proportions with predicted curves, and two small ones whose
+curves are not monotone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library
 
 
 def tiled(tile: int, seconds: float, largest: int, ragged: float) -> list[float]:
-    """A curve in steps of `tile` samples; an incomplete tile costs `ragged` more (a slower kernel)."""
+    """A curve in steps of `tile` samples; an incomplete tile costs `ragged` more (a slower
+    kernel)."""
     return [-(-b // tile) * seconds + (ragged if b % tile else 0.0) for b in range(1, largest + 1)]
 
 
@@ -32,7 +34,10 @@ def instances() -> Iterator[Instance]:
             print(f"{experiment.name}: not packaged, infeasible: {experiment.posed.unfit}")
             continue
         yield Instance(
-            problem="poplar", name=experiment.name, origin=experiment.origin, data=experiment.posed.data
+            problem="poplar",
+            name=experiment.name,
+            origin=experiment.origin,
+            data=experiment.posed.data,
         )
     fast, slow = tiled(4, 0.11, 24, 0.05), tiled(8, 0.37, 16, 0.21)
     for stage in (0, 3):
@@ -43,7 +48,9 @@ def instances() -> Iterator[Instance]:
             devices=[Device(name="fast", step_seconds=fast)] * 3
             + [Device(name="slow", step_seconds=slow)] * 2,
         )
-        origin = "hetplan: curves with tile effects, slower where a tile is incomplete (not monotone)"
+        origin = (
+            "hetplan: curves with tile effects, slower where a tile is incomplete (not monotone)"
+        )
         yield Instance(problem="poplar", name=f"tiles-5-zero{stage}", origin=origin, data=data)
 
 

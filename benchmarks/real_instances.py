@@ -1,7 +1,9 @@
-"""Writes the set `real` of the library: python benchmarks/real_instances.py DATA [folder [pattern [seconds]]].
+"""Writes the set `real` of the library: python benchmarks/real_instances.py DATA [folder [pattern
+[seconds]]].
 
-DATA holds the published files of Sailor, Piper, PipeDream and dnn-partitioning, a folder each. Every instance with its
-optimum, or with the bound proven in so many seconds, two minutes by default.
+DATA holds the published files of Sailor, Piper, PipeDream and dnn-partitioning, a folder each.
+Every instance with its optimum, or with the bound proven in so many seconds, two minutes by
+default.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from library_instances import LIBRARY, SECONDS, add
-from real_workloads import Measured, cluster, opt_350, other, own, sailor, with_reduces_apart, workload
+from real_workloads import (
+    Measured,
+    cluster,
+    opt_350,
+    other,
+    own,
+    sailor,
+    with_reduces_apart,
+    workload,
+)
 
 from hetplan.formulations.amp.pose import pose as pose_amp
 from hetplan.formulations.astra.data import AstraData
@@ -53,9 +64,13 @@ def posed(measured: Measured, nodes: Nodes, batch: int) -> Workload:
 def amp(name: str, measured: Measured, nodes: Nodes, batch: int, memory: bool = False) -> Instance:
     """AMP: tables of every tensor degree and micro-batch measured on all types."""
     where = cluster(measured, nodes)
-    data = pose_amp(workload(measured, where, batch, with_reduces_apart(measured, where)), memory=memory)
+    data = pose_amp(
+        workload(measured, where, batch, with_reduces_apart(measured, where)), memory=memory
+    )
     more = (
-        "" if measured.links is None else "; tensor groups' all-reduces within a node taken out of the times"
+        ""
+        if measured.links is None
+        else "; tensor groups' all-reduces within a node taken out of the times"
     )
     origin = told(measured, nodes, batch, more)
     return Instance(problem="amp", name=f"real-amp-{name}", origin=origin, data=data)
@@ -64,10 +79,12 @@ def amp(name: str, measured: Measured, nodes: Nodes, batch: int, memory: bool = 
 def ditto(
     name: str, measured: Measured, nodes: Nodes, batch: int, micro_batch: int, memory: bool = False
 ) -> Instance:
-    """Ditto: what a tensor group needs beyond its share of the single device's time counts as all-reduces."""
+    """Ditto: what a tensor group needs beyond its share of the single device's time counts as
+    all-reduces."""
     found = posed(measured, nodes, batch)
     degrees = {
-        d: common_degrees(measured, [kind for kind, _, _ in nodes], micro_batch, d) for _, _, d in nodes
+        d: common_degrees(measured, [kind for kind, _, _ in nodes], micro_batch, d)
+        for _, _, d in nodes
     }
     [per_node] = set(degrees.values())
     kinds = [ditto_type(measured, *node, per_node, micro_batch) for node in nodes]
@@ -76,18 +93,24 @@ def ditto(
         layers = measured.profile.layers
         needs = Memory(
             device_bytes=found.device_bytes(),
-            layer_state_bytes=[found.state_bytes_per_param_byte * layer.held_param_bytes for layer in layers],
+            layer_state_bytes=[
+                found.state_bytes_per_param_byte * layer.held_param_bytes for layer in layers
+            ],
             layer_activation_bytes=[layer.saved_bytes * micro_batch for layer in layers],
         )
     data = DittoData(micro_batches=batch // micro_batch, device_types=kinds, memory=needs)
     more = f"; micro-batches of {micro_batch}; all-reduces are what a tensor group takes beyond its share"
     return Instance(
-        problem="ditto", name=f"real-ditto-{name}", origin=told(measured, nodes, batch, more), data=data
+        problem="ditto",
+        name=f"real-ditto-{name}",
+        origin=told(measured, nodes, batch, more),
+        data=data,
     )
 
 
 def common_degrees(measured: Measured, kinds: Sequence[str], micro_batch: int, devices: int) -> int:
-    """M: the largest degree of 1, 2, 4 … up to a node's devices to which all types were measured."""
+    """M: the largest degree of 1, 2, 4 … up to a node's devices to which all types were
+    measured."""
     degree = 1
     while 2 * degree <= devices and all(
         measured.profile.table(kind, 2 * degree, micro_batch) is not None for kind in kinds
@@ -125,7 +148,8 @@ def ditto_type(
 def astra(
     name: str, measured: Measured, nodes: Nodes, degrees: tuple[int, int, int], micro_batches: int
 ) -> Iterator[Instance]:
-    """Astra: blocks alone, of the median's time; degrees: stages, data, tensor; with equal layers and without."""
+    """Astra: blocks alone, of the median's time; degrees: stages, data, tensor; with equal layers
+    and without."""
     stages, data_parallel, tensor = degrees
     where, profile = cluster(measured, nodes), measured.profile
     kinds = []
@@ -157,7 +181,10 @@ def astra(
             problem="astra",
             name=f"real-astra-{name}{'-equal' if equal else ''}",
             origin=told(
-                measured, nodes, micro_batches * data_parallel, "; blocks alone, of the median's time"
+                measured,
+                nodes,
+                micro_batches * data_parallel,
+                "; blocks alone, of the median's time",
             ),
             data=data,
         )
@@ -168,15 +195,22 @@ def poplar(name: str, measured: Measured, nodes: Nodes, batch: int, stage: int) 
     found = pose_poplar(posed(measured, nodes, batch), stage)
     if found.unfit is not None:
         return None
-    origin = told(measured, nodes, batch, f"; ZeRO {stage}; straight lines between measured micro-batches")
-    return Instance(problem="poplar", name=f"real-poplar-{name}-zero{stage}", origin=origin, data=found.data)
+    origin = told(
+        measured, nodes, batch, f"; ZeRO {stage}; straight lines between measured micro-batches"
+    )
+    return Instance(
+        problem="poplar", name=f"real-poplar-{name}-zero{stage}", origin=origin, data=found.data
+    )
 
 
 def hap(name: str, measured: Measured, nodes: Nodes, batch: int) -> Instance:
     """HAP: OPT-350's operators, priced so that every layer takes what was measured."""
     found = pose_hap(opt_350(measured, cluster(measured, nodes), batch))
     origin = told(
-        measured, nodes, batch, "; operators by hetplan, weighted so that layers take what was measured"
+        measured,
+        nodes,
+        batch,
+        "; operators by hetplan, weighted so that layers take what was measured",
     )
     return Instance(problem="hap", name=f"real-hap-{name}", origin=origin, data=found.theory.data)
 
@@ -211,7 +245,12 @@ def instances(data: Path) -> Iterator[Any]:
     yield partial(ditto, "opt350-gh-a100", opt, (("GH-96", 2, 4), ("A100-80", 3, 4)), 256, 8)
     yield partial(ditto, "opt350-rtx", opt, rtx, 64, 1)
     yield partial(
-        ditto, "opt350-four-types", opt, (("GH-96", 1, 4), ("A100-80", 1, 4), new, ("V100-16", 2, 4)), 64, 1
+        ditto,
+        "opt350-four-types",
+        opt,
+        (("GH-96", 1, 4), ("A100-80", 1, 4), new, ("V100-16", 2, 4)),
+        64,
+        1,
     )
     yield partial(ditto, "gptneo-a100-v100", neo, (new, old), 64, 1)
     yield partial(ditto, "gptneo-a100s", neo, (("A100-80", 1, 4), ("A100-40", 2, 4)), 64, 2)
@@ -221,21 +260,42 @@ def instances(data: Path) -> Iterator[Any]:
 
     yield partial(astra, "opt350", opt, (("A100-40", 6, 4), ("V100-16", 8, 4)), (8, 4, 1), 32)
     yield partial(
-        astra, "gptneo", neo, (("A100-80", 2, 4), ("A100-40", 4, 4), ("V100-16", 6, 4)), (8, 2, 2), 32
+        astra,
+        "gptneo",
+        neo,
+        (("A100-80", 2, 4), ("A100-40", 4, 4), ("V100-16", 6, 4)),
+        (8, 2, 2),
+        32,
     )
     yield partial(
-        astra, "llama3", llama, (("GH-96", 3, 4), ("A100-40", 4, 4), ("V100-16", 4, 4)), (8, 1, 4), 24
+        astra,
+        "llama3",
+        llama,
+        (("GH-96", 3, 4), ("A100-40", 4, 4), ("V100-16", 4, 4)),
+        (8, 1, 4),
+        24,
     )
     yield partial(
-        astra, "opt30", opt30, (("GH-96", 8, 4), ("A100-40", 8, 4), ("V100-16", 8, 4)), (16, 1, 4), 64
+        astra,
+        "opt30",
+        opt30,
+        (("GH-96", 8, 4), ("A100-40", 8, 4), ("V100-16", 8, 4)),
+        (16, 1, 4),
+        64,
     )
 
     for stage in (0, 1, 2, 3):
         yield partial(poplar, "opt350-a100-v100", opt, (("A100-80", 1, 4), old), 256, stage)
     for stage in (1, 3):
-        yield partial(poplar, "opt350-gh-a100", opt, (("GH-96", 1, 4), ("A100-80", 2, 4)), 1024, stage)
-        yield partial(poplar, "opt350-rtx", opt, (("Titan-RTX", 2, 4), ("RTX-3090", 2, 4)), 512, stage)
-        yield partial(poplar, "gptneo-a100s", neo, (("A100-80", 2, 4), ("A100-40", 2, 4)), 256, stage)
+        yield partial(
+            poplar, "opt350-gh-a100", opt, (("GH-96", 1, 4), ("A100-80", 2, 4)), 1024, stage
+        )
+        yield partial(
+            poplar, "opt350-rtx", opt, (("Titan-RTX", 2, 4), ("RTX-3090", 2, 4)), 512, stage
+        )
+        yield partial(
+            poplar, "gptneo-a100s", neo, (("A100-80", 2, 4), ("A100-40", 2, 4)), 256, stage
+        )
 
     yield partial(hap, "opt350-a100-v100", opt, (new, old), 16)
     yield partial(hap, "opt350-rtx", opt, (("Titan-RTX", 1, 4), ("RTX-3090", 1, 4)), 8)
@@ -250,7 +310,9 @@ def of_processors(cpu: Measured) -> Iterator[Any]:
     yield partial(ditto, "gpt2-cores", cpu, nodes, 32, 1)
     yield partial(poplar, "gpt2-cores", cpu, nodes, 100, 0)
     yield partial(poplar, "gpt2-cores", cpu, nodes, 100, 3)
-    yield partial(astra, "gpt2-cores", cpu, (("one-core", 4, 2), ("two-cores", 2, 2)), (6, 2, 1), 16)
+    yield partial(
+        astra, "gpt2-cores", cpu, (("one-core", 4, 2), ("two-cores", 2, 2)), (6, 2, 1), 16
+    )
 
 
 def main(data: Path, folder: Path = LIBRARY, pattern: str = "*", seconds: float = SECONDS) -> None:

@@ -1,10 +1,11 @@
-"""What the set `real` is made from: profiles that others measured and published, on clusters of the devices measured.
+"""What the set `real` is made from: profiles that others measured and published, on clusters of the
+devices measured.
 
-Sailor (SOSP 2025, MIT licence): layers of four language models on seven GPU types, with the bandwidths fitted to
-measurements. Piper (NeurIPS 2021, MIT): BERT-32 on an A100. PipeDream (SOSP 2019, MIT) and dnn-partitioning (NeurIPS
-2020, MIT): layers of vision and translation models and of BERT-24. Last, hetplan's own profile of a small model on one
-and on two cores of a processor. Which nodes there are, and links that nobody measured, are assumptions; each origin
-says so.
+Sailor (SOSP 2025, MIT licence): layers of four language models on seven GPU types, with the
+bandwidths fitted to measurements. Piper (NeurIPS 2021, MIT): BERT-32 on an A100. PipeDream (SOSP
+2019, MIT) and dnn-partitioning (NeurIPS 2020, MIT): layers of vision and translation models and of
+BERT-24. Last, hetplan's own profile of a small model on one and on two cores of a processor. Which
+nodes there are, and links that nobody measured, are assumptions; each origin says so.
 """
 
 from __future__ import annotations
@@ -97,12 +98,15 @@ def imported(kind: str, path: Path, micro_batch: int | None = None) -> Profile:
 def cluster(
     measured: Measured, nodes: Sequence[tuple[str, int, int]], gbit: tuple[float, float] = (100, 10)
 ) -> Cluster:
-    """(device, nodes, devices per node)…; gbit: within and between nodes, where no bandwidth was measured."""
+    """(device, nodes, devices per node)…; gbit: within and between nodes, where no bandwidth was
+    measured."""
     entries: list[dict[str, Any]] = []
     for device, count, per_node in nodes:
         within, between = gbit
         if measured.links is not None:
-            within = round(measured.links.local(device, max(2, per_node), WITHIN_BYTES) / GIGA_BIT, 1)
+            within = round(
+                measured.links.local(device, max(2, per_node), WITHIN_BYTES) / GIGA_BIT, 1
+            )
             between = round(measured.links.network(device, per_node, BETWEEN_BYTES) / GIGA_BIT, 2)
         entries.append(
             {
@@ -138,7 +142,9 @@ def described(device: str) -> dict[str, Any]:
     return spec.model_dump(exclude_none=True, exclude={"price_per_hour", "price_source"})
 
 
-def workload(measured: Measured, where: Cluster, batch: int, profile: Profile | None = None) -> Workload:
+def workload(
+    measured: Measured, where: Cluster, batch: int, profile: Profile | None = None
+) -> Workload:
     """The model on a cluster, by its profile or by what was made of it."""
     profile = profile or measured.profile
     degrees = {table.tensor for table in profile.tables}
@@ -155,7 +161,8 @@ def workload(measured: Measured, where: Cluster, batch: int, profile: Profile | 
 
 
 def opt_350(measured: Measured, where: Cluster, batch: int) -> Workload:
-    """Sailor's OPT-350 with its operators, for SPMD programs: 24 blocks as wide as the embedding."""
+    """Sailor's OPT-350 with its operators, for SPMD programs: 24 blocks as wide as the
+    embedding."""
     config = {
         "model_type": "opt",
         "hidden_size": 1024,
@@ -177,11 +184,13 @@ def opt_350(measured: Measured, where: Cluster, batch: int) -> Workload:
 
 
 def with_reduces_apart(measured: Measured, where: Cluster) -> Profile:
-    """The profile with tensor groups' all-reduces outside the times, so that a group across nodes pays for its links.
+    """The profile with tensor groups' all-reduces outside the times, so that a group across nodes
+    pays for its links.
 
-    Megatron's four a block and micro-batch (embedding and head: one), at the bandwidth measured within the node, come
-    off the times, which keep a tenth at least: a group within a node takes what was measured. Without measured
-    bandwidths only single devices are kept. Degrees larger than the smallest node are dropped.
+    Megatron's four a block and micro-batch (embedding and head: one), at the bandwidth measured
+    within the node, come off the times, which keep a tenth at least: a group within a node takes
+    what was measured. Without measured bandwidths only single devices are kept. Degrees larger than
+    the smallest node are dropped.
     """
     document = measured.profile.model_dump()
     least = 1 if measured.links is None else min(node.devices for node in where.nodes)
@@ -192,7 +201,9 @@ def with_reduces_apart(measured: Measured, where: Cluster) -> Profile:
         layer["tensor_bytes"] = 0.0 if least == 1 else sent * (1 if i in (0, last) else 4)
     within = {node.device: node.intra_bandwidth for node in where.nodes}
     document["tables"] = [
-        table for table in document["tables"] if table["device"] in within and table["tensor"] <= least
+        table
+        for table in document["tables"]
+        if table["device"] in within and table["tensor"] <= least
     ]
     for table in document["tables"]:
         degree = table["tensor"]
@@ -200,6 +211,7 @@ def with_reduces_apart(measured: Measured, where: Cluster) -> Profile:
         for key in ("forward_seconds", "backward_seconds"):
             pairs = zip(table[key], layers, strict=True)
             table[key] = [
-                max(0.1 * seconds, seconds - share * layer["tensor_bytes"]) for seconds, layer in pairs
+                max(0.1 * seconds, seconds - share * layer["tensor_bytes"])
+                for seconds, layer in pairs
             ]
     return Profile.model_validate(document)

@@ -1,12 +1,15 @@
-"""The papers' planning-time results side by side in one run: their algorithm, general solvers, ours.
+"""The papers' planning-time results side by side in one run: their algorithm, general solvers,
+ours.
 
-    python benchmarks/reproductions.py [--quick] [--only TABLE] [--write PAGE.md] [--note TEXT] [-o FILE.md|FILE.json]
+    python benchmarks/reproductions.py [--quick] [--only TABLE] [--write PAGE.md] [--note TEXT] [-o
+    FILE.md|FILE.json]
 
-AMP's Table 2, Astra's Table 1, HAP's Figure 19, Ditto's Figures 9 and 10, Poplar's analysis phase. `paper` is the
-paper's algorithm as printed, implemented here and compiled where its loops matter; its own figures stand beside. Every
-method of a table has a process of its own, which solves the table's first case once before anything is timed, so that
-kernels are compiled and back ends loaded. One thread; methods have time limits: 10 minutes at most on two cores, one
-with --quick. --write puts the tables between `<!-- benchmarks:reproductions -->` and `<!-- end -->` of a page.
+AMP's Table 2, Astra's Table 1, HAP's Figure 19, Ditto's Figures 9 and 10, Poplar's analysis phase.
+`paper` is the paper's algorithm as printed, implemented here and compiled where its loops matter;
+its own figures stand beside. Every method of a table has a process of its own, which solves the
+table's first case once before anything is timed, so that kernels are compiled and back ends loaded.
+One thread; methods have time limits: 10 minutes at most on two cores, one with --quick. --write
+puts the tables between `<!-- benchmarks:reproductions -->` and `<!-- end -->` of a page.
 """
 
 from __future__ import annotations
@@ -56,9 +59,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Table:
-    """One reproduction. methods: (name, time limit), ours last; the first `quick` cases are the quick ones.
+    """One reproduction. methods: (name, time limit), ours last; the first `quick` cases are the
+    quick ones.
 
-    published: title of the paper's column. note: what the paper's figures are, and what is compared.
+    published: title of the paper's column. note: what the paper's figures are, and what is
+    compared.
     """
 
     title: str
@@ -203,11 +208,16 @@ TABLES = {
 
 
 def solve_all(key: str, method: str, limit: float, count: int) -> list[Row]:
-    """The first `count` cases of a table by one method, in this process, the first one once more before."""
+    """The first `count` cases of a table by one method, in this process, the first one once more
+    before."""
     table, rows = TABLES[key], []
-    run_one(table, table.cases[0], method, min(limit, LOADED) if method in ("cp-sat", "milp") else limit)
+    run_one(
+        table, table.cases[0], method, min(limit, LOADED) if method in ("cp-sat", "milp") else limit
+    )
     for case in table.cases[:count]:
-        rows.append({"table": key, **run_one(table, case, method, limit), "peak_mib": peak_bytes() / MIB})
+        rows.append(
+            {"table": key, **run_one(table, case, method, limit), "peak_mib": peak_bytes() / MIB}
+        )
     return rows
 
 
@@ -271,10 +281,13 @@ def table_text(key: str, rows: Sequence[Row]) -> str:
         own = [] if not table.published else [published[label]]
         cells.append((label, *own, *(cell(found[method], best) for method, _ in table.methods)))
     most = {
-        method: max(row["peak_mib"] for row in rows if row["method"] == method) for method, _ in table.methods
+        method: max(row["peak_mib"] for row in rows if row["method"] == method)
+        for method, _ in table.methods
     }
     peaks = ", ".join(f"`{method}` {value:.0f}" for method, value in most.items())
-    limits = ", ".join(f"`{method}` {row['limit']:g} s" for method, row in next(iter(lines.values())).items())
+    limits = ", ".join(
+        f"`{method}` {row['limit']:g} s" for method, row in next(iter(lines.values())).items()
+    )
     head = [
         "instance",
         *([table.published] if table.published else []),
@@ -282,7 +295,9 @@ def table_text(key: str, rows: Sequence[Row]) -> str:
     ]
     told = f"\n{table.note} Limits: {limits}. Peak memory, MiB: {peaks}.\n"
     said = [f"- `{method}`: {message}" for method, message in messages(rows)]
-    return markdown(table.title, head, cells) + told + ("\n" + "\n".join(said) + "\n" if said else "")
+    return (
+        markdown(table.title, head, cells) + told + ("\n" + "\n".join(said) + "\n" if said else "")
+    )
 
 
 def messages(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -314,11 +329,14 @@ def searches(model: str, count: int) -> list[Row]:
     for gpus in astra_benchmark.SIZES[:count]:
         clock = Run()
         found = astra_benchmark.run_search(model, "homogeneous", gpus, ("A800",), 1024)
-        rows.append({"table": "search", **found, "seconds": clock.elapsed, "peak_mib": peak_bytes() / MIB})
+        rows.append(
+            {"table": "search", **found, "seconds": clock.elapsed, "peak_mib": peak_bytes() / MIB}
+        )
     return rows
 
 
-# Table 1: search seconds of the models above with 64, 256, 1024 and 4096 GPUs; its other columns are in `astra.py`.
+# Table 1: search seconds of the models above with 64, 256, 1024 and 4096 GPUs; its other columns
+# are in `astra.py`.
 SEARCH_SECONDS = {
     "llama2-7b": (0.06, 0.05, 0.04, 0.03),
     "llama2-13b": (0.05, 0.03, 0.02, 0.02),
@@ -362,7 +380,9 @@ def main() -> None:
     )
     parts = ("amp", "search", "segments", "hap", "ditto", "poplar")
     parser.add_argument("--quick", action="store_true", help="the smallest cases, in a minute")
-    parser.add_argument("--only", choices=parts, action="append", help="these tables alone; may repeat")
+    parser.add_argument(
+        "--only", choices=parts, action="append", help="these tables alone; may repeat"
+    )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="renew the block of a page")
     parser.add_argument("--note", default="", help="conditions to state, as `under load`")
     parser.add_argument("-o", "--output", help=".md or .json")
@@ -378,7 +398,9 @@ def main() -> None:
     spent = f"{told}; {clock.elapsed:.0f} s in all" + (f"; {given.note}" if given.note else "")
     save(given.output, [*tables, spent], rows)
     if given.write is not None:
-        page = written(given.write.read_text(encoding="utf-8"), "\n" + "\n".join([*tables, spent]) + "\n")
+        page = written(
+            given.write.read_text(encoding="utf-8"), "\n" + "\n".join([*tables, spent]) + "\n"
+        )
         write_text(given.write, page)
 
 

@@ -1,7 +1,9 @@
-"""Writes findings.md from findings.template.txt and the kept rows: `python docs/findings_page.py [--check]`.
+"""Writes findings.md from findings.template.txt and the kept rows: `python docs/findings_page.py
+[--check]`.
 
-The rows are those of docs/studies/*/rows. The template holds no number of its own: every figure is a placeholder
-`{{name argument …}}`, computed here from the rows, or `{{claim name}}`, a figure that a paper states, from `CLAIMS`.
+The rows are those of docs/studies/*/rows. The template holds no number of its own: every figure is
+a placeholder `{{name argument …}}`, computed here from the rows, or `{{claim name}}`, a figure that
+a paper states, from `CLAIMS`.
 With --check nothing is written and the exit code is 1 if the page is out of date.
 """
 
@@ -66,10 +68,13 @@ class Kept:
         for row in self.study.rows:
             if row["objective"] is not None:
                 key = row["problem"], row["instance"], row["method"]
-                self.by_method[key] = min(row["objective"], self.by_method.get(key, row["objective"]))
+                self.by_method[key] = min(
+                    row["objective"], self.by_method.get(key, row["objective"])
+                )
 
     def rows(self, problem: str = "*", sets: str = "*", name: str = "*") -> list[Row]:
-        """Those of a problem, a set and instances whose name matches; ablations only where `sets` is EVERY."""
+        """Those of a problem, a set and instances whose name matches; ablations only where `sets`
+        is EVERY."""
         return [
             row
             for row in self.study.rows
@@ -79,9 +84,13 @@ class Kept:
             and fnmatch.fnmatchcase(row["instance"], name)
         ]
 
-    def instances(self, problem: str = "*", sets: str = "*", name: str = "*") -> dict[str, Reference]:
+    def instances(
+        self, problem: str = "*", sets: str = "*", name: str = "*"
+    ) -> dict[str, Reference]:
         """Of those rows, with what is best known of each."""
-        return {row["instance"]: self.study.reference(row) for row in self.rows(problem, sets, name)}
+        return {
+            row["instance"]: self.study.reference(row) for row in self.rows(problem, sets, name)
+        }
 
     def objective(self, problem: str, instance: str, methods: str) -> float | None:
         """The best of some methods (`a,b`), or the best known; None where there is none."""
@@ -122,7 +131,9 @@ def factor(value: float | None) -> str:
     return NONE if value is None else f"{value:.3g}×"
 
 
-def ratio(kept: Kept, problem: str, numerator: str, denominator: str, which: str, name: str = "*") -> str:
+def ratio(
+    kept: Kept, problem: str, numerator: str, denominator: str, which: str, name: str = "*"
+) -> str:
     """A statistic of the ratios of two methods' objectives."""
     found = list(kept.ratios(problem, numerator, denominator, name).values())
     return factor(STATISTICS[which](found)) if found else NONE
@@ -135,10 +146,14 @@ def compared(kept: Kept, problem: str, numerator: str, denominator: str, name: s
 
 def faster(kept: Kept, problem: str, numerator: str, denominator: str, name: str = "*") -> str:
     """On how many instances the second method's objective is lower."""
-    return str(sum(r > 1 + SAME for r in kept.ratios(problem, numerator, denominator, name).values()))
+    return str(
+        sum(r > 1 + SAME for r in kept.ratios(problem, numerator, denominator, name).values())
+    )
 
 
-def reached(kept: Kept, problem: str, numerator: str, denominator: str, claim: str, name: str = "*") -> str:
+def reached(
+    kept: Kept, problem: str, numerator: str, denominator: str, claim: str, name: str = "*"
+) -> str:
     """Whether the largest ratio is the claim's at least."""
     found = kept.ratios(problem, numerator, denominator, name).values()
     if not found:
@@ -153,9 +168,12 @@ def excess(kept: Kept, problem: str, method: str, which: str, sets: str = "*") -
 
 
 def within(kept: Kept, problem: str, method: str, claim: str, sets: str = "*") -> str:
-    """On how many instances a method is within the claimed distance of the proven optimum, of how many."""
+    """On how many instances a method is within the claimed distance of the proven optimum, of how
+    many."""
     found = kept.excesses(problem, method, sets).values()
-    return f"{sum(value <= CLAIMS[claim].value for value in found)} of {len(found)}" if found else NONE
+    return (
+        f"{sum(value <= CLAIMS[claim].value for value in found)} of {len(found)}" if found else NONE
+    )
 
 
 def missed(kept: Kept, problem: str, method: str, sets: str = "*", name: str = "*") -> str:
@@ -167,14 +185,19 @@ def missed(kept: Kept, problem: str, method: str, sets: str = "*", name: str = "
 
 def plans(kept: Kept, problem: str, method: str, sets: str = "*") -> str:
     """On how many instances of those that have a plan a method gives one."""
-    found = [name for name, best in kept.instances(problem, sets).items() if best.objective is not None]
+    found = [
+        name for name, best in kept.instances(problem, sets).items() if best.objective is not None
+    ]
     given = sum(kept.objective(problem, name, method) is not None for name in found)
     return f"{given} of {len(found)}" if found else NONE
 
 
 def proven(kept: Kept, problem: str = "*", sets: str = "*") -> str:
     """Of how many instances the optimum is proven."""
-    found = {(row["problem"], row["instance"]): kept.study.reference(row) for row in kept.rows(problem, sets)}
+    found = {
+        (row["problem"], row["instance"]): kept.study.reference(row)
+        for row in kept.rows(problem, sets)
+    }
     return f"{sum(best.proven for best in found.values())} of {len(found)}" if found else NONE
 
 
@@ -182,7 +205,9 @@ def solved(kept: Kept, problem: str, method: str, sets: str = "*") -> str:
     """How many runs of an exact method ended with a proof."""
     found = [row for row in kept.rows(problem, sets) if row["method"] == method]
     return (
-        f"{sum(r['status'] in ('optimal', 'infeasible') for r in found)} of {len(found)}" if found else NONE
+        f"{sum(r['status'] in ('optimal', 'infeasible') for r in found)} of {len(found)}"
+        if found
+        else NONE
     )
 
 
@@ -216,7 +241,9 @@ def same(kept: Kept) -> str:
 
 def limit(kept: Kept, sets: str = "*") -> str:
     """The runs' time limits in seconds, as the command line takes them."""
-    found = sorted({row["time_limit"] for row in kept.rows(sets=sets) if row["time_limit"] is not None})
+    found = sorted(
+        {row["time_limit"] for row in kept.rows(sets=sets) if row["time_limit"] is not None}
+    )
     return ", ".join(f"{value:g}" for value in found) or NONE
 
 
@@ -225,7 +252,9 @@ def conditions(kept: Kept) -> str:
     lines = []
     for column in ("machine_json", "versions_json"):
         for text in sorted({row[column] for row in kept.study.rows}):
-            lines.append("- " + ", ".join(f"{key} {value}" for key, value in json.loads(text).items()))
+            lines.append(
+                "- " + ", ".join(f"{key} {value}" for key, value in json.loads(text).items())
+            )
     begun = [row["begun"] for row in kept.study.rows]
     return "\n".join([*lines, f"- runs begun {min(begun)} to {max(begun)}"])
 
@@ -249,10 +278,13 @@ def overview(kept: Kept) -> str:
             count = len(kept.instances(problem, name))
             if count:
                 figures = [
-                    excess(kept, problem, "paper", which, name) for which in ("median", "mean", "most")
+                    excess(kept, problem, "paper", which, name)
+                    for which in ("median", "mean", "most")
                 ]
                 found = (plans(kept, problem, "paper", name), missed(kept, problem, "paper", name))
-                lines.append((problem, name, str(count), proven(kept, problem, name), *found, *figures))
+                lines.append(
+                    (problem, name, str(count), proven(kept, problem, name), *found, *figures)
+                )
     return "\n".join(pipes(header, lines))
 
 
@@ -272,9 +304,14 @@ def methods(kept: Kept, problem: str) -> str:
     for method in kept.study.methods(problem, exact=False):
         for name in SETS:
             if any(row["method"] == method for row in kept.rows(problem, name)):
-                figures = [excess(kept, problem, method, which, name) for which in ("median", "mean", "most")]
+                figures = [
+                    excess(kept, problem, method, which, name)
+                    for which in ("median", "mean", "most")
+                ]
                 found = (plans(kept, problem, method, name), missed(kept, problem, method, name))
-                lines.append((f"`{method}`", name, *found, *figures, where_most(kept, problem, method, name)))
+                lines.append(
+                    (f"`{method}`", name, *found, *figures, where_most(kept, problem, method, name))
+                )
     return "\n".join(pipes(header, lines))
 
 
@@ -285,7 +322,11 @@ def provers(kept: Kept, problem: str) -> str:
     for method in kept.study.methods(problem, exact=True):
         found = [row for row in kept.rows(problem) if row["method"] == method]
         times = [row["seconds"] for row in found if row["seconds"] is not None]
-        shown = (seconds_text(statistics.median(times)), seconds_text(max(times))) if times else (NONE, NONE)
+        shown = (
+            (seconds_text(statistics.median(times)), seconds_text(max(times)))
+            if times
+            else (NONE, NONE)
+        )
         lines.append((f"`{method}`", solved(kept, problem, method), *shown))
     return "\n".join(pipes(header, lines))
 
@@ -307,7 +348,16 @@ PARTS = (
 
 def parts(kept: Kept) -> str:
     """The ablations as a table."""
-    header = ("problem", "what is held fixed", "instances", "costs on", "median", "mean", "most", "on")
+    header = (
+        "problem",
+        "what is held fixed",
+        "instances",
+        "costs on",
+        "median",
+        "mean",
+        "most",
+        "on",
+    )
     lines = []
     for problem, label, restricted, free in PARTS:
         found = kept.ratios(problem, restricted, free, sets=EVERY)
@@ -342,7 +392,8 @@ def filled(template: str, kept: Kept) -> str:
 
 
 def own_numbers(template: str) -> Iterator[str]:
-    """Words with digits that the template says itself: outside placeholders, code and links there may be none."""
+    """Words with digits that the template says itself: outside placeholders, code and links there
+    may be none."""
     text = re.sub(r"```.*?```", " ", PLACEHOLDER.sub(" ", template), flags=re.DOTALL)
     text = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)
     yield from (word for word in text.split() if any(c.isdigit() for c in word))

@@ -1,7 +1,8 @@
-"""Writes the tables of methods.md from the families' own descriptions: `python docs/method_tables.py [--check]`.
+"""Writes the tables of methods.md from the families' own descriptions: `python
+docs/method_tables.py [--check]`.
 
-Each table stands between `<!-- methods:NAME -->` and `<!-- end -->`. With --check nothing is written and the exit
-code is 1 if the file is out of date.
+Each table stands between `<!-- methods:NAME -->` and `<!-- end -->`. With --check nothing is
+written and the exit code is 1 if the file is out of date.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def table(found: Family) -> str:
 
 
 def filled(page: str) -> str:
-    """The page with every family's table renewed; raises ValueError where a family has no place on it."""
+    """The page with every family's table renewed; raises ValueError where a family has no place on
+    it."""
     for name in FAMILIES:
         pattern = rf"(<!-- methods:{name} -->\n).*?(<!-- end -->)"
         content = table(family(name)).replace("\\", r"\\")

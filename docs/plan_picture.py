@@ -1,7 +1,9 @@
-"""Draws a plan file as an SVG: `python docs/plan_picture.py PLAN.json CLUSTER.yaml PICTURE.svg [--check]`.
+"""Draws a plan file as an SVG: `python docs/plan_picture.py PLAN.json CLUSTER.yaml PICTURE.svg
+[--check]`.
 
-One row per stage with its devices and its layers, as wide as the seconds that they take, and one bar for the whole
-iteration. Times are those of AMP's objective on the predicted profile, for plans of strategies amp and ditto. With
+One row per stage with its devices and its layers, as wide as the seconds that they take, and one
+bar for the whole iteration. Times are those of AMP's objective on the predicted profile, for plans
+of strategies amp and ditto. With
 --check nothing is written and the exit code is 1 if the picture is out of date.
 """
 
@@ -34,7 +36,8 @@ LIGHT = "#b9b9b9"
 
 @dataclass(frozen=True)
 class DrawnStage:
-    """One stage: layers [first, last) with their seconds, devices of all pipelines, its seconds and those to send."""
+    """One stage: layers [first, last) with their seconds, devices of all pipelines, its seconds and
+    those to send."""
 
     first: int
     last: int
@@ -46,7 +49,8 @@ class DrawnStage:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the picture shows: the stages of the slowest pipeline, and the parts of one iteration with their names."""
+    """What the picture shows: the stages of the slowest pipeline, and the parts of one iteration
+    with their names."""
 
     stages: list[DrawnStage]
     parts: list[tuple[str, float]]
@@ -59,7 +63,8 @@ class Drawn:
 
 
 def drawn(plan: Plan, workload: Workload) -> Drawn:
-    """The plan priced; raises InputError for plans that are neither AMP's nor one pipeline (ZeRO, row shares …)."""
+    """The plan priced; raises InputError for plans that are neither AMP's nor one pipeline (ZeRO,
+    row shares …)."""
     first = plan.replicas[0]
     single = all(len(stage.devices) == 1 for replica in plan.replicas for stage in replica.stages)
     if not single or len(first.micro_batches) != 1 or plan.zero != 0 or plan.schedule != "1f1b":
@@ -92,18 +97,25 @@ def drawn_template(plan: Plan, workload: Workload) -> Drawn:
             stage.first,
             stage.last,
             group,
-            shared(template.layer_seconds(workload, group, batches.samples)[stage.first : stage.last], t),
+            shared(
+                template.layer_seconds(workload, group, batches.samples)[stage.first : stage.last],
+                t,
+            ),
             t,
             send,
         )
-        for stage, group, t, send in zip(decision.stages, groups, priced.stages, priced.links, strict=True)
+        for stage, group, t, send in zip(
+            decision.stages, groups, priced.stages, priced.links, strict=True
+        )
     ]
     parts = [
         (f"{batches.count - 1} x slowest stage", (batches.count - 1) * max(priced.stages)),
         ("one pass over the stages", fsum(priced.stages)),
         ("links", fsum(priced.links)),
     ]
-    degrees = f"{len(rows)} stages in one pipeline, {batches.count} micro-batches of {batches.samples}"
+    degrees = (
+        f"{len(rows)} stages in one pipeline, {batches.count} micro-batches of {batches.samples}"
+    )
     return Drawn(rows, parts, degrees)
 
 
@@ -118,7 +130,9 @@ def drawn_amp(plan: Plan, workload: Workload) -> Drawn:
     for j, (first, last) in enumerate(decision.stages):
         types = {data.devices[device].type for device in decision.placement[j][row]}
         tables = [
-            t.seconds for t in data.layer_seconds if t.type in types and (t.tensor, t.micro_batch) == key
+            t.seconds
+            for t in data.layer_seconds
+            if t.type in types and (t.tensor, t.micro_batch) == key
         ]
         compute = [max(table[layer] for table in tables) for layer in range(first, last)]
         seconds = priced.stages[row][j]
@@ -147,7 +161,8 @@ def decision_of(plan: Plan) -> AmpDecision:
     first = plan.replicas[0]
     cut = [stage.layers for stage in first.stages]
     if any(
-        [stage.layers for stage in replica.stages] != cut or replica.micro_batches != first.micro_batches
+        [stage.layers for stage in replica.stages] != cut
+        or replica.micro_batches != first.micro_batches
         for replica in plan.replicas
     ):
         raise InputError("pipelines that differ cannot be drawn", where=plan.name, got=plan.origin)
@@ -156,12 +171,16 @@ def decision_of(plan: Plan) -> AmpDecision:
         data=len(plan.replicas),
         tensor=len(first.stages[0].devices[0]),
         micro_batch=first.micro_batches[0].samples,
-        placement=[[replica.stages[j].devices[0] for replica in plan.replicas] for j in range(len(cut))],
+        placement=[
+            [replica.stages[j].devices[0] for replica in plan.replicas] for j in range(len(cut))
+        ],
         stages=[ranges[0] for ranges in cut],
     )
 
 
-def text(x: float, y: float, content: str, *, size: int = 13, anchor: str = "start", style: str = "") -> str:
+def text(
+    x: float, y: float, content: str, *, size: int = 13, anchor: str = "start", style: str = ""
+) -> str:
     """A line of text."""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"{style}>{escape(content)}</text>'
 
@@ -189,7 +208,9 @@ def stage_rows(plan: Plan, picture: Drawn, top: float) -> Iterator[str]:
         x = float(MARGIN + LABELS)
         slowest = max(kinds, key=types.index)
         for seconds in stage.layer_seconds:
-            yield box(x, y, seconds * scale, BAR, TYPE_COLOURS[types.index(slowest) % len(TYPE_COLOURS)])
+            yield box(
+                x, y, seconds * scale, BAR, TYPE_COLOURS[types.index(slowest) % len(TYPE_COLOURS)]
+            )
             x += seconds * scale
         if stage.send > 0:
             yield box(x, y + BAR / 4, stage.send * scale, BAR / 2, LIGHT)
@@ -198,9 +219,13 @@ def stage_rows(plan: Plan, picture: Drawn, top: float) -> Iterator[str]:
         layers = f"{count} layer{'s' if count > 1 else ''}: {names}"
         yield text(MARGIN + LABELS + 2, y + BAR + 14, layers, size=11)
         right = WIDTH - MARGIN
-        yield text(right, y + 14, seconds_text(stage.seconds), anchor="end", style=' font-weight="600"')
+        yield text(
+            right, y + 14, seconds_text(stage.seconds), anchor="end", style=' font-weight="600"'
+        )
         if stage.send > 0:
-            yield text(right, y + 31, f"+ {seconds_text(stage.send)} to send", size=12, anchor="end")
+            yield text(
+                right, y + 31, f"+ {seconds_text(stage.send)} to send", size=12, anchor="end"
+            )
 
 
 def iteration_bar(picture: Drawn, top: float) -> Iterator[str]:
@@ -215,7 +240,9 @@ def iteration_bar(picture: Drawn, top: float) -> Iterator[str]:
             yield text(x + 6, top + 29, seconds_text(seconds), size=12, style=' fill="#ffffff"')
         x += room
     rest = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in picture.parts)
-    yield text(MARGIN, top + BAR + 16, f"one iteration, {seconds_text(picture.seconds)}: {rest}", size=12)
+    yield text(
+        MARGIN, top + BAR + 16, f"one iteration, {seconds_text(picture.seconds)}: {rest}", size=12
+    )
 
 
 def draw(plan: Plan, cluster: Path) -> str:
@@ -224,13 +251,19 @@ def draw(plan: Plan, cluster: Path) -> str:
     workload = make_workload(
         asked.model, cluster, asked.global_batch, sequence=asked.sequence, precision=asked.precision
     )
-    if [(d.type, d.node) for d in plan.devices] != [(d.type, d.node) for d in workload.cluster.devices]:
-        raise InputError("plan is for other devices", where=plan.name, expected=workload.cluster.name)
+    if [(d.type, d.node) for d in plan.devices] != [
+        (d.type, d.node) for d in workload.cluster.devices
+    ]:
+        raise InputError(
+            "plan is for other devices", where=plan.name, expected=workload.cluster.name
+        )
     picture = drawn(plan, workload)
     rows = MARGIN + 62
     bar = rows + len(picture.stages) * ROW + 14
     height = bar + BAR + 34
-    head = f"{asked.model} on {workload.cluster.name}: {seconds_text(picture.seconds)} per iteration"
+    head = (
+        f"{asked.model} on {workload.cluster.name}: {seconds_text(picture.seconds)} per iteration"
+    )
     degrees = f"{picture.degrees}; one micro-batch on each stage, forward and backward:"
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '

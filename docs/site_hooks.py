@@ -1,8 +1,9 @@
 """Hooks of mkdocs.yml: pages and files outside docs/, and links to them, for the site.
 
-Links in the Markdown files are those of the repository (`docs/files.md` in the README, `../README.md` in docs/), so
-that they work wherever it is read. On the site all pages lie side by side: three of the root's become pages of other
-names, whatever else is linked outside docs/ is copied to `source/`.
+Links in the Markdown files are those of the repository (`docs/files.md` in the README,
+`../README.md` in docs/), so that they work wherever it is read. On the site all pages lie side by
+side: three of the root's become pages of other names, whatever else is linked outside docs/ is
+copied to `source/`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOT_PAGES = {"README.md": "overview.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+ROOT_PAGES = {
+    "README.md": "overview.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+}
 
 _FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -49,7 +54,8 @@ def relinked(text: str, change: Callable[[str], str]) -> str:
 
 
 def outside(text: str, folder: str) -> list[str]:
-    """The files of the repository that a page links to and that are no pages: paths from the root, sorted."""
+    """The files of the repository that a page links to and that are no pages: paths from the root,
+    sorted."""
     found: set[str] = set()
 
     def note(target: str) -> str:

@@ -1,7 +1,8 @@
-"""Writes the table of workloads.md by planning its workloads: `python docs/workloads_table.py [--time-limit S]`.
+"""Writes the table of workloads.md by planning its workloads: `python docs/workloads_table.py
+[--time-limit S]`.
 
-Minutes on an idle machine. Each row is planned as its command says; figures are predicted, plans replayed. The table
-stands between `<!-- workloads -->` and `<!-- end -->`.
+Minutes on an idle machine. Each row is planned as its command says; figures are predicted, plans
+replayed. The table stands between `<!-- workloads -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ def main(arguments: list[str]) -> int:
     lines = []
     for row in ROWS:
         lines.append(
-            line(row, plan(row.model, row.cluster, global_batch=row.batch, time_limit=given.time_limit))
+            line(
+                row,
+                plan(row.model, row.cluster, global_batch=row.batch, time_limit=given.time_limit),
+            )
         )
         print(lines[-1], flush=True)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Pages in a real headless Chromium: what it makes of them, what it complains about, and a picture.
 
-Debian's package `chromium` is enough; without a browser the tests that need one are skipped, and say so.
+Debian's package `chromium` is enough; without a browser the tests that need one are skipped, and
+say so.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ needs_chromium = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Rendered:
-    """dom: the document after loading, as HTML. console: what the page logged, errors among it. png: its picture."""
+    """dom: the document after loading, as HTML. console: what the page logged, errors among it.
+    png: its picture."""
 
     dom: str
     console: tuple[str, ...]

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The first example of a property may compile a kernel, which takes seconds: no per-example deadline.
+# The first example of a property may compile a kernel, which takes seconds: no per-example
+# deadline.
 settings.register_profile("hetplan", deadline=None)
 settings.load_profile("hetplan")
 
-# Files that take longest, first: with several processes (`pytest -n`) one of them, begun last, would run on alone.
+# Files that take longest, first: with several processes (`pytest -n`) one of them, begun last,
+# would run on alone.
 FIRST = (
     "runtime/test_parity.py",
     "test_readme.py",

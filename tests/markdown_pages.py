@@ -9,7 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
-_BLOCK = re.compile(r"(?:<!-- (?P<mark>[\w:./-]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)```", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>[\w:./-]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)```", re.DOTALL
+)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

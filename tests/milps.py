@@ -18,8 +18,11 @@ def small() -> LinearModel:
     return model
 
 
-def knapsack(items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = None) -> LinearModel:
-    """A multi-dimensional knapsack (cost: value left out); the default size takes any solver minutes."""
+def knapsack(
+    items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = None
+) -> LinearModel:
+    """A multi-dimensional knapsack (cost: value left out); the default size takes any solver
+    minutes."""
     draw = np.random.default_rng(seed)
     model = LinearModel("knapsack", run)
     x = model.binary("x", (items,))
@@ -33,7 +36,8 @@ def knapsack(items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = 
 
 
 def sparse_packing(items: int, rows: int, entries: int, seed: int = 0) -> LinearModel:
-    """Packing rows of `entries` random items each; 20000 x 10000 x 20 keeps HiGHS in its first LP."""
+    """Packing rows of `entries` random items each; 20000 x 10000 x 20 keeps HiGHS in its first
+    LP."""
     draw = np.random.default_rng(seed)
     model = LinearModel("packing")
     x = model.binary("x", (items,))

@@ -15,7 +15,8 @@ _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def prepare(page: Path, folder: Path) -> Path:
-    """`folder` with the examples and with the files that the page has its reader write (`<!-- file:NAME -->`)."""
+    """`folder` with the examples and with the files that the page has its reader write (`<!--
+    file:NAME -->`)."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     for block in blocks(page):
         kind, _, name = block.mark.partition(":")

@@ -57,13 +57,15 @@ def test_the_sites_links_stay_on_the_site() -> None:
     assert hooks.site_target("../README.md#benchmarks", "docs") == "overview.md#benchmarks"
     assert hooks.site_target("docs/files.md", "") == "files.md"
     assert hooks.site_target("../LICENSE", "docs") == "source/LICENSE"
-    assert hooks.relinked("```\n[a](b)\n```\n[a](b)\n", lambda _: "c") == "```\n[a](b)\n```\n[a](c)\n"
+    assert (
+        hooks.relinked("```\n[a](b)\n```\n[a](b)\n", lambda _: "c") == "```\n[a](b)\n```\n[a](c)\n"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_paths_in_backticks_exist(page: Path) -> None:
-    """Paths from the root, from the package, of files that the page has its reader write, or (method-NAME.md) from
-    that family's folder; `<…>` stands for any name."""
+    """Paths from the root, from the package, of files that the page has its reader write, or
+    (method-NAME.md) from that family's folder; `<…>` stands for any name."""
     package = ROOT / "src" / "hetplan"
     bases = [ROOT, package, package / "formulations" / page.stem.removeprefix("method-")]
     names = re.findall(r"`([\w./<>-]+/[\w.<>-]*)`", page.read_text(encoding="utf-8"))
@@ -135,8 +137,12 @@ def test_example_files_are_valid(format_name: str, suffix: str, load: Any, tmp_p
 
 
 def test_every_format_is_documented() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "hetplan").rglob("*.py")]
-    formats = {name for text in sources for name in re.findall(r"\bformat: Literal\[\"([\w-]+)\"\]", text)}
+    sources = [
+        path.read_text(encoding="utf-8") for path in (ROOT / "src" / "hetplan").rglob("*.py")
+    ]
+    formats = {
+        name for text in sources for name in re.findall(r"\bformat: Literal\[\"([\w-]+)\"\]", text)
+    }
     assert {"hetplan-cluster", "hetplan-best-known", "hetplan-devices"} <= formats
     text = FILES.read_text(encoding="utf-8")
     assert sorted(name for name in formats if f"`{name}`" not in text) == []
@@ -171,7 +177,9 @@ def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
 
 @pytest.mark.parametrize("problem", list(FAMILIES))
 def test_every_key_of_an_instance_is_documented(problem: str) -> None:
-    row = re.search(rf"^\| `{problem}` \|.*$", FILES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    row = re.search(
+        rf"^\| `{problem}` \|.*$", FILES.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert row is not None
     for model in (family(problem).load_data(), family(problem).load_decision()):
         schema = model.model_json_schema()
@@ -189,7 +197,10 @@ def pins() -> dict[str, str]:
         (exact,) = requirement.specifier
         assert exact.operator == "==" and "*" not in exact.version, requirement
         if applies(requirement):
-            assert found.setdefault(canonicalize_name(requirement.name), exact.version) == exact.version
+            assert (
+                found.setdefault(canonicalize_name(requirement.name), exact.version)
+                == exact.version
+            )
     return found
 
 
@@ -203,8 +214,14 @@ def test_constraints_pin_every_dependency_within_its_range() -> None:
     own = [Requirement(text) for text in extras["test"] if text.startswith("hetplan[")]
     inside = [name for requirement in own for name in requirement.extras] + ["docs"]
     assert "runtime" in inside
-    texts = [*PROJECT["dependencies"], *extras["test"], *(text for name in inside for text in extras[name])]
-    wanted = [requirement for requirement in map(Requirement, texts) if requirement.name != "hetplan"]
+    texts = [
+        *PROJECT["dependencies"],
+        *extras["test"],
+        *(text for name in inside for text in extras[name]),
+    ]
+    wanted = [
+        requirement for requirement in map(Requirement, texts) if requirement.name != "hetplan"
+    ]
     pinned = pins()
     for requirement in filter(applies, wanted):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, requirement

@@ -1,7 +1,8 @@
-"""The shape of the source tree: links, import directions, what loads when, and what may not appear at all.
+"""The shape of the source tree: links, import directions, what loads when, and what may not appear
+at all.
 
-Each rule is a function from source text to its faults, tested on a source that breaks it and then applied to
-the whole tree.
+Each rule is a function from source text to its faults, tested on a source that breaks it and then
+applied to the whole tree.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SOURCE = ROOT / "src" / "hetplan"
 TESTS = ROOT / "tests"
 LINKS = ("formulations", "instances", "profiling", "runtime", "solvers")
 
-# A module may import what stands on a lower level, and from its own part; parts on one level are strangers.
+# A module may import what stands on a lower level, and from its own part; parts on one level are
+# strangers.
 LEVELS = (
     ("compiled", "errors", "files", "json_text", "names", "schema", "text"),
     ("profiling",),
@@ -75,7 +77,8 @@ def part_of(path: Path) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything imported, inside functions too; `from a import b` gives `a.b`."""
+    """Line and dotted name of everything imported, inside functions too; `from a import b` gives
+    `a.b`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -93,7 +96,8 @@ def upward_imports(tree: ast.AST, path: Path) -> list[str]:
             faults.append(f"{path}:{line}: relative import {name}")
         if first != "hetplan" or here in ENTRIES:
             continue
-        there = rest[0] if rest else "__version__"  # `import hetplan` gives no more than its version
+        # `import hetplan` gives no more than its version
+        there = rest[0] if rest else "__version__"
         if there in ("__version__", here):
             continue
         if there not in LEVEL:
@@ -118,7 +122,8 @@ def needs_torch(module: str) -> bool:
 
 
 def torch_at_import(tree: ast.Module, path: Path) -> list[str]:
-    """Imports of torch that run when the module is imported (not those in functions or for type checkers).
+    """Imports of torch that run when the module is imported (not those in functions or for type
+    checkers).
 
     The packages that need torch may import it; for all others, importing those is importing torch.
     """
@@ -204,7 +209,11 @@ Rule = Callable[[ast.Module, Path], list[str]]
         (linked_imports, "cli/x.py", "def f():\n    import profiling"),
         (torch_at_import, "runtime/x.py", "import torch.distributed as dist"),
         (torch_at_import, "runtime/x.py", "from hetplan.runtime.execution.chain import Chain"),
-        (torch_at_import, "runtime/x.py", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
+        (
+            torch_at_import,
+            "runtime/x.py",
+            "try:\n    import torch\nexcept ImportError:\n    torch = None",
+        ),
         (torch_at_import, "runtime/x.py", "try:\n    pass\nexcept ImportError:\n    import torch"),
         (torch_at_import, "runtime/x.py", "class A:\n    if True:\n        from torch import nn"),
         (torch_at_import, "runtime/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
@@ -222,7 +231,11 @@ def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "place", "source"),
     [
-        (upward_imports, "cli/x.py", "from hetplan.errors import InputError\nimport numpy\nimport hetplan"),
+        (
+            upward_imports,
+            "cli/x.py",
+            "from hetplan.errors import InputError\nimport numpy\nimport hetplan",
+        ),
         (upward_imports, "schema.py", "from hetplan.errors import InputError"),
         (upward_imports, "profiling/x.py", "from hetplan import __version__"),
         (linked_imports, "cli/x.py", "from hetplan.solvers import run"),
@@ -250,7 +263,9 @@ def test_tests_do_not_import_through_the_links() -> None:
     faults = [
         fault
         for path in sorted(TESTS.rglob("*.py"))
-        for fault in linked_imports(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT))
+        for fault in linked_imports(
+            ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
+        )
     ]
     assert faults == []
 
@@ -270,12 +285,14 @@ def test_every_part_has_a_level() -> None:
 
 
 def test_profiling_is_no_regular_package() -> None:
-    """From Python 3.15 on `profiling` is the standard library's; a link with an __init__.py would hide it."""
+    """From Python 3.15 on `profiling` is the standard library's; a link with an __init__.py would
+    hide it."""
     assert not (SOURCE / "profiling" / "__init__.py").exists()
 
 
 def run_python(code: str, **environment: str) -> str:
-    """What `code` prints when it runs at the root of the repository, where the links can be imported."""
+    """What `code` prints when it runs at the root of the repository, where the links can be
+    imported."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -345,6 +362,8 @@ def test_names_in_the_test_folder_are_unique() -> None:
     """pytest puts folders of tests on the path: two files of one name would be one module."""
     files = [path for path in TESTS.rglob("*.py") if "__pycache__" not in path.parts]
     tests = Counter(path.name for path in files if path.name.startswith("test_"))
-    folders = Counter(path.name for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__")
+    folders = Counter(
+        path.name for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__"
+    )
     assert [name for name, times in (tests + folders).items() if times > 1] == []
     assert [path for path in files if path.name == "__init__.py"] == []

@@ -1,4 +1,5 @@
-"""What the README shows is what happens: its commands run, its output is compared, its tables are complete."""
+"""What the README shows is what happens: its commands run, its output is compared, its tables are
+complete."""
 
 from __future__ import annotations
 
@@ -46,14 +47,15 @@ def setup_commands() -> dict[str, str]:
 
 
 def test_setup_commands_are_complete() -> None:
-    """`.ci/run` runs both as they stand; here only that they do all their own set-up, in one line."""
+    """`.ci/run` runs both as they stand; here only that they do all their own set-up, in one
+    line."""
     found = setup_commands()
     assert list(found) == ["command:plan", "command:test"]
     for command in found.values():
         assert "\n" not in command
-        assert command.startswith("python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt "), (
-            command
-        )
+        assert command.startswith(
+            "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt "
+        ), command
     assert found["command:test"].endswith(" -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile")
     shown = CONSOLE[0].commands()[0][0]
     assert found["command:plan"].endswith(f" . && .venv/bin/{shown}")
@@ -64,7 +66,9 @@ def test_picture_is_of_the_plan_that_the_first_command_writes(tmp_path: Path) ->
     ran = shell(CONSOLE[0].commands()[0][0], tmp_path)
     assert ran.returncode == 0, ran.stderr
     written = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    shown = json.loads((ROOT / "docs" / "gpt2-medium-amp-mixed.plan.json").read_text(encoding="utf-8"))
+    shown = json.loads(
+        (ROOT / "docs" / "gpt2-medium-amp-mixed.plan.json").read_text(encoding="utf-8")
+    )
     for plan in (written, shown):  # figures differ in their last digits from machine to machine
         told = plan.pop("prediction")
         assert 1.5 < told["predicted_seconds"] / told["closed_form_seconds"] < 2.5
@@ -73,7 +77,9 @@ def test_picture_is_of_the_plan_that_the_first_command_writes(tmp_path: Path) ->
 
 def family_rows() -> dict[str, tuple[str, list[str]]]:
     """Name -> (the row, its methods) of the README's table of families."""
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|(.*)\|(.*)\|$", README.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     return {name: (row, re.findall(r"`([^`]+)`", methods)) for name, row, methods in rows}
 
 

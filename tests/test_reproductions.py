@@ -1,4 +1,5 @@
-"""benchmarks/reproductions.py: its page is its own, its cells say what was proven, its quick run ends with tables."""
+"""benchmarks/reproductions.py: its page is its own, its cells say what was proven, its quick run
+ends with tables."""
 
 from __future__ import annotations
 
@@ -33,7 +34,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def row(**changes: Any) -> dict[str, Any]:
     """A proven run of 12 ms."""
-    return {"seconds": 0.012, "status": "optimal", "objective": 2.0, "gap": 0.0, "message": "", **changes}
+    return {
+        "seconds": 0.012,
+        "status": "optimal",
+        "objective": 2.0,
+        "gap": 0.0,
+        "message": "",
+        **changes,
+    }
 
 
 def test_cells_tell_proofs_from_finds(script: Any) -> None:
@@ -57,7 +65,9 @@ def test_the_page_has_every_case(script: Any) -> None:
         assert f"**{table.title}**" in page
         for case in table.cases:
             line = re.search(rf"^\| {re.escape(case.label)} \|.*$", page, flags=re.MULTILINE)
-            assert line is not None and (not table.published or case.published in line[0]), case.label
+            assert line is not None and (not table.published or case.published in line[0]), (
+                case.label
+            )
             assert line[0].count("|") == 2 + len(table.methods) + bool(table.published), case.label
 
 

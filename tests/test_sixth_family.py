@@ -1,4 +1,5 @@
-"""docs/sixth-family.md: its files, its commands, and its family held to what a family in the tree is held to."""
+"""docs/sixth-family.md: its files, its commands, and its family held to what a family in the tree
+is held to."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def posed(seed: int) -> dict[str, Any]:
     return {
         "expert_flops": [float(draw.choice([1, 2, 3, draw.uniform(1, 5)])) for _ in range(experts)],
         "devices": [
-            {"name": f"d{j}", "flops_per_second": draw.choice([1.0, 1.0, 2.5]), "room": draw.randint(0, most)}
+            {
+                "name": f"d{j}",
+                "flops_per_second": draw.choice([1.0, 1.0, 2.5]),
+                "room": draw.randint(0, most),
+            }
             for j in range(devices)
         ],
     }
@@ -80,7 +85,10 @@ def test_methods_agree_with_enumeration(experts: Any) -> None:
             if best is None:
                 assert result.status == "infeasible", (seed, method)
                 continue
-            assert result.objective is not None and result.objective >= best * (1 - 1e-9), (seed, method)
+            assert result.objective is not None and result.objective >= best * (1 - 1e-9), (
+                seed,
+                method,
+            )
             if experts.method(method).exact:
                 assert result.status == "optimal", (seed, method)
                 assert result.objective == pytest.approx(best, rel=1e-6)
@@ -91,7 +99,9 @@ def test_a_run_that_stops_keeps_its_bound(experts: Any) -> None:
     data = experts.load_data().model_validate(
         {
             "expert_flops": [1.0 + 1e-3 * e * e for e in range(30)],
-            "devices": [{"name": f"d{j}", "flops_per_second": 1.0 + j / 7, "room": 30} for j in range(5)],
+            "devices": [
+                {"name": f"d{j}", "flops_per_second": 1.0 + j / 7, "room": 30} for j in range(5)
+            ],
         }
     )
     result = solve(experts, data, "exact", Run(Options(time_limit=0.2)))
@@ -101,7 +111,13 @@ def test_a_run_that_stops_keeps_its_bound(experts: Any) -> None:
 
 
 def test_files_are_read_strictly(experts: Any) -> None:
-    header = {"format": "hetplan-instance", "version": 1, "problem": "experts", "name": "x", "origin": "here"}
+    header = {
+        "format": "hetplan-instance",
+        "version": 1,
+        "problem": "experts",
+        "name": "x",
+        "origin": "here",
+    }
     assert parse_instance({**header, "data": posed(1)}, where="x.json").problem == "experts"
     broken = posed(1)
     broken["devices"][0]["room"] = "four"

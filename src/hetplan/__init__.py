@@ -4,8 +4,8 @@
     planning = hp.plan("gpt2-medium", "amp-mixed", global_batch=32)
     planning.best.plan, planning.best.predicted_seconds, planning.best.bound
 
-What stands here is loaded when it is used: `plan` and the types that it returns, `load_plan`, `save_plan`, `export`
-and `replay`.
+What stands here is loaded when it is used: `plan` and the types that it returns, `load_plan`,
+`save_plan`, `export` and `replay`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The errors that a user sees: one line each, saying what, where, what was got and what was expected."""
+"""The errors that a user sees: one line each, saying what, where, what was got and what was
+expected."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ class InputError(HetplanError, ValueError):
     exit_code = 2
 
     def __init__(
-        self, what: str, *, where: str | None = None, got: object = None, expected: str | None = None
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        got: object = None,
+        expected: str | None = None,
     ) -> None:
         self.what, self.where, self.got, self.expected = what, where, got, expected
         details = []
@@ -35,11 +41,13 @@ class InputError(HetplanError, ValueError):
 
 
 class UnsupportedError(InputError):
-    """A well-formed request that the named method, format or back end cannot serve; says who can."""
+    """A well-formed request that the named method, format or back end cannot serve; says who
+    can."""
 
 
 class DisagreementError(HetplanError):
-    """The independent evaluator rejects or prices otherwise what a solver returned: a bug in hetplan."""
+    """The independent evaluator rejects or prices otherwise what a solver returned: a bug in
+    hetplan."""
 
     exit_code = 3
 

@@ -1,6 +1,7 @@
 """Reading and writing files: strict JSON and YAML, limits on size and depth, atomic replacement.
 
-Nothing read here is ever executed: JSON by the standard library, YAML by the safe loader without aliases.
+Nothing read here is ever executed: JSON by the standard library, YAML by the safe loader without
+aliases.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ MAX_YAML_BYTES = 2**20
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The file's bytes (a `.gz` is unpacked), at most 256 MiB; raises InputError naming the file."""
+    """The file's bytes (a `.gz` is unpacked), at most 256 MiB; raises InputError naming the
+    file."""
     name = os.fspath(path)
     try:
         opener = gzip.open if name.endswith(".gz") else open
@@ -42,13 +44,15 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parsed JSON; NaN, infinities, duplicate keys and nesting beyond 64 are refused with their place."""
+    """Parsed JSON; NaN, infinities, duplicate keys and nesting beyond 64 are refused with their
+    place."""
     name = os.fspath(path)
     return parse_json(read_bytes(path), where=name)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Parsed YAML, at most 1 MiB (safe loader; aliases, duplicate keys and deep nesting refused)."""
+    """Parsed YAML, at most 1 MiB (safe loader; aliases, duplicate keys and deep nesting
+    refused)."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -63,7 +67,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
             self.depth += 1
             if self.depth > MAX_DEPTH:
                 mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-                raise yaml.MarkedYAMLError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
+                raise yaml.MarkedYAMLError(
+                    None, None, f"nested deeper than {MAX_DEPTH} levels", mark
+                )
             node = super().compose_node(parent, index)
             self.depth -= 1
             return node
@@ -74,7 +80,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, str | int | float | bool) or key in seen:
                     problem = (
-                        f"key {str(key)[:80]!r} stands twice" if isinstance(key, str) else "unusable key"
+                        f"key {str(key)[:80]!r} stands twice"
+                        if isinstance(key, str)
+                        else "unusable key"
                     )
                     raise yaml.MarkedYAMLError(None, None, problem, key_node.start_mark)
                 seen.add(key)
@@ -83,7 +91,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     name = os.fspath(path)
     content = read_bytes(path)
     if len(content) > MAX_YAML_BYTES:
-        raise InputError("file is too large", where=name, expected=f"at most {MAX_YAML_BYTES} bytes")
+        raise InputError(
+            "file is too large", where=name, expected=f"at most {MAX_YAML_BYTES} bytes"
+        )
     try:
         return yaml.load(content, Loader=Loader)
     except yaml.MarkedYAMLError as error:
@@ -95,13 +105,15 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new is whole."""
+    """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new is
+    whole."""
     data = text.encode("utf-8")
     write_bytes(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over it."""
+    """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over
+    it."""
     target = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
     if os.path.isdir(target):
         raise InputError("is a folder, expected a file name", where=str(target))
@@ -133,8 +145,9 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def to_json(value: Any) -> str:
-    """JSON text to read and to diff, with a final newline: what fits on a line of 120 stands on one, and so
-    does every list of numbers. NaN and infinities raise ValueError instead of being written.
+    """JSON text to read and to diff, with a final newline: what fits on a line of 120 stands on
+    one, and so does every list of numbers. NaN and infinities raise ValueError instead of being
+    written.
     """
     return "".join(_json_parts(value, 0)) + "\n"
 
@@ -159,6 +172,8 @@ def _fits(value: Any) -> bool:
     items = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(value, dict) and all(isinstance(item, int | float) for item in items):
         return True
-    if len(items) > 20 or any(isinstance(item, dict | list | tuple) and len(item) > 20 for item in items):
+    if len(items) > 20 or any(
+        isinstance(item, dict | list | tuple) and len(item) > 20 for item in items
+    ):
         return False
     return len(json.dumps(value, allow_nan=False, ensure_ascii=False)) <= 120

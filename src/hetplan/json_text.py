@@ -1,8 +1,10 @@
-"""Strict JSON from text: what the standard library lets pass is refused, with file, JSON path and line.
+"""Strict JSON from text: what the standard library lets pass is refused, with file, JSON path and
+line.
 
-Refused beside wrong syntax: NaN and infinities, a key twice in one object, integers of thousands of digits,
-and nesting that would exhaust a reader's stack. The text is parsed by the standard library, at full speed; only
-when that finds one of these faults is the text walked a second time for the place.
+Refused beside wrong syntax: NaN and infinities, a key twice in one object, integers of thousands of
+digits, and nesting that would exhaust a reader's stack. The text is parsed by the standard library,
+at full speed; only when that finds one of these faults is the text walked a second time for the
+place.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def _check_depth(text: str, where: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 place = f"{where}: {line_and_column(text, match.start())}"
-                raise InputError("nested too deeply", where=place, expected=f"at most {MAX_DEPTH} levels")
+                raise InputError(
+                    "nested too deeply", where=place, expected=f"at most {MAX_DEPTH} levels"
+                )
         elif first in "]}":
             depth -= 1
 
@@ -71,7 +75,8 @@ def line_and_column(text: str, at: int) -> str:
     return f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
 
 
-# A run of short numbers, each with its comma (most of a large file, in one step), else a single token.
+# A run of short numbers, each with its comma (most of a large file, in one step), else a single
+# token.
 _TOKEN = re.compile(
     r'(?P<run>(?:[-+0-9.eE]{1,40}+\s*+,\s*+)++)|(?P<string>"[^"\\]*+(?:\\.[^"\\]*+)*+")'
     r'|(?P<mark>[\[\]{},:])|(?P<word>[^\s\[\]{},:"]++)',
@@ -81,7 +86,8 @@ _TOKEN = re.compile(
 
 @dataclass
 class _Level:
-    """An open list (`place`: the index) or object (`place`: the latest key, `keys`: all of them so far)."""
+    """An open list (`place`: the index) or object (`place`: the latest key, `keys`: all of them so
+    far)."""
 
     is_list: bool
     place: int | str = 0
@@ -144,9 +150,12 @@ class _Walk:
         return None
 
 
-# What the parser reads of a word before it looks at what follows: a constant, or a number and its parts.
+# What the parser reads of a word before it looks at what follows: a constant, or a number and its
+# parts.
 _CONSTANT = re.compile(r"NaN|-?Infinity")
-_NUMBER = re.compile(r"-?(?P<digits>0|[1-9][0-9]*)(?P<rest>\.[0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(
+    r"-?(?P<digits>0|[1-9][0-9]*)(?P<rest>\.[0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)?"
+)
 
 
 def _number_fault(word: str) -> tuple[str, str | None, str | None] | None:

@@ -14,12 +14,14 @@ ALIKE, NEAR, SLIP = 0.75, 0.6, 0.85
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names like `name`: a slip of the pen, then what goes on from it or it from, the nearest, others."""
+    """Known names like `name`: a slip of the pen, then what goes on from it or it from, the
+    nearest, others."""
     lower = {other.lower(): other for other in known}
     wanted = name.lower()
     near = difflib.get_close_matches(wanted, lower, n=1, cutoff=SLIP)
     near += sorted(
-        (n for n in lower if n not in near and (_goes_on(n, wanted) or _goes_on(wanted, n))), key=len
+        (n for n in lower if n not in near and (_goes_on(n, wanted) or _goes_on(wanted, n))),
+        key=len,
     )
     near += [n for n in difflib.get_close_matches(wanted, lower, n=3, cutoff=NEAR) if n not in near]
     near += [n for n in lower if wanted and wanted in n and n not in near]
@@ -28,9 +30,12 @@ def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
 
 
 def _goes_on(longer: str, shorter: str) -> bool:
-    """Whether a name is another one with more behind: `gpt2-small` of `gpt2`, `a100-sxm4-40gb` of `a100`."""
+    """Whether a name is another one with more behind: `gpt2-small` of `gpt2`, `a100-sxm4-40gb` of
+    `a100`."""
     return (
-        bool(shorter) and longer.startswith(shorter) and not longer[len(shorter) : len(shorter) + 1].isalnum()
+        bool(shorter)
+        and longer.startswith(shorter)
+        and not longer[len(shorter) : len(shorter) + 1].isalnum()
     )
 
 
@@ -50,9 +55,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def unknown_name(
     what: str, name: str, known: Iterable[str], *, where: str | None = None, see: str | None = None
 ) -> InputError:
-    """The error for a name that is not among `known`: with the nearest ones, and all where they are few.
+    """The error for a name that is not among `known`: with the nearest ones, and all where they are
+    few.
 
-    what: `unknown device`. see: where to look all of them up, told where they are many and none is near.
+    what: `unknown device`. see: where to look all of them up, told where they are many and none is
+    near.
     """
     known = list(known)
     near = suggestion(name, known)

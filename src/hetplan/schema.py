@@ -1,6 +1,7 @@
 """What every file's schema shares: strict pydantic models, units as types, and one-line errors.
 
-All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suffixes in the names say which).
+All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suffixes in the names
+say which).
 """
 
 from __future__ import annotations
@@ -37,22 +38,26 @@ LARGEST = 1e30
 SMALLEST = 1e-30
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
-# What describes hardware and what was measured on it (cluster, profile) stays far inside of that, so that what
-# instances derive from it does, too: sums over thousands of layers, products with a billion samples, quotients by
-# the slowest device and link. What is smaller than the least is no measurement, and quotients by it overflow.
+# What describes hardware and what was measured on it (cluster, profile) stays far inside of that,
+# so that what instances derive from it does, too: sums over thousands of layers, products with a
+# billion samples, quotients by the slowest device and link. What is smaller than the least is no
+# measurement, and quotients by it overflow.
 MOST_SECONDS, LEAST_SECONDS = 1e9, 1e-15
 MOST_BYTES, LEAST_BYTES = 1e21, 1e-3
 MOST_RATE, LEAST_RATE = 1e9, 1e-6
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS), AfterValidator(nothing_below(LEAST_SECONDS))]
+Seconds = Annotated[
+    float, Field(ge=0, le=MOST_SECONDS), AfterValidator(nothing_below(LEAST_SECONDS))
+]
 Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES), AfterValidator(nothing_below(LEAST_BYTES))]
 # A datasheet's figure in its own unit: TFLOP/s, GB/s, Gbit/s, GiB.
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
 # [first, last). JSON has no tuples, so a list of two is one; the entries themselves stay strict.
 Range = Annotated[tuple[Count, Count], Strict(False)]
-# Long lists stop at the first wrong entry: collecting millions of complaints takes minutes and gigabytes.
+# Long lists stop at the first wrong entry: collecting millions of complaints takes minutes and
+# gigabytes.
 Row = Annotated[list[NonNegative], FailFast()]
 Matrix = Annotated[list[Row], FailFast()]
 SecondsRow = Annotated[list[Seconds], FailFast()]
@@ -61,7 +66,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str] = ()) -> M:
-    """`value` (parsed JSON or YAML) as a `model`; raises InputError naming file, path, got and expected."""
+    """`value` (parsed JSON or YAML) as a `model`; raises InputError naming file, path, got and
+    expected."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -70,9 +76,11 @@ def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str]
 
 @contextlib.contextmanager
 def derived(where: str) -> Iterator[None]:
-    """Around what builds models from a user's numbers: one out of range is an InputError there, and no bug.
+    """Around what builds models from a user's numbers: one out of range is an InputError there, and
+    no bug.
 
-    where: what the numbers are of. Anything else that is wrong with what is built stays a ValidationError.
+    where: what the numbers are of. Anything else that is wrong with what is built stays a
+    ValidationError.
     """
     try:
         yield
@@ -89,7 +97,8 @@ def derived(where: str) -> Iterator[None]:
 
 
 def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
-    """Refuse what is no file of this kind and version, before any other complaint; raises InputError."""
+    """Refuse what is no file of this kind and version, before any other complaint; raises
+    InputError."""
     if not isinstance(value, dict):
         expected = f'an object with "format": "{kind}"'
         raise InputError("not an object", where=where, got=value, expected=expected)
@@ -103,7 +112,9 @@ def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
         )
 
 
-def input_error(error: ValidationError, *, where: str, prefix: Sequence[int | str] = ()) -> InputError:
+def input_error(
+    error: ValidationError, *, where: str, prefix: Sequence[int | str] = ()
+) -> InputError:
     """The first of pydantic's complaints as one line; the number of further ones is told."""
     problems = error.errors(include_url=False, include_context=True)
     first = problems[0]
@@ -118,7 +129,9 @@ def input_error(error: ValidationError, *, where: str, prefix: Sequence[int | st
         return InputError(f"unknown key{more}", where=place)
     if kind == "value_error":  # our own checks already say what was got and expected
         return InputError(f"{message}{more}", where=place)
-    return InputError(f"not usable{more}", where=place, got=first["input"], expected=expectation(first))
+    return InputError(
+        f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
+    )
 
 
 # pydantic's bounds in fewer words.
@@ -133,11 +146,16 @@ SIZES = {*BOUNDS, "finite_number"}
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """What a complaint of pydantic's expects: its bound, or its `Input should be …` without that opening."""
+    """What a complaint of pydantic's expects: its bound, or its `Input should be …` without that
+    opening."""
     if problem["type"] in BOUNDS:
         key, words = BOUNDS[problem["type"]]
         bound = problem["ctx"][key]
-        return f"{words} {bound:g}" if isinstance(bound, float) or abs(bound) >= 1e12 else f"{words} {bound}"
+        return (
+            f"{words} {bound:g}"
+            if isinstance(bound, float) or abs(bound) >= 1e12
+            else f"{words} {bound}"
+        )
     message: str = problem["msg"]
     for opening in ("Input should be ", "Input should "):
         if message.startswith(opening):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of text cells; `notes` are lines under it. `right`: indices of right-aligned columns."""
+    """A titled table of text cells; `notes` are lines under it. `right`: indices of right-aligned
+    columns."""
 
     title: str
     header: tuple[str, ...]
@@ -75,7 +76,8 @@ def number_text(value: float | None, digits: int = 6) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """A ratio as percent, to three digits; what is only rounding (below 1e-12) is `0 %`; `-` for None."""
+    """A ratio as percent, to three digits; what is only rounding (below 1e-12) is `0 %`; `-` for
+    None."""
     if value is None:
         return "-"
     return "0 %" if abs(value) < 1e-12 else f"{100 * value:.3g} %"
@@ -105,7 +107,8 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> str:
-    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`; places: (node, type) of each device."""
+    """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`; places: (node, type)
+    of each device."""
     cells: dict[tuple[int, str], list[int]] = {}
     for device in devices:
         cells.setdefault(places[device], []).append(device)

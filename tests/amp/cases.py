@@ -1,4 +1,5 @@
-"""The tiny instances that every method is held against, with their optima by enumeration (computed once)."""
+"""The tiny instances that every method is held against, with their optima by enumeration (computed
+once)."""
 
 from __future__ import annotations
 
@@ -43,5 +44,6 @@ def heuristics() -> list[Method]:
 
 
 def exists(method: Method) -> bool:
-    """Whether the module behind `method` can be found; it is not imported, solvers load when used."""
+    """Whether the module behind `method` can be found; it is not imported, solvers load when
+    used."""
     return find_spec(method.target.partition(":")[0]) is not None

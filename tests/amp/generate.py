@@ -11,11 +11,13 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12)
 
 
 def instance(seed: int, devices: int | None = None) -> AmpData:
-    """The instance of `seed`: 1 to 4 devices (or `devices`, 6 is bearable), 1 to 5 layers, 1 to 3 types.
+    """The instance of `seed`: 1 to 4 devices (or `devices`, 6 is bearable), 1 to 5 layers, 1 to 3
+    types.
 
-    Among the seeds: homogeneous and mixed clusters, node-structured and arbitrary bandwidths, layers without
-    activations, parameters or all-reduces, equal and uneven layers, tables missing for some types or degrees,
-    global batches that no degrees divide, memory that binds and memory that nothing fits into.
+    Among the seeds: homogeneous and mixed clusters, node-structured and arbitrary bandwidths,
+    layers without activations, parameters or all-reduces, equal and uneven layers, tables missing
+    for some types or degrees, global batches that no degrees divide, memory that binds and memory
+    that nothing fits into.
     """
     rng = Random(seed)
     count = devices or rng.choice((1, 2, 3, 4, 4, 4, 4))
@@ -38,14 +40,17 @@ def instance(seed: int, devices: int | None = None) -> AmpData:
 
 
 def make_layers(rng: Random, count: int) -> list[dict[str, Any]]:
-    """Equal layers or uneven ones, with zeros sprinkled in; sizes near those that make a link cost 0.1 s."""
+    """Equal layers or uneven ones, with zeros sprinkled in; sizes near those that make a link cost
+    0.1 s."""
 
     def size(scale: float) -> float:
         return 0.0 if rng.random() < 0.25 else rng.uniform(0.1, 1.0) * scale
 
     scales = [rng.choice((0.0, 5.0, 50.0)) for _ in range(3)]
     keys = ("param_bytes", "activation_bytes", "tensor_bytes")
-    rows = [{key: size(scale) for key, scale in zip(keys, scales, strict=True)} for _ in range(count)]
+    rows = [
+        {key: size(scale) for key, scale in zip(keys, scales, strict=True)} for _ in range(count)
+    ]
     if rng.random() < 0.4:
         rows = [rows[0]] * count
     return [{"name": f"layer{i}", **row} for i, row in enumerate(rows)]
@@ -71,7 +76,8 @@ def make_bandwidth(rng: Random, devices: list[dict[str, Any]]) -> list[list[floa
 
 
 def make_tables(rng: Random, devices: int, layers: int, types: list[str]) -> list[dict[str, Any]]:
-    """Seconds that shrink with the tensor degree and grow with the micro-batch; some are missing."""
+    """Seconds that shrink with the tensor degree and grow with the micro-batch; some are
+    missing."""
     speeds = [rng.uniform(0.5, 4.0) for _ in types]
     work = [rng.choice((1.0, 1.0, rng.uniform(0.0, 3.0), 0.0)) for _ in range(layers)]
     rough = rng.random() < 0.5  # type ratios that differ from layer to layer
@@ -101,11 +107,14 @@ def make_tables(rng: Random, devices: int, layers: int, types: list[str]) -> lis
 
 
 def make_memory(rng: Random, types: list[str], layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Capacities from far too small to ample, relative to an even split of what one device would hold."""
+    """Capacities from far too small to ample, relative to an even split of what one device would
+    hold."""
     factor, per_sample = rng.uniform(1, 8), rng.uniform(0, 20)
     whole = factor * sum(layer["param_bytes"] for layer in layers) + per_sample * len(layers)
     return {
-        "device_bytes": {name: whole * rng.choice((0.1, 0.4, 0.7, 1.0, 2.0, 4.0)) for name in types},
+        "device_bytes": {
+            name: whole * rng.choice((0.1, 0.4, 0.7, 1.0, 2.0, 4.0)) for name in types
+        },
         "state_bytes_per_param_byte": factor,
         "layer_bytes_per_sample": [per_sample * rng.choice((0.0, 1.0, 1.0, 2.0)) for _ in layers],
     }

@@ -1,4 +1,5 @@
-"""Clusters like those of the papers: nodes of equal devices, fast and slow ones alternating, slow links between."""
+"""Clusters like those of the papers: nodes of equal devices, fast and slow ones alternating, slow
+links between."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ ACROSS = 1.25e9
 
 
 def mixed_cluster(*, nodes: int, per_node: int, layers: int, memory: bool = False) -> AmpData:
-    """`nodes` nodes of `per_node` devices; a small first layer, equal ones, a large last one; batch 32."""
+    """`nodes` nodes of `per_node` devices; a small first layer, equal ones, a large last one; batch
+    32."""
     node_of = [node for node in range(nodes) for _ in range(per_node)]
     bandwidth = [
         [0.0 if d == e else INSIDE[a % 2] if a == b else ACROSS for e, b in enumerate(node_of)]

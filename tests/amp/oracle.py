@@ -1,10 +1,12 @@
-"""Brute force for problem `amp`: all degrees, micro-batches, bijections and cuts, by formulas of its own.
+"""Brute force for problem `amp`: all degrees, micro-batches, bijections and cuts, by formulas of
+its own.
 
-It shares nothing with the package but the data classes. The only pruning is by symmetry: permuting the data
-ranks, or the tensor ranks of all stages and data ranks alike, permutes the pipelines T_i, the ranks that a
-link minimises over and the data groups of S, and changes nothing else. So stage 0, seen as a matrix over
-(data rank, tensor rank), may be taken with its least device at (0, 0) and its first row and first column
-ascending: every orbit of the two symmetries has such a member.
+It shares nothing with the package but the data classes. The only pruning is by symmetry: permuting
+the data ranks, or the tensor ranks of all stages and data ranks alike, permutes the pipelines T_i,
+the ranks that a link minimises over and the data groups of S, and changes nothing else. So stage 0,
+seen as a matrix over
+(data rank, tensor rank), may be taken with its least device at (0, 0) and its first row and first
+column ascending: every orbit of the two symmetries has such a member.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def degrees(data: AmpData) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def bijections(count: int, dp: int, tp: int) -> Iterator[tuple[int, ...]]:
-    """Devices by position (j dp + i) tp + r, one per orbit of the symmetries named above at least."""
+    """Devices by position (j dp + i) tp + r, one per orbit of the symmetries named above at
+    least."""
     for order in permutations(range(count)):
         stage = order[: dp * tp]
         row, column = stage[:tp], stage[::tp]
@@ -97,8 +100,15 @@ class Enumeration:
         for j, stage in enumerate(groups):
             held = 0.0
             for l in range(cut[j], cut[j + 1]):
-                held += memory.state_bytes_per_param_byte * self.data.layers[l].param_bytes / self.tp
-                held += min(self.gas, self.pp - j) * self.mbs * memory.layer_bytes_per_sample[l] / self.tp
+                held += (
+                    memory.state_bytes_per_param_byte * self.data.layers[l].param_bytes / self.tp
+                )
+                held += (
+                    min(self.gas, self.pp - j)
+                    * self.mbs
+                    * memory.layer_bytes_per_sample[l]
+                    / self.tp
+                )
             for group in stage:
                 for device in group:
                     if held > memory.device_bytes[self.types[device]] * (1 + SLACK):
@@ -120,7 +130,9 @@ class Enumeration:
             slowest = max(slowest, total)
         sync = 0.0
         for j, stage in enumerate(groups):
-            share = sum(self.data.layers[l].param_bytes for l in range(cut[j], cut[j + 1])) / self.tp
+            share = (
+                sum(self.data.layers[l].param_bytes for l in range(cut[j], cut[j + 1])) / self.tp
+            )
             for ranks in zip(*stage, strict=True):
                 sync = max(sync, self.ring(ranks, share))
         return slowest + sync

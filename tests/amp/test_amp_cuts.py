@@ -1,4 +1,5 @@
-"""Cuts against enumeration: AMP's programme, its released form, equal layers or parameters, the envelope."""
+"""Cuts against enumeration: AMP's programme, its released form, equal layers or parameters, the
+envelope."""
 
 from __future__ import annotations
 
@@ -40,9 +41,14 @@ def chains(draw: st.DrawFn) -> tuple[Floats, Floats, int]:
 
 
 @given(chains())
-def test_the_printed_programme_is_exact_for_its_own_objective(chain: tuple[Floats, Floats, int]) -> None:
+def test_the_printed_programme_is_exact_for_its_own_objective(
+    chain: tuple[Floats, Floats, int],
+) -> None:
     seconds, links, gas = chain
-    best = min(chain_seconds(seconds, links, gas, cut) for cut in all_cuts(seconds.size, links.shape[0] + 1))
+    best = min(
+        chain_seconds(seconds, links, gas, cut)
+        for cut in all_cuts(seconds.size, links.shape[0] + 1)
+    )
     answer = paper_cut(seconds, links, gas)
     assert answer is not None
     cut, value = answer
@@ -51,10 +57,15 @@ def test_the_printed_programme_is_exact_for_its_own_objective(chain: tuple[Float
 
 
 @given(chains())
-def test_the_released_programme_is_exact_only_without_links(chain: tuple[Floats, Floats, int]) -> None:
+def test_the_released_programme_is_exact_only_without_links(
+    chain: tuple[Floats, Floats, int],
+) -> None:
     """Its value is that of its cut without links, and never above the printed one's."""
     seconds, links, gas = chain
-    printed, released = paper_cut(seconds, links, gas), paper_cut(seconds, links, gas, released=True)
+    printed, released = (
+        paper_cut(seconds, links, gas),
+        paper_cut(seconds, links, gas, released=True),
+    )
     assert printed is not None
     assert released is not None
     cut, value = released
@@ -70,8 +81,8 @@ def test_the_released_programme_is_exact_only_without_links(chain: tuple[Floats,
 def test_the_released_programme_forgets_links() -> None:
     """Three stages of four equal layers, a link of 10 behind layer 0 wherever it ends stage 0.
 
-    Without links all cuts cost the same. Over two layers the programme takes the only cut and forgets its 10;
-    later it cannot tell that prefix from the cheap one of three layers.
+    Without links all cuts cost the same. Over two layers the programme takes the only cut and
+    forgets its 10; later it cannot tell that prefix from the cheap one of three layers.
     """
     seconds = np.ones(4)
     links = np.array([[10.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
@@ -105,11 +116,15 @@ def strategies(case: tuple[int, int | None]) -> list[Placed]:
     data = data_of(case)
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
-    return [place(problem, chosen, megatron_placement(nodes, chosen)) for chosen in problem.configurations()]
+    return [
+        place(problem, chosen, megatron_placement(nodes, chosen))
+        for chosen in problem.configurations()
+    ]
 
 
 def homogeneous(placed: Placed) -> bool:
-    """One type, all groups and pipelines alike, nothing to synchronise: AMP's averages are then exact."""
+    """One type, all groups and pipelines alike, nothing to synchronise: AMP's averages are then
+    exact."""
     alike = [np.ptp(placed.layer_seconds, axis=(0, 1)), np.ptp(placed.link, axis=0)]
     return all(np.allclose(each, 0) for each in alike) and not (
         placed.sync.any() and placed.problem.params.any()
@@ -117,16 +132,21 @@ def homogeneous(placed: Placed) -> bool:
 
 
 def excess(placed: Placed) -> float:
-    """How far the programme's cut is above the best cut of the same placement, relative, by the exact T."""
+    """How far the programme's cut is above the best cut of the same placement, relative, by the
+    exact T."""
     averages = average(placed.problem, placed.configuration, placed.placement)
     answer = paper_cut(averages.layer, averages.link, averages.gas)
     assert answer is not None
-    best = min(placed.seconds(cut) for cut in all_cuts(placed.problem.layers, placed.configuration.pipeline))
+    best = min(
+        placed.seconds(cut)
+        for cut in all_cuts(placed.problem.layers, placed.configuration.pipeline)
+    )
     return placed.seconds(answer[0]) / best - 1 if best > 0 else 0.0
 
 
 def test_the_programme_is_exact_on_homogeneous_placements_and_only_there() -> None:
-    """Averages hide types and unlike pipelines; the cut never sees gradients. Elsewhere it loses, and far."""
+    """Averages hide types and unlike pipelines; the cut never sees gradients. Elsewhere it loses,
+    and far."""
     alike: list[float] = []
     others: list[float] = []
     for case in CASES:
@@ -144,7 +164,8 @@ def test_gradients_that_the_programme_does_not_see() -> None:
         excess(placed)
         for case in CASES
         for placed in strategies(case)
-        if np.allclose(np.ptp(placed.layer_seconds, axis=(0, 1)), 0) and placed.configuration.pipeline > 1
+        if np.allclose(np.ptp(placed.layer_seconds, axis=(0, 1)), 0)
+        and placed.configuration.pipeline > 1
     ]
     assert max(worse) > 0.01
 
@@ -196,7 +217,10 @@ def test_the_envelope_cut_is_the_best_that_fits(case: tuple[int, int | None]) ->
 
 def test_a_strategy_writes_its_decision() -> None:
     placed = next(
-        placed for case in CASES for placed in strategies(case) if placed.configuration.pipeline == 2
+        placed
+        for case in CASES
+        for placed in strategies(case)
+        if placed.configuration.pipeline == 2
     )
     layers = placed.problem.layers
     decision = Strategy(placed.configuration, placed.placement, uniform_cut(layers, 2)).decision()

@@ -1,4 +1,5 @@
-"""The evaluator of `amp`: hand-computed prices, every rejection, and what must not change a price."""
+"""The evaluator of `amp`: hand-computed prices, every rejection, and what must not change a
+price."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ FEASIBLE = [case for case in CASES if optimum_of(case) is not None]
 def document() -> dict[str, Any]:
     """Two nodes of two devices, fast and slow; three layers; bandwidth 100 inside and 10 across."""
     nodes = (0, 0, 1, 1)
-    rows = [[0.0 if a == b else 100.0 if nodes[a] == nodes[b] else 10.0 for b in range(4)] for a in range(4)]
+    rows = [
+        [0.0 if a == b else 100.0 if nodes[a] == nodes[b] else 10.0 for b in range(4)]
+        for a in range(4)
+    ]
     sizes = [(40.0, 5.0, 10.0), (20.0, 10.0, 0.0), (60.0, 0.0, 30.0)]
     keys = ("param_bytes", "activation_bytes", "tensor_bytes")
     return {
         "devices": [{"type": "fast" if node == 0 else "slow", "node": node} for node in nodes],
         "bandwidth": rows,
-        "layers": [{"name": f"l{i}", **dict(zip(keys, row, strict=True))} for i, row in enumerate(sizes)],
+        "layers": [
+            {"name": f"l{i}", **dict(zip(keys, row, strict=True))} for i, row in enumerate(sizes)
+        ],
         "layer_seconds": [
             {"type": "fast", "tensor": 1, "micro_batch": 1, "seconds": [1.0, 2.0, 3.0]},
             {"type": "slow", "tensor": 1, "micro_batch": 1, "seconds": [2.0, 4.0, 6.0]},
@@ -70,7 +76,8 @@ def tensored(**changes: Any) -> AmpDecision:
 
 
 def test_pipeline_terms_by_hand() -> None:
-    """gas 4: 3 x 6 waiting, 3 + 6 filling, 10 bytes over a link of 10, 60 bytes of gradients over 100."""
+    """gas 4: 3 x 6 waiting, 3 + 6 filling, 10 bytes over a link of 10, 60 bytes of gradients over
+    100."""
     found = evaluate(data(), pipelined())
     assert found.violations == ()
     assert found.objective == pytest.approx(18 + 9 + 1 + 0.6, rel=1e-15)
@@ -79,7 +86,8 @@ def test_pipeline_terms_by_hand() -> None:
 
 
 def test_tensor_terms_by_hand() -> None:
-    """gas 2: layers at the slower type, 2 + 5 + 4; 40 bytes x 2 samples over 10; 60 bytes over 100."""
+    """gas 2: layers at the slower type, 2 + 5 + 4; 40 bytes x 2 samples over 10; 60 bytes over
+    100."""
     found = evaluate(data(), tensored())
     stage = 11 + 2 * (1 / 2) * 40 * 2 / 10
     assert found.objective == pytest.approx(stage + stage + 2 * (1 / 2) * (120 / 2) / 100)
@@ -91,7 +99,9 @@ def test_synchronisation_takes_the_slowest_group_and_its_lowest_bandwidth() -> N
     """Data groups across nodes: stage 1 has 60 bytes, stage 0 too; both over 10 bytes/s."""
     across = evaluate(data(), pipelined(placement=[[[0], [2]], [[1], [3]]]))
     assert across.parts["synchronisation"] == pytest.approx(6)
-    shifted = evaluate(data(), pipelined(stages=[[0, 1], [1, 3]], placement=[[[0], [1]], [[2], [3]]]))
+    shifted = evaluate(
+        data(), pipelined(stages=[[0, 1], [1, 3]], placement=[[[0], [1]], [[2], [3]]])
+    )
     assert shifted.parts["synchronisation"] == pytest.approx(0.8)  # 80 bytes on stage 1
 
 
@@ -106,7 +116,8 @@ def test_the_slowest_pipeline_counts_not_the_slowest_terms() -> None:
 
 
 def test_links_take_the_slowest_tensor_rank() -> None:
-    """pp 2, tp 2: rank 0 has a link of 100, rank 1 one of 4; layer 0 sends 5 bytes a sample, 2 samples."""
+    """pp 2, tp 2: rank 0 has a link of 100, rank 1 one of 4; layer 0 sends 5 bytes a sample, 2
+    samples."""
     rows = [[0, 50, 100, 9], [50, 0, 9, 4], [100, 9, 0, 50], [9, 4, 50, 0]]
     decision = tensored(pipeline=2, data=1, placement=[[[0, 1]], [[2, 3]]], stages=[[0, 1], [1, 3]])
     found = price(data(bandwidth=rows), decision)
@@ -160,8 +171,14 @@ REJECTED = [
     ),
     (pipelined(placement=[[[0], [1]]]), "placement has 1 stages, expected pipeline (2)"),
     (pipelined(placement=[[[0], [1]], [[2]]]), "placement[1] has 1 data ranks, expected data (2)"),
-    (pipelined(placement=[[[0], [1]], [[2], []]]), "placement[1][1] has 0 devices, expected tensor (1)"),
-    (pipelined(placement=[[[0], [1]], [[2], [4]]]), "placement[1][1][0] is device 4, expected one of 0..3"),
+    (
+        pipelined(placement=[[[0], [1]], [[2], []]]),
+        "placement[1][1] has 0 devices, expected tensor (1)",
+    ),
+    (
+        pipelined(placement=[[[0], [1]], [[2], [4]]]),
+        "placement[1][1][0] is device 4, expected one of 0..3",
+    ),
     (
         pipelined(placement=[[[0], [1]], [[2], [1]]]),
         "placement[1][1][0] repeats device 1 of placement[0][1][0]",
@@ -176,7 +193,9 @@ REJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("decision", "message"), REJECTED, ids=[message[:48] for _, message in REJECTED])
+@pytest.mark.parametrize(
+    ("decision", "message"), REJECTED, ids=[message[:48] for _, message in REJECTED]
+)
 def test_rejects(decision: AmpDecision, message: str) -> None:
     found = evaluate(data(), decision)
     assert found.objective is None
@@ -197,7 +216,8 @@ def test_unused_device_is_named() -> None:
 
 @pytest.mark.parametrize("case", FEASIBLE[::8])
 def test_each_mutation_of_an_optimum_is_rejected_or_no_better(case: tuple[int, int | None]) -> None:
-    """Swaps of devices and shifts of a boundary keep feasibility or not, but never beat the optimum."""
+    """Swaps of devices and shifts of a boundary keep feasibility or not, but never beat the
+    optimum."""
     best, instance = optimum_of(case), data_of(case)
     assert best is not None
     document = best.decision.model_dump()
@@ -206,13 +226,16 @@ def test_each_mutation_of_an_optimum_is_rejected_or_no_better(case: tuple[int, i
         order = [d for stage in document["placement"] for group in stage for d in group]
         rng.shuffle(order)
         devices = iter(order)
-        placement = [[[next(devices) for _ in group] for group in stage] for stage in document["placement"]]
+        placement = [
+            [[next(devices) for _ in group] for group in stage] for stage in document["placement"]
+        ]
         found = evaluate(instance, AmpDecision.model_validate(document | {"placement": placement}))
         assert (found.objective is None) == bool(found.violations)
         if found.objective is not None:
             assert found.objective >= best.objective * (1 - 1e-12)
         broken = [
-            [[d if d != order[0] else len(order) for d in group] for group in stage] for stage in placement
+            [[d if d != order[0] else len(order) for d in group] for group in stage]
+            for stage in placement
         ]
         rejected = evaluate(instance, AmpDecision.model_validate(document | {"placement": broken}))
         assert re.search(rf"is device {len(order)}, expected", rejected.violations[0])
@@ -234,7 +257,8 @@ def test_ranks_have_no_names(case: tuple[int, int | None], rng: Random) -> None:
 
 @given(st.sampled_from(FEASIBLE), st.sampled_from((0.5, 2.0, 8.0)))
 def test_time_scales(case: tuple[int, int | None], factor: float) -> None:
-    """All seconds times a power of two and all bandwidths divided by it: exactly that much longer."""
+    """All seconds times a power of two and all bandwidths divided by it: exactly that much
+    longer."""
     best = optimum_of(case)
     assert best is not None
     document = data_of(case).model_dump()

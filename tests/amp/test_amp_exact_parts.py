@@ -20,7 +20,12 @@ from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact.columns import decision, make_grid, search
 from hetplan.formulations.amp.exact.joint import Search, solve
 from hetplan.formulations.amp.exact.layout import lay_out
-from hetplan.formulations.amp.exact.rows import SyncBox, bound_configuration, bound_stages, row_model
+from hetplan.formulations.amp.exact.rows import (
+    SyncBox,
+    bound_configuration,
+    bound_stages,
+    row_model,
+)
 from hetplan.formulations.amp.exchange import improved
 from hetplan.formulations.amp.orders import first_strategy, placements, try_placement
 from hetplan.formulations.amp.problem import compile_problem
@@ -35,7 +40,8 @@ def never() -> bool:
 
 @pytest.mark.parametrize("case", FEASIBLE)
 def test_devices_of_a_cell_are_interchangeable(case: tuple[int, int | None]) -> None:
-    """Swapping two devices of a cell, or two cells of a class, changes nothing that the objective sees."""
+    """Swapping two devices of a cell, or two cells of a class, changes nothing that the objective
+    sees."""
     problem = compile_problem(data_of(case))
     cells = find_cells(problem)
     assert sorted(d for members in cells.members for d in members) == list(range(problem.devices))
@@ -53,7 +59,9 @@ def test_devices_of_a_cell_are_interchangeable(case: tuple[int, int | None]) -> 
             assert (cells.size[u], cells.bandwidth[u, u]) == (cells.size[v], cells.bandwidth[v, v])
 
 
-def brute_cut(gas: int, times: np.ndarray, links: np.ndarray, sync: np.ndarray, params: np.ndarray) -> float:
+def brute_cut(
+    gas: int, times: np.ndarray, links: np.ndarray, sync: np.ndarray, params: np.ndarray
+) -> float:
     stages, width = times.shape
     best = np.inf
     for inner in combinations(range(1, width - 1), stages - 1):
@@ -72,7 +80,9 @@ def test_cut_equals_enumeration(seed: int) -> None:
     layers = int(rng.integers(1, 9))
     stages = int(rng.integers(1, min(layers, 5) + 1))
     gas = int(rng.integers(1, 9))
-    times = np.concatenate([np.zeros((stages, 1)), np.cumsum(rng.random((stages, layers)), axis=1)], axis=1)
+    times = np.concatenate(
+        [np.zeros((stages, 1)), np.cumsum(rng.random((stages, layers)), axis=1)], axis=1
+    )
     links = rng.random((stages, layers + 1))
     sync = rng.random(stages) * rng.integers(0, 2)
     params = np.r_[0.0, np.cumsum(rng.integers(0, 3, layers))]
@@ -83,7 +93,9 @@ def test_cut_equals_enumeration(seed: int) -> None:
 
 
 @pytest.mark.parametrize("case", FEASIBLE)
-def test_row_bounds_never_exceed_the_optimum_of_a_configuration(case: tuple[int, int | None]) -> None:
+def test_row_bounds_never_exceed_the_optimum_of_a_configuration(
+    case: tuple[int, int | None],
+) -> None:
     data = data_of(case)
     problem = compile_problem(data)
     cells = find_cells(problem)
@@ -104,7 +116,8 @@ def test_row_bounds_never_exceed_the_optimum_of_a_configuration(case: tuple[int,
 
 @pytest.mark.parametrize("case", FEASIBLE[::3])
 def test_a_narrow_search_leaves_a_valid_bound_behind(case: tuple[int, int | None]) -> None:
-    """Width 1: whatever is cut away, the smaller of the cost found and the bound dropped is no more than the best."""
+    """Width 1: whatever is cut away, the smaller of the cost found and the bound dropped is no more
+    than the best."""
     data = data_of(case)
     problem = compile_problem(data)
     cells = find_cells(problem)
@@ -129,7 +142,9 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(case: tuple[int, int | None
         assert min(found.cost, found.dropped) <= best[0] * (1 + 1e-9) + 1e-12
         assert found.finished
         if np.isfinite(found.cost):
-            evaluation = evaluate(data, decision(layout, layout.shape_cells[found.shapes], found.ends))
+            evaluation = evaluate(
+                data, decision(layout, layout.shape_cells[found.shapes], found.ends)
+            )
             assert evaluation.objective == pytest.approx(found.cost, rel=1e-9, abs=1e-12)
 
 

@@ -1,4 +1,5 @@
-"""The general models, configuration by configuration, and the loop, bounds and tables around them."""
+"""The general models, configuration by configuration, and the loop, bounds and tables around
+them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Progress, Run
 
 Case = tuple[int, int | None]
-# The last four tell whether ranks are ordered once for all stages or, wrongly, in each stage by itself.
+# The last four tell whether ranks are ordered once for all stages or, wrongly, in each stage by
+# itself.
 HELD: list[Case] = [*QUICK[:20], (34, None), (111, None), (112, None), (148, None)]
 Answering = Callable[[Question, Run, Sink], Reply]
 MODELS: dict[str, Answering] = {
@@ -76,19 +78,25 @@ def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) 
             continue
         assert reply.stop is Stop.OPTIMAL, reply.message
         assert reply.strategy is not None and reply.bound is not None
-        assert evaluate(data, reply.strategy.decision()).objective == pytest.approx(best, rel=1e-6, abs=1e-9)
+        assert evaluate(data, reply.strategy.decision()).objective == pytest.approx(
+            best, rel=1e-6, abs=1e-9
+        )
         assert best * (1 - 1e-6) - 1e-9 <= reply.bound <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("case", QUICK[:7], ids=str)
 @pytest.mark.parametrize("model", ["cp-sat", "milp"])
-def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(model: str, case: Case) -> None:
+def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(
+    model: str, case: Case
+) -> None:
     data = data_of(case)
     for tables in tables_of(data):
         best = cheapest(data, tables)
         if best is not None and best > 0:
             assert ask(model, tables, cutoff=best * (1 - 1e-6)).stop is Stop.INFEASIBLE
-            assert ask(model, tables, lower=best * 0.9, cutoff=best * (1 + 1e-6)).strategy is not None
+            assert (
+                ask(model, tables, lower=best * 0.9, cutoff=best * (1 + 1e-6)).strategy is not None
+            )
 
 
 @pytest.mark.parametrize("case", QUICK[:4], ids=str)
@@ -118,7 +126,9 @@ def test_the_cheap_bound_is_exact_on_one_device_and_near_on_equal_ones() -> None
     alone = tables_of(instance(1, devices=1))
     assert alone
     for tables in alone:
-        assert least_seconds(tables, run()) == pytest.approx(cheapest(instance(1, devices=1), tables))
+        assert least_seconds(tables, run()) == pytest.approx(
+            cheapest(instance(1, devices=1), tables)
+        )
     gaps = []
     for seed in range(40):
         data = instance(seed)
@@ -134,7 +144,9 @@ def test_profiles_cover_every_set_of_types_at_its_own_pace(case: Case) -> None:
     for tables in tables_of(data_of(case)):
         kinds, size = range(len(tables.problem.types)), tables.configuration.tensor
         for group in (
-            {frozenset((a, b)) for a in kinds for b in kinds} if size > 1 else {frozenset({k}) for k in kinds}
+            {frozenset((a, b)) for a in kinds for b in kinds}
+            if size > 1
+            else {frozenset({k}) for k in kinds}
         ):
             pace = tables.seconds[list(group)].max(axis=0)
             covering = [profile for profile in tables.profiles if group <= profile.covers]
@@ -157,7 +169,12 @@ def test_first_decisions_are_feasible_and_priced_right(case: Case) -> None:
 def test_best_bandwidth_of_a_group() -> None:
     problem = compile_problem(mixed_cluster(nodes=2, per_node=2, layers=2))
     inside, across = problem.bandwidth[0, 1], problem.bandwidth[0, 2]
-    assert [best_bandwidth(problem, ranks) for ranks in (1, 2, 3, 4)] == [math.inf, inside, across, across]
+    assert [best_bandwidth(problem, ranks) for ranks in (1, 2, 3, 4)] == [
+        math.inf,
+        inside,
+        across,
+        across,
+    ]
 
 
 @pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
@@ -179,7 +196,9 @@ def test_cpsat_agrees_with_exact_at_sixteen_devices() -> None:
 
 @pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
 def test_time_out_keeps_decision_and_bound(method: str) -> None:
-    result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=1.0))
+    result = solve(
+        FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), method, run(time_limit=1.0)
+    )
     assert (result.stop, result.status) == (Stop.LIMIT, "feasible")
     assert result.bound is not None and result.objective is not None
     assert 0 < result.bound < result.objective
@@ -216,7 +235,9 @@ def test_infeasibility_says_why() -> None:
     result = solve(FAMILY, undivided, "cp-sat", run())
     assert result.status == "infeasible"
     assert "degrees" in result.message
-    lonely = [entry for entry in data.layer_seconds if (entry.type == "fast") == (entry.tensor == 1)]
+    lonely = [
+        entry for entry in data.layer_seconds if (entry.type == "fast") == (entry.tensor == 1)
+    ]
     result = solve(FAMILY, data.model_copy(update={"layer_seconds": lonely}), "cp-sat", run())
     assert result.status == "infeasible"  # no table that both types have
 
@@ -236,11 +257,14 @@ def test_a_failing_back_end_is_an_error_that_keeps_incumbent_and_bound() -> None
 
 @pytest.mark.parametrize("stop", [Stop.OPTIMAL, Stop.INFEASIBLE])
 def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
-    """A model looks below the cut-off; decisions between that and the incumbent may still be cheaper than it says."""
+    """A model looks below the cut-off; decisions between that and the incumbent may still be
+    cheaper than it says."""
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     bound = 1e9 if stop is Stop.OPTIMAL else None
     outcome = solve_each(data, run(gap=0.01), answering(Reply(stop=stop, bound=bound)), "fake")
-    assert outcome.stop is Stop.OPTIMAL and outcome.decision is not None and outcome.bound is not None
+    assert (
+        outcome.stop is Stop.OPTIMAL and outcome.decision is not None and outcome.bound is not None
+    )
     objective = evaluate(data, outcome.decision).objective
     assert objective is not None
     assert outcome.bound == pytest.approx(objective * (1 - 0.005))
@@ -261,7 +285,8 @@ def test_huge_models_are_not_built() -> None:
 
 
 def test_open_configurations_are_tried_again_with_more_time() -> None:
-    """No time limit: rounds of growing length until the models have an answer, and none for other limits."""
+    """No time limit: rounds of growing length until the models have an answer, and none for other
+    limits."""
     slices: dict[str, list[float]] = {}
 
     def model(question: Question, run: Run, report: Sink) -> Reply:
@@ -276,7 +301,9 @@ def test_open_configurations_are_tried_again_with_more_time() -> None:
     outcome = solve_each(data, run(time_limit=None), model, "fake")
     assert outcome.stop is Stop.OPTIMAL
     first, *others = slices.values()
-    assert len(first) == 2 and first[1] > 1.9 * first[0] and all(len(other) == 1 for other in others)
+    assert (
+        len(first) == 2 and first[1] > 1.9 * first[0] and all(len(other) == 1 for other in others)
+    )
     again: list[str] = []
 
     def limited(question: Question, run: Run, report: Sink) -> Reply:
@@ -288,7 +315,8 @@ def test_open_configurations_are_tried_again_with_more_time() -> None:
 
 
 def test_models_price_as_the_arrays_do() -> None:
-    """The exact price of a strategy that a model found is what `place` says, which the evaluator confirms."""
+    """The exact price of a strategy that a model found is what `place` says, which the evaluator
+    confirms."""
     data = mixed_cluster(nodes=2, per_node=2, layers=5)
     for tables in tables_of(data):
         reply = ask("cp-sat", tables)

@@ -32,7 +32,9 @@ from hetplan.solvers.run import Run
 
 @pytest.mark.parametrize("method", [method.name for method in heuristics()])
 @pytest.mark.parametrize("case", CASES)
-def test_heuristic_is_valid_and_never_below_the_optimum(method: str, case: tuple[int, int | None]) -> None:
+def test_heuristic_is_valid_and_never_below_the_optimum(
+    method: str, case: tuple[int, int | None]
+) -> None:
     best = optimum_of(case)
     result = solve(FAMILY, data_of(case), method)
     assert result.stop is Stop.DONE
@@ -50,10 +52,13 @@ def test_heuristics_mostly_find_something_and_sometimes_the_optimum() -> None:
     for method in heuristics():
         results = [solve(FAMILY, data_of(case), method.name) for case in feasible[:60]]
         objectives = [
-            (optimum_of(case), result.objective) for case, result in zip(feasible, results, strict=False)
+            (optimum_of(case), result.objective)
+            for case, result in zip(feasible, results, strict=False)
         ]
         assert sum(found is not None for _, found in objectives) > 40
-        hits = [found == pytest.approx(best.objective) for best, found in objectives if best and found]
+        hits = [
+            found == pytest.approx(best.objective) for best, found in objectives if best and found
+        ]
         assert 10 < sum(hits) < len(hits)
 
 
@@ -65,14 +70,19 @@ def test_prices_on_arrays_equal_the_evaluator(case: tuple[int, int | None]) -> N
     for candidate in rank(data).candidates:
         found = evaluate(data, candidate.strategy.decision())
         assert (found.objective is not None) == candidate.fits
-        assert found.objective is None or found.objective == pytest.approx(candidate.seconds, rel=1e-12)
+        assert found.objective is None or found.objective == pytest.approx(
+            candidate.seconds, rel=1e-12
+        )
     for trial in megatron_trials(data, problem, Run()):
         found = evaluate(data, trial.strategy.decision())
-        assert found.objective == (None if trial.seconds is None else pytest.approx(trial.seconds, rel=1e-12))
+        assert found.objective == (
+            None if trial.seconds is None else pytest.approx(trial.seconds, rel=1e-12)
+        )
 
 
 def homogeneous(layers: int, nodes: tuple[int, ...], **changes: Any) -> AmpData:
-    """One type, nodes of the given sizes, equal layers, tables for tensor 1, 2, 4 and micro-batches 1, 2."""
+    """One type, nodes of the given sizes, equal layers, tables for tensor 1, 2, 4 and micro-batches
+    1, 2."""
     devices = [{"type": "a", "node": node} for node, size in enumerate(nodes) for _ in range(size)]
     bandwidth = [
         [
@@ -89,7 +99,12 @@ def homogeneous(layers: int, nodes: tuple[int, ...], **changes: Any) -> AmpData:
             for i in range(layers)
         ],
         "layer_seconds": [
-            {"type": "a", "tensor": tensor, "micro_batch": batch, "seconds": [batch / tensor] * layers}
+            {
+                "type": "a",
+                "tensor": tensor,
+                "micro_batch": batch,
+                "seconds": [batch / tensor] * layers,
+            }
             for tensor in (1, 2, 4)
             for batch in (1, 2)
         ],
@@ -99,7 +114,8 @@ def homogeneous(layers: int, nodes: tuple[int, ...], **changes: Any) -> AmpData:
 
 
 def test_amp_estimates_homogeneous_clusters_exactly() -> None:
-    """No averages are lost, so the estimate is T and the best-ranked candidate is the best of them."""
+    """No averages are lost, so the estimate is T and the best-ranked candidate is the best of
+    them."""
     ranking = rank(homogeneous(8, (4, 4)))
     assert len(ranking.candidates) > 10
     for candidate in ranking.candidates:
@@ -143,7 +159,9 @@ def test_the_released_rules_differ_where_they_should() -> None:
     whole = "pp1 dp4 tp1 mbs1"
     assert printed[whole] == pytest.approx(4 + 2 * 3 / 4 * 4 / 10)
     assert released[whole] == pytest.approx(4 + 2 * 3 / 4 * 4 / 100)
-    assert evaluate(shuffled, rank(shuffled, released=True).candidates[0].strategy.decision()).objective
+    assert evaluate(
+        shuffled, rank(shuffled, released=True).candidates[0].strategy.decision()
+    ).objective
     assert solve_released(shuffled, Run()).decision is not None
 
 
@@ -154,12 +172,15 @@ def test_amp_ranks_by_its_estimate_not_by_the_truth() -> None:
         ranked = rank(data_of(case)).candidates
         estimates = [candidate.estimate for candidate in ranked]
         assert estimates == sorted(estimates)
-        misjudged += bool(ranked) and ranked[0].seconds > min(each.seconds for each in ranked) * (1 + 1e-9)
+        misjudged += bool(ranked) and ranked[0].seconds > min(each.seconds for each in ranked) * (
+            1 + 1e-9
+        )
     assert misjudged > 10
 
 
 def test_averages_by_hand() -> None:
-    """Types by their count, links by pipelines, all-reduces by tensor groups; S by the slowest group."""
+    """Types by their count, links by pipelines, all-reduces by tensor groups; S by the slowest
+    group."""
     document = homogeneous(2, (2, 2)).model_dump()
     document["devices"][3]["type"] = "b"
     for tensor in (1, 2):
@@ -175,11 +196,14 @@ def test_averages_by_hand() -> None:
     assert found.sync == pytest.approx([1 / 100, 1 / 50])
     groups = average(problem, Configuration(2, 1, 2, 2, 8), np.arange(4).reshape(2, 1, 2))
     reduce_seconds = 2 * (1 / 100 + 1 / 50) / 2
-    assert groups.layer == pytest.approx([(3 + 6) / 4 + reduce_seconds, (3 + 10) / 4 + reduce_seconds])
+    assert groups.layer == pytest.approx(
+        [(3 + 6) / 4 + reduce_seconds, (3 + 10) / 4 + reduce_seconds]
+    )
 
 
 def test_the_released_code_splits_evenly_for_one_micro_batch() -> None:
-    """The printed programme avoids the heavy link behind layer 1, the released code does not look."""
+    """The printed programme avoids the heavy link behind layer 1, the released code does not
+    look."""
     document = homogeneous(4, (2,), global_batch=1).model_dump()
     document["layers"][1]["activation_bytes"] = 1e3
     data = AmpData.model_validate(document)
@@ -230,11 +254,15 @@ def test_megatron_takes_the_least_tensor_times_pipeline_per_micro_batch() -> Non
     """16 samples on 8 devices: dp 8 for both micro-batches (16 / 8 / 2 is whole)."""
     data = homogeneous(8, (4, 4))
     trials = list(megatron_trials(data, compile_problem(data), Run()))
-    assert {str(trial.strategy.configuration) for trial in trials} == {"pp1 dp8 tp1 mbs1", "pp1 dp8 tp1 mbs2"}
+    assert {str(trial.strategy.configuration) for trial in trials} == {
+        "pp1 dp8 tp1 mbs1",
+        "pp1 dp8 tp1 mbs2",
+    }
 
 
 def test_megatron_keeps_tensor_groups_within_the_smallest_node() -> None:
-    """8 samples by micro-batch 2 leave dp <= 4; nodes of 1 forbid tensor groups, nodes of 4 do not."""
+    """8 samples by micro-batch 2 leave dp <= 4; nodes of 1 forbid tensor groups, nodes of 4 do
+    not."""
     for nodes, expected in (((4, 4), {"pp1 dp4 tp2", "pp2 dp4 tp1"}), ((7, 1), {"pp2 dp4 tp1"})):
         data = homogeneous(8, nodes, global_batch=8)
         trials = megatron_trials(data, compile_problem(data), Run())
@@ -275,18 +303,27 @@ def test_megatron_order(nodes: list[int], tensor: int, expected: list[list[int]]
 @pytest.mark.parametrize("method", ["annealing", "random"])
 def test_the_seed_decides_everything(method: str) -> None:
     case = next(case for case in CASES if case[1] == 6 and optimum_of(case) is not None)
-    runs = [solve(FAMILY, data_of(case), method, Run(Options(seed=seed))) for seed in (3, 3, 4, 5, 6)]
+    runs = [
+        solve(FAMILY, data_of(case), method, Run(Options(seed=seed))) for seed in (3, 3, 4, 5, 6)
+    ]
     assert runs[0].decision == runs[1].decision
     assert runs[0].details == runs[1].details
     assert len({str(run.details) for run in runs}) > 1
 
 
-@given(st.sampled_from([(1, 1), (4, 4), (2, 8), (3, 4), (6, 1), (8, 8)]), st.data(), st.integers(0, 99))
-def test_tilings_cover_the_grid_once(shape: tuple[int, int], drawn: st.DataObject, seed: int) -> None:
+@given(
+    st.sampled_from([(1, 1), (4, 4), (2, 8), (3, 4), (6, 1), (8, 8)]), st.data(), st.integers(0, 99)
+)
+def test_tilings_cover_the_grid_once(
+    shape: tuple[int, int], drawn: st.DataObject, seed: int
+) -> None:
     rows, columns = shape
     h = drawn.draw(st.sampled_from([d for d in range(1, rows + 1) if rows % d == 0]))
     w = drawn.draw(st.sampled_from([d for d in range(1, columns + 1) if columns % d == 0]))
-    for tiles in (random_tiling(shape, (h, w), np.random.default_rng(seed)), straight_tiling(shape, (h, w))):
+    for tiles in (
+        random_tiling(shape, (h, w), np.random.default_rng(seed)),
+        straight_tiling(shape, (h, w)),
+    ):
         covered = np.zeros(shape, dtype=int)
         for area in tiles:
             covered[area] += 1
@@ -345,7 +382,8 @@ def test_an_exact_fit_is_a_fit_for_solvers_too() -> None:
     assert held is not None and data.memory is not None
     types = sorted({device.type for device in data.devices})
     tight = {
-        name: max(h for h, d in zip(held, data.devices, strict=True) if d.type == name) * (1 - 5e-10)
+        name: max(h for h, d in zip(held, data.devices, strict=True) if d.type == name)
+        * (1 - 5e-10)
         for name in types
     }
     memory = data.memory.model_copy(update={"device_bytes": tight})
@@ -389,7 +427,8 @@ def test_a_table_too_large_is_one_configuration_less(monkeypatch: pytest.MonkeyP
     rng = np.random.default_rng(0)
     with pytest.raises(TableTooLarge):
         paper_cut(rng.random(8), rng.random((3, 8)), 4)
-    equal = paper_cut(np.ones(8), rng.random((3, 8)), 4)  # eight equal layers have 9 tolerances, not 37
+    # eight equal layers have 9 tolerances, not 37
+    equal = paper_cut(np.ones(8), rng.random((3, 8)), 4)
     assert equal is not None
     one = paper_cut(rng.random(800), np.zeros((0, 800)), 4)
     assert one is not None and one[0].tolist() == [0, 800]

@@ -1,4 +1,5 @@
-"""The enumeration itself: against the evaluator, unpruned bijections, and what its instances reach."""
+"""The enumeration itself: against the evaluator, unpruned bijections, and what its instances
+reach."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_symmetries_leave_the_share_that_they_should() -> None:
 
 
 def test_the_instances_reach_every_corner() -> None:
-    """Optima of every shape, both causes of infeasibility, memory that changes the optimum, zero costs."""
+    """Optima of every shape, both causes of infeasibility, memory that changes the optimum, zero
+    costs."""
     seen: Counter[str] = Counter()
     for case in CASES:
         data, best = data_of(case), optimum_of(case)
@@ -78,6 +80,18 @@ def test_the_instances_reach_every_corner() -> None:
             relaxed = evaluate(data.model_copy(update={"memory": None}), chosen)
             assert relaxed.objective == pytest.approx(best.objective)
             seen["memory given"] += 1
-    for corner in ("no degrees", "no memory", "", "p", "d", "t", "pd", "pt", "dt", "several types", "free"):
+    for corner in (
+        "no degrees",
+        "no memory",
+        "",
+        "p",
+        "d",
+        "t",
+        "pd",
+        "pt",
+        "dt",
+        "several types",
+        "free",
+    ):
         assert seen[corner] > 0, (corner, seen)
     assert seen["no degrees"] + seen["no memory"] < len(CASES) / 3

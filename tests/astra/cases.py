@@ -1,5 +1,5 @@
-"""Tiny random instances of problem `astra` and the brute-force oracle that every exact method is held
-against."""
+"""Tiny random instances of problem `astra` and the brute-force oracle that every exact method is
+held against."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hetplan.formulations.astra.evaluate import evaluate
 
 
 def random_instance(seed: int) -> AstraData:
-    """Up to 3 types, 5 stages, 9 layers; tight devices and memory, ties and zeros: about a quarter is
-    infeasible."""
+    """Up to 3 types, 5 stages, 9 layers; tight devices and memory, ties and zeros: about a quarter
+    is infeasible."""
     rng = random.Random(seed)
     stages = rng.randint(1, 5)
     group = (rng.randint(1, 2), rng.randint(1, 2))
@@ -27,7 +27,8 @@ def random_instance(seed: int) -> AstraData:
         device_types=[
             DeviceType(
                 name=f"t{i}",
-                max_devices=rng.randint(stages // 3, stages + 2) * group[0] * group[1] + rng.randint(0, 1),
+                max_devices=rng.randint(stages // 3, stages + 2) * group[0] * group[1]
+                + rng.randint(0, 1),
                 layer_seconds=rng.choice([0.0, 0.5, 1.0, 1.0, 1.5, 2.0, rng.random() * 3]),
                 p2p_seconds=h if equal_h else rng.choice([0.0, 0.3, 2.0, 5.0, rng.random() * 4]),
                 max_layers=rng.choice([None] * 8 + [0, 1, 2, 3, 4]),
@@ -39,7 +40,8 @@ def random_instance(seed: int) -> AstraData:
 
 
 def oracle(data: AstraData) -> float | None:
-    """The optimum by trying every multiset of stages (their order never matters); None when there is none."""
+    """The optimum by trying every multiset of stages (their order never matters); None when there
+    is none."""
     kinds = [
         AstraStage(type=kind.name, layers=x)
         for kind, x in product(data.device_types, range(1, data.layers + 1))

@@ -1,4 +1,5 @@
-"""The packaged `astra` instances: every exact method finds the optimum on file, the paper's enumeration none better."""
+"""The packaged `astra` instances: every exact method finds the optimum on file, the paper's
+enumeration none better."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ ONE_THREAD = Options(threads=1, time_limit=30)
 
 def test_settings_of_the_paper_are_packaged_in_both_forms() -> None:
     names = {entry.name for entry in ENTRIES}
-    for model in ("llama2-7b", "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "glm-67b", "glm-130b"):
+    for model in (
+        "llama2-7b",
+        "llama2-13b",
+        "llama2-70b",
+        "llama3-8b",
+        "llama3-70b",
+        "glm-67b",
+        "glm-130b",
+    ):
         free = [name for name in names if name.startswith(model) and not name.endswith("-equal")]
         assert len(free) == 1 and "a800" in free[0]
         assert f"{free[0]}-equal" in names

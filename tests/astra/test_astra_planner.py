@@ -1,4 +1,5 @@
-"""The strategy `astra` of the planner: its plans stand up to the plan file's own checks and to the search's numbers."""
+"""The strategy `astra` of the planner: its plans stand up to the plan file's own checks and to the
+search's numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from hetplan.solvers.run import Run
 def test_mixed_cluster_uses_every_device_once() -> None:
     workload = make_workload("gpt2-amp", example_cluster("amp-mixed"), 32)
     mixed, *alone = propose(workload, Run())
-    assert mixed.status == "optimal" and mixed.plan is not None and mixed.predicted_seconds is not None
+    assert (
+        mixed.status == "optimal" and mixed.plan is not None and mixed.predicted_seconds is not None
+    )
     assert [c.method for c in alone] == ["only-V100-SXM2-16GB", "only-T4"]
     assert mixed.plan.world_size == 16
     for replica in mixed.plan.replicas:
@@ -68,7 +71,9 @@ def test_interleaved_strategies_become_interleaved_plans() -> None:
     pool = homogeneous(offers_of_cluster(workload.cluster)[0])
     space = replace(plannable(workload, pool), pipeline=(4,))
     found = search(Job(workload.model, 64), pool, space=space, top=1000)
-    virtual = [c for c in found.top if c.strategy["virtual_pipeline_model_parallel_size"] is not None]
+    virtual = [
+        c for c in found.top if c.strategy["virtual_pipeline_model_parallel_size"] is not None
+    ]
     assert virtual
     for candidate in virtual[::20]:
         plan = to_plan(workload, candidate, "test")

@@ -24,7 +24,8 @@ from hetplan.profiling.times import all_reduce_seconds, layer_time
 
 
 def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: float) -> float:
-    """One strategy priced by hand, for GPT-like models without experts: the formulas, not the code."""
+    """One strategy priced by hand, for GPT-like models without experts: the formulas, not the
+    code."""
     pp, tp, dp = (row[f"{k}_parallel_size"] for k in ("pipeline_model", "tensor_model", "data"))
     mbs, K, sp = row["micro_batch_size"], row["num_micro_batches"], row["sequence_parallel"]
     v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
@@ -89,11 +90,14 @@ def test_prices_equal_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
     )
     rows = random.Random(0).sample(np.flatnonzero(simple).tolist(), 150)
     for r in rows:
-        assert seconds[r] == pytest.approx(plain_seconds(facts, table.row(r), offer, float(share[r]))), r
+        assert seconds[r] == pytest.approx(
+            plain_seconds(facts, table.row(r), offer, float(share[r]))
+        ), r
 
 
 def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[float, float]:
-    """(bytes, optimizer states) of a device of one stage, by hand, without experts and hybrid recomputation."""
+    """(bytes, optimizer states) of a device of one stage, by hand, without experts and hybrid
+    recomputation."""
     pp, tp, dp = (row[f"{k}_parallel_size"] for k in ("pipeline_model", "tensor_model", "data"))
     mbs, K, sp, r = (
         row["micro_batch_size"],
@@ -104,7 +108,9 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
     v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
     params = n * facts.blocks[0].params
     params += facts.first.params if stage == 0 else 0
-    params += facts.last.params + (facts.last.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
+    params += (
+        facts.last.params + (facts.last.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
+    )
     states = 12 * params / tp / (dp if row["use_distributed_optimizer"] else 1)
 
     def kept(saved: Any) -> float:
@@ -145,7 +151,9 @@ def test_memory_equals_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
             [b for b, _ in by_hand]
         )
         needed = max((b - offer.spec.memory_bytes) / s for b, s in by_hand)
-        assert share[r] > 1 if needed > 1 else share[r] == pytest.approx(max(0.0, needed), abs=1e-12)
+        assert (
+            share[r] > 1 if needed > 1 else share[r] == pytest.approx(max(0.0, needed), abs=1e-12)
+        )
 
 
 def test_one_stage_is_eq_22_without_bubbles() -> None:
@@ -159,12 +167,17 @@ def test_one_stage_is_eq_22_without_bubbles() -> None:
 
 
 def test_sequence_parallelism_saves_memory_and_recomputation_costs_time() -> None:
-    table = table_of(LLAMA, 64, Space(pipeline=(2,), tensor=(4,), micro_batch=(1,), interleaving=False))
+    table = table_of(
+        LLAMA, 64, Space(pipeline=(2,), tensor=(4,), micro_batch=(1,), interleaving=False)
+    )
     priced = Priced(LLAMA, table, offer_of("A800", 64), Assumptions())
     share = offload_share(priced)
     offer = offer_of("A800", 64)
     peak = np.array(
-        [stage_peaks(LLAMA, table, r, [(offer, 16)] * 2, 0.0, Assumptions())[0] for r in range(table.rows)]
+        [
+            stage_peaks(LLAMA, table, r, [(offer, 16)] * 2, 0.0, Assumptions())[0]
+            for r in range(table.rows)
+        ]
     )
     seconds = iteration_seconds(priced, share)
     c = table.columns
@@ -212,7 +225,9 @@ class Broken(Half):
 def test_efficiencies_can_be_passed_in() -> None:
     table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(1, 2)))
     offer = offer_of("A800", 8)
-    half, full = (Priced(LLAMA, table, offer, Assumptions(efficiency=model)) for model in (Half(), Full()))
+    half, full = (
+        Priced(LLAMA, table, offer, Assumptions(efficiency=model)) for model in (Half(), Full())
+    )
     assert half.blocks.table == pytest.approx(2 * full.blocks.table)
     exact = sum(block.forward_flops() for block in LLAMA.blocks[:1]) / 312e12
     products = full.blocks.row(3)[(table.columns["tensor_model_parallel_size"] == 1)]

@@ -1,5 +1,5 @@
-"""The rule language: precedence, None, types, positions of errors; evaluation against a plain Python
-reading."""
+"""The rule language: precedence, None, types, positions of errors; evaluation against a plain
+Python reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ ROWS = 5
 TABLE = {
     "a": Values(np.array([1.0, 2.0, 3.0, 4.0, 5.0])),
     "b": Values(np.array([0.0, 2.0, 2.0, 8.0, 5.0])),
-    "layers": Values(np.array([0.0, 1.0, 2.0, 3.0, 0.0]), np.array([False, True, True, True, False])),
+    "layers": Values(
+        np.array([0.0, 1.0, 2.0, 3.0, 0.0]), np.array([False, True, True, True, False])
+    ),
     "granularity": Values(np.array([0, 1, 2, 0, 0]), np.array([True, True, True, True, False])),
     "flag": Values(np.array([True, False, True, False, True])),
 }
@@ -146,11 +148,14 @@ sums = st.recursive(
     ),
     max_leaves=5,
 )
-comparisons = st.tuples(sums, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), sums).map(" ".join)
+comparisons = st.tuples(sums, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), sums).map(
+    " ".join
+)
 conditions = st.recursive(
     comparisons,
     lambda inner: (
-        st.tuples(inner, st.sampled_from(["&&", "||"]), inner).map(" ".join) | inner.map(lambda e: f"({e})")
+        st.tuples(inner, st.sampled_from(["&&", "||"]), inner).map(" ".join)
+        | inner.map(lambda e: f"({e})")
     ),
     max_leaves=6,
 )
@@ -160,7 +165,8 @@ conditions = st.recursive(
 @given(conditions)
 def test_agrees_with_python_precedence(text: str) -> None:
     python = text.replace("&&", " and ").replace("||", " or ").replace("$", "")
-    code = compile(python, "rule", "eval")  # Python's own reading is the oracle, on generated text only
+    # Python's own reading is the oracle, on generated text only
+    code = compile(python, "rule", "eval")
     expected = [
         i
         for i in range(ROWS)

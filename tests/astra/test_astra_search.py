@@ -25,7 +25,11 @@ from hetplan.formulations.astra.search.pool import (
 )
 from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.segment_figures import SegmentFigures, segment_figures, segment_space
+from hetplan.formulations.astra.search.segment_figures import (
+    SegmentFigures,
+    segment_figures,
+    segment_space,
+)
 from hetplan.formulations.astra.search.segments import fastest, segment_front
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.astra.search.table import Strategies, strategies
@@ -68,7 +72,8 @@ def test_cost_mode_finds_the_curve_and_keeps_the_limit() -> None:
 def segments_by_force(
     figures: SegmentFigures, table: Strategies, layers: int
 ) -> list[tuple[float, float, int]]:
-    """(seconds, money, strategy) of every way to give the stages types and layers, in every order of ends."""
+    """(seconds, money, strategy) of every way to give the stages types and layers, in every order
+    of ends."""
     found = []
     types = len(figures.c)
     for r in range(table.rows):
@@ -123,7 +128,8 @@ def perturbed(figures: SegmentFigures, seed: int, layers: int) -> SegmentFigures
 
 
 def distinct(front: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points that differ by rounding alone, in seconds or in money, are one point: the better in the other."""
+    """Points that differ by rounding alone, in seconds or in money, are one point: the better in
+    the other."""
     kept: list[tuple[float, float]] = []
     for point in front:
         if kept and point[1] > kept[-1][1] * (1 - 1e-9):
@@ -138,8 +144,12 @@ def distinct(front: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def test_segment_front_equals_brute_force(seed: int) -> None:
     small = load_model("gpt2", precision="bf16")
     facts = replace(model_facts(small), blocks=model_facts(small).blocks[:6])
-    offers = (offer_of("A800", 8), offer_of("H100", 8), offer_of("A100-SXM4-40GB", 6))[: 2 + seed % 2]
-    space = segment_space(Space(pipeline=(1, 2, 4), tensor=(1, 2), micro_batch=(1,), recompute=(None,)))
+    offers = (offer_of("A800", 8), offer_of("H100", 8), offer_of("A100-SXM4-40GB", 6))[
+        : 2 + seed % 2
+    ]
+    space = segment_space(
+        Space(pipeline=(1, 2, 4), tensor=(1, 2), micro_batch=(1,), recompute=(None,))
+    )
     table = strategies(
         facts, space, default_rules(SCHEMA.columns), gpus=8, global_batch=16, whole_stages=False
     )
@@ -168,7 +178,8 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
 
 
 def test_one_strategys_segments_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is looked at among the stage counts of one strategy; what was found is real, and nothing is proven."""
+    """The clock is looked at among the stage counts of one strategy; what was found is real, and
+    nothing is proven."""
     pool = heterogeneous(64, (offer_of("A800", 48), offer_of("H100", 32)))
     job = Job(load_model("gpt2", precision="bf16"), 64)
     whole = search(job, pool)
@@ -187,7 +198,8 @@ def test_one_strategys_segments_can_be_stopped(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_segments_that_cannot_hold_the_layers_are_said_to() -> None:
-    """Each stage has room for some layers, all of them together for too few; that is proven, not out of time."""
+    """Each stage has room for some layers, all of them together for too few; that is proven, not
+    out of time."""
     found = search(
         Job(load_model("llama2-7b", precision="fp16"), 16),
         heterogeneous(3, (offer_of("RTX-3090", 2), offer_of("RTX-4090", 1))),
@@ -223,7 +235,9 @@ def test_mixed_pool_agrees_with_the_exact_method_of_astra() -> None:
 def test_one_type_costs_the_same_in_both_modes(model: str) -> None:
     """Equal segments of one type, priced by the figures of mode 2, cost what mode 1 says."""
     facts = model_facts(load_model(model, precision="bf16"))
-    space = replace(segment_space(Space(tensor=(2, 8), micro_batch=(1, 2))), sequence_parallel=(False, True))
+    space = replace(
+        segment_space(Space(tensor=(2, 8), micro_batch=(1, 2))), sequence_parallel=(False, True)
+    )
     offer = offer_of("A800", 64)
     table = strategies(facts, space, default_rules(SCHEMA.columns), gpus=64, global_batch=256)
     figures = segment_figures(facts, table, (offer,), Assumptions())
@@ -239,7 +253,9 @@ def test_one_type_costs_the_same_in_both_modes(model: str) -> None:
         times[0] += before
         times[-1] += behind
         kinds = [0, 1, 2] if p > 2 else [0, 2][:p]
-        seconds = times.sum() + (K[r] - 1) * times.max() + figures.exposed(int(r))[kinds, 0, n - 1].max()
+        seconds = (
+            times.sum() + (K[r] - 1) * times.max() + figures.exposed(int(r))[kinds, 0, n - 1].max()
+        )
         assert seconds == pytest.approx(expected[r], rel=1e-9), table.row(int(r))
         assert min(figures.cap[kind, 0, r] for kind in kinds) >= n
         compared += 1
@@ -286,7 +302,9 @@ def test_a_pool_is_never_worse_than_one_of_its_types() -> None:
     for space in (Space(pipeline=(8,), tensor=(8,)), Space(recompute=("hybrid",), tensor=(8,))):
         one = search(job, homogeneous(offer_of("A800", 64)), space=space)
         two = search(
-            job, heterogeneous(64, (offer_of("A800", 64), offer_of("A100-SXM4-40GB", 8))), space=space
+            job,
+            heterogeneous(64, (offer_of("A800", 64), offer_of("A100-SXM4-40GB", 8))),
+            space=space,
         )
         assert one.best is not None and two.best is not None and two.left_out
         assert two.best.seconds <= one.best.seconds * (1 + 1e-12)
@@ -337,8 +355,12 @@ def test_what_cannot_be_searched_is_said() -> None:
     with pytest.raises(InputError, match="several devices"):
         find_device("A100")
     assert find_device("a800")[0] == "A800-SXM4-80GB"
-    crowded = search(Job(load_model("glm-130b", precision="fp16"), 64), homogeneous(offer_of("T4", 2)))
+    crowded = search(
+        Job(load_model("glm-130b", precision="fp16"), 64), homogeneous(offer_of("T4", 2))
+    )
     assert crowded.best is None and "fits in memory" in crowded.reason
-    odd = search(Job(load_model("llama2-7b", precision="bf16"), 7), homogeneous(offer_of("A800", 64)))
+    odd = search(
+        Job(load_model("llama2-7b", precision="bf16"), 7), homogeneous(offer_of("A800", 64))
+    )
     assert odd.best is None or odd.counts["priced"] > 0
     assert schema_of(homogeneous(offer_of("A800", 2))).types == ("A800-SXM4-80GB",)

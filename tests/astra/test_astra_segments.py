@@ -1,4 +1,5 @@
-"""The methods of problem `astra` against brute force, each other, and what the problem's symmetries demand."""
+"""The methods of problem `astra` against brute force, each other, and what the problem's symmetries
+demand."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def best_of(seed: int) -> float | None:
 def test_more_layers_than_a_chain_has_are_refused() -> None:
     document = random_instance(0).model_dump(mode="json")
     assert (
-        parse(AstraData, document | {"layers": 4096, "equal_layers_per_type": False}, where="f").layers
+        parse(
+            AstraData, document | {"layers": 4096, "equal_layers_per_type": False}, where="f"
+        ).layers
         == 4096
     )
     with pytest.raises(InputError, match=r"f: layers.*got 4097"):
@@ -86,7 +89,9 @@ def test_the_cases_are_of_every_kind() -> None:
     assert {data.equal_layers_per_type for data in infeasible} == {False, True}
     problems = [compile_problem(data) for data in cases]
     dividing = [
-        p for p, d in zip(problems, cases, strict=True) if d in infeasible and not infeasible_because(p)
+        p
+        for p, d in zip(problems, cases, strict=True)
+        if d in infeasible and not infeasible_because(p)
     ]
     assert dividing, "no case is infeasible for want of numbers that divide"
     assert any(p.ordered and not p.equal for p in problems) and any(not p.ordered for p in problems)
@@ -123,7 +128,10 @@ def test_large_instances_agree_across_methods(equal: bool) -> None:
 
 
 def test_equal_layers_cannot_beat_unequal_ones() -> None:
-    free, equal = run_one(instance(), "exact"), run_one(instance(equal_layers_per_type=True), "exact")
+    free, equal = (
+        run_one(instance(), "exact"),
+        run_one(instance(equal_layers_per_type=True), "exact"),
+    )
     assert free.objective is not None and equal.objective is not None
     assert free.objective <= equal.objective
 
@@ -144,7 +152,8 @@ def test_out_of_time_keeps_a_bound() -> None:
 def test_the_clock_is_looked_at_within_one_evaluation(
     method: str, equal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces, methods find what they find in one go, and stop where they are told to, with what they have."""
+    """In pieces, methods find what they find in one go, and stop where they are told to, with what
+    they have."""
     data = instance(layers=24, stages=8, equal_layers_per_type=equal)
     whole = run_one(data, method)
     monkeypatch.setattr("hetplan.formulations.astra.problem.MOST_OPERATIONS", 1)
@@ -167,7 +176,9 @@ def test_the_clock_is_looked_at_within_one_evaluation(
 def test_tables_beyond_memory_are_refused_before_they_are_made() -> None:
     """Equal layers, and types ordered in nothing; what the greedy takes has no tables."""
     kinds = [
-        DeviceType(name=f"t{i}", max_devices=4096, layer_seconds=1 + i / 10, p2p_seconds=1 - i / 100)
+        DeviceType(
+            name=f"t{i}", max_devices=4096, layer_seconds=1 + i / 10, p2p_seconds=1 - i / 100
+        )
         for i in range(30)
     ]
     big: dict[str, Any] = {"layers": 4096, "stages": 4000, "data_parallel": 1, "tensor_parallel": 1}
@@ -206,15 +217,21 @@ def test_invariants(seed: int, rng: Any) -> None:
     kinds = list(data.device_types)
     rng.shuffle(kinds)
     shuffled = data.model_copy(update={"device_types": kinds})
-    assert optimum(compile_problem(shuffled), Run()).bound == (None if best is None else pytest.approx(best))
+    assert optimum(compile_problem(shuffled), Run()).bound == (
+        None if best is None else pytest.approx(best)
+    )
     # more devices never hurt, doubled times double the optimum
     richer = data.model_copy(
-        update={"device_types": [k.model_copy(update={"max_devices": k.max_devices + 4}) for k in kinds]}
+        update={
+            "device_types": [k.model_copy(update={"max_devices": k.max_devices + 4}) for k in kinds]
+        }
     )
     slower = data.model_copy(
         update={
             "device_types": [
-                k.model_copy(update={"layer_seconds": 2 * k.layer_seconds, "p2p_seconds": 2 * k.p2p_seconds})
+                k.model_copy(
+                    update={"layer_seconds": 2 * k.layer_seconds, "p2p_seconds": 2 * k.p2p_seconds}
+                )
                 for k in kinds
             ]
         }
@@ -230,13 +247,19 @@ def test_invariants(seed: int, rng: Any) -> None:
     [
         ({"stages": 97}, "at least one layer each"),
         (
-            {"device_types": [DeviceType(name="a", max_devices=63, layer_seconds=1, p2p_seconds=0)]},
+            {
+                "device_types": [
+                    DeviceType(name="a", max_devices=63, layer_seconds=1, p2p_seconds=0)
+                ]
+            },
             "0 stages",
         ),
         (
             {
                 "device_types": [
-                    DeviceType(name="a", max_devices=10**6, layer_seconds=1, p2p_seconds=0, max_layers=2)
+                    DeviceType(
+                        name="a", max_devices=10**6, layer_seconds=1, p2p_seconds=0, max_layers=2
+                    )
                 ]
             },
             "room for 64 layers",
@@ -261,7 +284,9 @@ def test_evaluator_names_each_broken_constraint() -> None:
     )
 
     def verdict(*stages: tuple[str, int]) -> tuple[float | None, str]:
-        found = evaluate(data, AstraDecision(stages=[AstraStage(type=t, layers=n) for t, n in stages]))
+        found = evaluate(
+            data, AstraDecision(stages=[AstraStage(type=t, layers=n) for t, n in stages])
+        )
         return found.objective, "; ".join(found.violations)
 
     assert verdict(("a", 2), ("b", 2)) == (2.5 + 4 + 63 * 4, "")

@@ -95,8 +95,11 @@ def test_pushing_rules_down_drops_the_same_rows() -> None:
     pushed = strategies(GPT, SMALL, rules, gpus=24, global_batch=256)
     raw = strategies(GPT, SMALL, [], gpus=24, global_batch=256)
     assert raw.rows > pushed.rows
-    late = rules_from_text("$gpu_type == None", SCHEMA.columns, where="test")  # a rule that is never met
-    assert rows_of(strategies(GPT, SMALL, [*rules, *late], gpus=24, global_batch=256)) == rows_of(pushed)
+    # a rule that is never met
+    late = rules_from_text("$gpu_type == None", SCHEMA.columns, where="test")
+    assert rows_of(strategies(GPT, SMALL, [*rules, *late], gpus=24, global_batch=256)) == rows_of(
+        pushed
+    )
     from hetplan.formulations.astra.search.space import CONSTANTS, constants_of
     from hetplan.formulations.astra.search.table import _values
 
@@ -111,7 +114,9 @@ def test_pushing_rules_down_drops_the_same_rows() -> None:
 
 def test_user_rules_only_drop() -> None:
     columns = SCHEMA.columns
-    mine = rules_from_text("$tensor_model_parallel_size > 2 || $micro_batch_size == 1", columns, where="t")
+    mine = rules_from_text(
+        "$tensor_model_parallel_size > 2 || $micro_batch_size == 1", columns, where="t"
+    )
     whole = table_of(LLAMA, 64)
     less = strategies(LLAMA, Space(), [*default_rules(columns), *mine], gpus=64, global_batch=256)
     assert rows_of(less) < rows_of(whole)
@@ -121,7 +126,8 @@ def test_user_rules_only_drop() -> None:
 
 
 def test_flash_attention_rule_of_the_paper_bites() -> None:
-    assert (table_of(LLAMA).columns["recompute_granularity"] != 0).all()  # fused attention: no selective
+    # fused attention: no selective
+    assert (table_of(LLAMA).columns["recompute_granularity"] != 0).all()
     assert (table_of(GPT, 24, SMALL).columns["recompute_granularity"] == 0).any()
 
 
@@ -136,11 +142,16 @@ def test_experts_bring_expert_parallelism() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25), st.integers(0, 7))
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=25),
+    st.integers(0, 7),
+)
 def test_pareto_set_and_choice(points: list[tuple[int, int]], limit: int) -> None:
     speed, money = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     front = [points[i] for i in pareto(speed, money)]
-    better = {p for p in points if not any((q[0] >= p[0] and q[1] <= p[1] and q != p) for q in points)}
+    better = {
+        p for p in points if not any((q[0] >= p[0] and q[1] <= p[1] and q != p) for q in points)
+    }
     assert set(front) == better and len(front) == len(better)
     assert front == sorted(front, key=lambda p: (-p[0], p[1]))
     order = [points[i] for i in ranking(speed, money)]
@@ -162,4 +173,7 @@ def test_what_differs_by_rounding_alone_keeps_its_order(steps: list[int], random
     assert tied(shaken).tolist() == tied(exact).tolist()
     assert [sorted(set(steps)).index(step) for step in steps] == tied(exact).tolist()
     money = np.array([float(step % 2 + 1) for step in steps])
-    assert ranking(1.0 / shaken, money * (shaken / exact)).tolist() == ranking(1.0 / exact, money).tolist()
+    assert (
+        ranking(1.0 / shaken, money * (shaken / exact)).tolist()
+        == ranking(1.0 / exact, money).tolist()
+    )

@@ -30,11 +30,15 @@ def test_usage(hetplan: Call, arguments: tuple[object, ...], message: str) -> No
     assert message in hetplan(*arguments).error
 
 
-def test_without_torch_one_line_says_what_to_install(hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_one_line_says_what_to_install(
+    hetplan: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     ran = hetplan(*BASE, "--memory-gib", 1)
     assert ran.code != 0 and ran.out == ""
-    assert ran.err.count("\n") == 1 and "measuring needs torch" in ran.err and "[runtime]" in ran.err
+    assert (
+        ran.err.count("\n") == 1 and "measuring needs torch" in ran.err and "[runtime]" in ran.err
+    )
 
 
 def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path) -> None:
@@ -43,7 +47,16 @@ def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path)
     base = ("--model", "gpt2", "--sequence", 16, "--precision", "fp32")
     limits = ("--memory-gib", 4, "--devices", 4, "--max-micro-batch", 3, "--repeats", 1)
     ran = hetplan(
-        "profile", "--batch-curve", *base, *limits, "--device", "cpu", "--device-type", "T4", "-o", path
+        "profile",
+        "--batch-curve",
+        *base,
+        *limits,
+        "--device",
+        "cpu",
+        "--device-type",
+        "T4",
+        "-o",
+        path,
     )
     assert ran.code == 0, ran.err
     assert "largest micro-batch: ZeRO 0: 3" in ran.out and "micro-batch 1:" in ran.err
@@ -51,15 +64,29 @@ def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path)
     curve = load_batch_curve(path)
     assert curve.tried_up_to == 3
     assert curve.provenance.kind == "measured" and "torch" in curve.provenance.source
-    plan = ("plan", *base, "--cluster", "poplar-b", "--global-batch", 12, "--strategies", "poplar", "-q")
+    plan = (
+        "plan",
+        *base,
+        "--cluster",
+        "poplar-b",
+        "--global-batch",
+        12,
+        "--strategies",
+        "poplar",
+        "-q",
+    )
     found = hetplan(*plan, "--set", f"poplar.curves={path}", "--set", "poplar.zero=0", "--json")
     assert found.code == 0, found.err
     best = found.json["candidates"][0]
     samples = [max(b["samples"] for b in r["micro_batches"]) for r in best["plan"]["replicas"]]
     devices = [r["stages"][0]["devices"][0][0] for r in best["plan"]["replicas"]]
     types = found.json["candidates"][0]["plan"]["devices"]
-    assert all(size <= 3 for size, d in zip(samples, devices, strict=True) if types[d]["type"] == "T4")
-    assert hetplan(*plan, "--set", f"poplar.curves={path}", "--global-batch", 13, "--json").code == 0
+    assert all(
+        size <= 3 for size, d in zip(samples, devices, strict=True) if types[d]["type"] == "T4"
+    )
+    assert (
+        hetplan(*plan, "--set", f"poplar.curves={path}", "--global-batch", 13, "--json").code == 0
+    )
 
 
 def test_nothing_fits_is_exit_code_1(hetplan: Call) -> None:

@@ -1,4 +1,5 @@
-"""What the shells are offered: asked as they ask, through the environment; and how fast that can be."""
+"""What the shells are offered: asked as they ask, through the environment; and how fast that can
+be."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class Asked:
         if shell == "bash":
             environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
         else:
-            environment |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+            environment |= {
+                "_TYPER_COMPLETE_ARGS": words,
+                "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            }
         for name, value in environment.items():
             self.monkeypatch.setenv(name, value)
         ran = self.hetplan()

@@ -1,4 +1,5 @@
-"""The program around the commands: help, version, library, schemas, doctor, signals, pipes, loading times."""
+"""The program around the commands: help, version, library, schemas, doctor, signals, pipes, loading
+times."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ def test_no_solver_is_loaded_before_it_is_used() -> None:
 
 def test_list(hetplan: Call) -> None:
     rows = hetplan("instances", "list", "--json").json["instances"]
-    assert [(row["problem"], row["name"]) for row in rows] == [(e.problem, e.name) for e in library()]
+    assert [(row["problem"], row["name"]) for row in rows] == [
+        (e.problem, e.name) for e in library()
+    ]
     tiny = next(row for row in rows if row["name"] == "tiny-mixed")
     assert (tiny["status"], tiny["gap"]) == ("optimal", 0.0)
     assert "tiny-mixed" in hetplan("instances", "list", "--problem", "amp").out
@@ -101,7 +104,9 @@ def test_list(hetplan: Call) -> None:
 def test_show(hetplan: Call) -> None:
     entry = find("tiny-mixed")
     assert entry is not None
-    assert hetplan("instances", "show", "tiny-mixed", "--json").json == json.loads(entry.file.read_text())
+    assert hetplan("instances", "show", "tiny-mixed", "--json").json == json.loads(
+        entry.file.read_text()
+    )
     assert hetplan("instances", "show", "tiny-mixed", "--best").json == json.loads(
         entry.best_file.read_text()
     )
@@ -151,7 +156,9 @@ def test_doctor_tells_what_is_missing(hetplan: Call, monkeypatch: pytest.MonkeyP
 
 def test_gpus_by_nvidia_smi(tmp_path: Path, hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'Tesla T4, 15360, 535.104'\necho 'Odd, [N/A], 1'\necho rubbish\n")
+    program.write_text(
+        "#!/bin/sh\necho 'Tesla T4, 15360, 535.104'\necho 'Odd, [N/A], 1'\necho rubbish\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert hetplan("doctor", "--json").json["gpus"] == [
@@ -184,7 +191,9 @@ def test_no_gpus_and_why(
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
     monkeypatch.setattr("hetplan.cli.doctor.PATIENCE_S", 1.0)
-    monkeypatch.setattr("hetplan.cli.doctor.check_together", lambda: {"check": "x", "ok": True, "detail": ""})
+    monkeypatch.setattr(
+        "hetplan.cli.doctor.check_together", lambda: {"check": "x", "ok": True, "detail": ""}
+    )
     ran = hetplan("doctor", "--json")
     assert ran.code == 0
     assert ran.json["gpus"] == ([] if reason == "none" else None)
@@ -233,7 +242,9 @@ def at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return marker
 
 
-def test_first_interrupt_prints_what_is_found(numbers: Write, at_work: Path, tmp_path: Path) -> None:
+def test_first_interrupt_prints_what_is_found(
+    numbers: Write, at_work: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "out.json"
     process = start("solve", numbers(3, 1), "-m", "patient,first", "--json", "-o", target)
     interrupt(process, at_work)
@@ -242,7 +253,10 @@ def test_first_interrupt_prints_what_is_found(numbers: Write, at_work: Path, tmp
     patient, first = json.loads(out)["results"]
     assert (patient["status"], patient["objective"], patient["bound"]) == ("feasible", 3.0, 0.5)
     assert patient["stop"] == "interrupted"
-    assert (first["status"], first["message"]) == ("unknown", "not begun: stopped from the keyboard")
+    assert (first["status"], first["message"]) == (
+        "unknown",
+        "not begun: stopped from the keyboard",
+    )
     assert code == 1
     assert json.loads(target.read_text()) == json.loads(out)
 
@@ -313,7 +327,9 @@ def test_nothing_is_shown_of_what_takes_no_time(numbers: Write) -> None:
     assert on_a_terminal("solve", numbers(3, 1), "--json")[2] == ""
 
 
-def test_warnings_of_libraries_are_for_developers(numbers: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_libraries_are_for_developers(
+    numbers: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, _, err = wait_for(start("solve", numbers(1), "-m", "first", "--json"))
     assert (code, err) == (0, "")
     monkeypatch.setenv("HETPLAN_DEBUG", "1")
@@ -321,7 +337,9 @@ def test_warnings_of_libraries_are_for_developers(numbers: Write, monkeypatch: p
 
 
 def test_module_runs_as_a_program() -> None:
-    done = subprocess.run([sys.executable, "-m", "hetplan", "--version"], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "hetplan", "--version"], capture_output=True, check=False
+    )
     assert done.stdout.decode() == f"hetplan {package.__version__}\n"
 
 
@@ -332,7 +350,8 @@ def test_any_encoding_of_standard_output(numbers: Write, encoding: str, tmp_path
     for flags in (["--json"], []):
         process = subprocess.run(
             [sys.executable, "-c", PROGRAM, "solve", str(path), *flags],
-            env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            env=os.environ
+            | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(__file__).parent.parent)},
             capture_output=True,
             check=False,
         )
@@ -351,7 +370,9 @@ def test_any_encoding_of_standard_output(numbers: Write, encoding: str, tmp_path
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_names_that_no_file_system_takes_are_one_line(hetplan: Call, arguments: tuple[str, ...]) -> None:
+def test_names_that_no_file_system_takes_are_one_line(
+    hetplan: Call, arguments: tuple[str, ...]
+) -> None:
     ran = hetplan(*arguments)
     assert ran.code == 2
     assert "error: " in ran.err and "xxx" in ran.err

@@ -45,5 +45,9 @@ def test_refusals_and_nonsense_are_one_line(hetplan: Call, plan: Path, tmp_path:
         "unknown framework 'megatorn'; did you mean megatron"
         in hetplan("export", plan, "--to", "megatorn").error
     )
-    assert "no-such.json: no such file" in hetplan("export", "no-such.json", "--to", "megatron").error
-    assert "no such folder" in hetplan("export", plan, "--to", "megatron", "-o", "no/such/x.sh").error
+    assert (
+        "no-such.json: no such file" in hetplan("export", "no-such.json", "--to", "megatron").error
+    )
+    assert (
+        "no such folder" in hetplan("export", plan, "--to", "megatron", "-o", "no/such/x.sh").error
+    )

@@ -101,4 +101,7 @@ def test_amp_has_a_model_for_each_configuration_that_may_win(hetplan: Call, tmp_
 def test_what_cannot_be_exported(hetplan: Call, tmp_path: Path) -> None:
     assert "unknown ending" in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "x.txt").error
     assert "neither a file" in hetplan("export-model", "nothing", "-o", tmp_path / "x.mps").error
-    assert "no such folder" in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "no" / "x.mps").error
+    assert (
+        "no such folder"
+        in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "no" / "x.mps").error
+    )

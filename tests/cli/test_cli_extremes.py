@@ -1,4 +1,5 @@
-"""Numbers far from anything real: refused where they stand, and what files may hold never overflows later."""
+"""Numbers far from anything real: refused where they stand, and what files may hold never overflows
+later."""
 
 from __future__ import annotations
 
@@ -44,7 +45,14 @@ def plan(hetplan: Call, tmp_path: Path) -> Plan:
 
     def call(cluster: dict[str, Any], profile: dict[str, Any] | None, strategies: str) -> Ran:
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(cluster))
-        arguments: list[object] = ["--model", "gpt2", "--cluster", tmp_path / "c.yaml", "--global-batch", 8]
+        arguments: list[object] = [
+            "--model",
+            "gpt2",
+            "--cluster",
+            tmp_path / "c.yaml",
+            "--global-batch",
+            8,
+        ]
         if profile is not None:
             (tmp_path / "p.json").write_text(json.dumps(profile))
             arguments += ["--profile", tmp_path / "p.json"]
@@ -91,7 +99,10 @@ def test_cluster_is_refused_where_it_is_wrong(plan: Plan, tmp_path: Path, value:
     for place, document in documents.items():
         error = plan(document, None, "dp").error
         bound = "most 1e+09" if value > 1 else "least 1e-06"
-        assert error == f"{tmp_path / 'c.yaml'}: {place}: not usable (got {value!r}, expected at {bound})"
+        assert (
+            error
+            == f"{tmp_path / 'c.yaml'}: {place}: not usable (got {value!r}, expected at {bound})"
+        )
 
 
 SECONDS = (0.0, LEAST_SECONDS, MOST_SECONDS, 1e-3, 1.0)
@@ -111,13 +122,23 @@ def corner(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
     cluster = cluster_document(devices={"T4": device})
     for node in cluster["nodes"]:
         node |= {f"{where}_gbit_per_s": rng.choice(RATES) for where in ("intra_node", "network")}
-        node |= {f"{where}_latency_us": rng.choice(LATENCIES) for where in ("intra_node", "network")}
+        node |= {
+            f"{where}_latency_us": rng.choice(LATENCIES) for where in ("intra_node", "network")
+        }
     profile = copy.deepcopy(PROFILE)
     for table in profile["tables"]:
         for key in ("forward_seconds", "backward_seconds"):
-            table[key] = [rng.choice(SECONDS) if rng.random() < 0.5 else value for value in table[key]]
+            table[key] = [
+                rng.choice(SECONDS) if rng.random() < 0.5 else value for value in table[key]
+            ]
     for layer in profile["layers"]:
-        for key in ("param_bytes", "tied_param_bytes", "activation_bytes", "tensor_bytes", "saved_bytes"):
+        for key in (
+            "param_bytes",
+            "tied_param_bytes",
+            "activation_bytes",
+            "tensor_bytes",
+            "saved_bytes",
+        ):
             layer[key] = rng.choice(BYTES) if rng.random() < 0.5 else layer[key]
         layer["replicated_saved_bytes"] = 0.0
     return cluster, profile
@@ -181,7 +202,8 @@ class Thing(StrictModel):
 def test_only_sizes_are_the_users_fault() -> None:
     with (
         pytest.raises(
-            InputError, match=r"here: value follows .* out of range \(got 2e\+30, expected at most 1e\+30"
+            InputError,
+            match=r"here: value follows .* out of range \(got 2e\+30, expected at most 1e\+30",
         ),
         derived("here"),
     ):

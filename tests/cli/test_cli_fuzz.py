@@ -1,4 +1,5 @@
-"""Damaged files through the real entry: always exit code 0, 1 or 2, one line of error, never a traceback."""
+"""Damaged files through the real entry: always exit code 0, 1 or 2, one line of error, never a
+traceback."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ FAMILIES_LIBRARY = {"astra": "tiny-two-types", "ditto": "tiny-fast-slow", "popla
 
 
 @pytest.mark.parametrize("problem", FAMILIES_LIBRARY)
-def test_instances_and_decisions_of_other_families(hetplan: Call, tmp_path: Path, problem: str) -> None:
+def test_instances_and_decisions_of_other_families(
+    hetplan: Call, tmp_path: Path, problem: str
+) -> None:
     """240 damaged files of each: instances, decisions, answers and best-known records."""
     name = FAMILIES_LIBRARY[problem]
     instance = load_from_library(name)
@@ -62,9 +65,17 @@ def test_instances_and_decisions_of_other_families(hetplan: Call, tmp_path: Path
     codes = []
     for i in range(240):
         rng = Random(f"{problem} {i}")
-        made: Any = instance.document() if i % 2 else rng.choice((best["decision"], best, answer_of(best)))
-        path.write_bytes(as_json(mutate(rng, made)) if rng.random() < 0.5 else damage(rng, as_json(made)))
-        ran = hetplan("instances", "validate", path) if i % 2 else hetplan("check", name, path, "--json")
+        made: Any = (
+            instance.document() if i % 2 else rng.choice((best["decision"], best, answer_of(best)))
+        )
+        path.write_bytes(
+            as_json(mutate(rng, made)) if rng.random() < 0.5 else damage(rng, as_json(made))
+        )
+        ran = (
+            hetplan("instances", "validate", path)
+            if i % 2
+            else hetplan("check", name, path, "--json")
+        )
         check(ran)
         codes.append(ran.code)
     assert codes.count(2) > len(codes) / 3
@@ -92,7 +103,17 @@ $recompute_granularity == 'full' || $micro_batch_size % 2 != 0
 $num_gpus % ($pipeline_model_parallel_size * $tensor_model_parallel_size) != 0
 $num_layers_per_virtual_pipeline_stage != None && -$num_micro_batches + 3 < 2 * $data_parallel_size
 """
-SEARCH = ("--model", "gpt2", "--gpus", "A800:4", "--global-batch", 4, "--param", "tensor=1,2", "--json")
+SEARCH = (
+    "--model",
+    "gpt2",
+    "--gpus",
+    "A800:4",
+    "--global-batch",
+    4,
+    "--param",
+    "tensor=1,2",
+    "--json",
+)
 
 
 @pytest.mark.parametrize("block", range(5))
@@ -103,7 +124,14 @@ def test_rules(hetplan: Call, tmp_path: Path, block: int) -> None:
     for i in range(104):
         path.write_bytes(damage(Random(f"rules {block} {i}"), RULES.encode()))
         ran = hetplan(
-            "search", *SEARCH, "--param", "micro_batch=1", "--param", "recompute=none", "--rules", path
+            "search",
+            *SEARCH,
+            "--param",
+            "micro_batch=1",
+            "--param",
+            "recompute=none",
+            "--rules",
+            path,
         )
         check(ran)
         if ran.code == 2:
@@ -120,7 +148,12 @@ def test_decisions(hetplan: Call, tmp_path: Path, block: int) -> None:
     assert entry is not None
     best = entry.best_known()
     assert best is not None
-    result = {"method": "m", "objective": best.objective, "bound": best.bound, "decision": best.decision}
+    result = {
+        "method": "m",
+        "objective": best.objective,
+        "bound": best.bound,
+        "decision": best.decision,
+    }
     answer = {"instance": "tiny-mixed", "problem": "amp", "results": [result]}
     path = tmp_path / "d.json"
     codes = []
@@ -147,9 +180,12 @@ def test_solving_odd_numbers(hetplan: Call, tmp_path: Path, problem: str) -> Non
             made = document(rng.randrange(30))
         else:
             made = load_from_library(FAMILIES_LIBRARY[problem]).document()
-        least = (1e-30, 1e-30) if problem == "poplar" else (0.0, 5e-324)  # Poplar divides by its seconds
+        # Poplar divides by its seconds
+        least = (1e-30, 1e-30) if problem == "poplar" else (0.0, 5e-324)
         path.write_bytes(as_json(odd_numbers(rng, made, (*least, 1e-12, 1e-3, 1e3, 1e6))))
-        ran = hetplan("solve", path, "--json", "-m", "auto,paper", "--threads", 1, "--time-limit", 5)
+        ran = hetplan(
+            "solve", path, "--json", "-m", "auto,paper", "--threads", 1, "--time-limit", 5
+        )
         check(ran)
         codes.append(ran.code)
         if ran.code < 2:
@@ -161,7 +197,8 @@ def odd_numbers(rng: Random, value: Any, odd: Sequence[float]) -> Any:
     """`value` with one in six of its floats replaced by something that is allowed and unlikely."""
     if isinstance(value, dict):
         return {
-            key: item if key == "bandwidth" else odd_numbers(rng, item, odd) for key, item in value.items()
+            key: item if key == "bandwidth" else odd_numbers(rng, item, odd)
+            for key, item in value.items()
         }
     if isinstance(value, list):
         return [odd_numbers(rng, item, odd) for item in value]
@@ -183,7 +220,8 @@ def test_a_layer_that_dwarfs_the_others(hetplan: Call, tmp_path: Path) -> None:
             for k in range(3)
         ],
         "layer_seconds": [
-            {"type": name, "tensor": 2, "micro_batch": 1, "seconds": row} for name, row in times.items()
+            {"type": name, "tensor": 2, "micro_batch": 1, "seconds": row}
+            for name, row in times.items()
         ],
         "global_batch": 1,
         "bandwidth": [[link * (i != j) for j in range(4)] for i in range(4)],

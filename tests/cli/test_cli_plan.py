@@ -1,4 +1,5 @@
-"""`hetplan plan`: its document, its table, its plan file, and damaged files of every kind that it reads."""
+"""`hetplan plan`: its document, its table, its plan file, and damaged files of every kind that it
+reads."""
 
 from __future__ import annotations
 
@@ -48,7 +49,16 @@ def plan(hetplan: Call, cluster: Path) -> Callable[..., Ran]:
 
     def call(*more: object, batch: object = 8, model: object = "gpt2") -> Ran:
         return hetplan(
-            "plan", "--model", model, "--cluster", cluster, "--global-batch", batch, "--threads", 1, *more
+            "plan",
+            "--model",
+            model,
+            "--cluster",
+            cluster,
+            "--global-batch",
+            batch,
+            "--threads",
+            1,
+            *more,
         )
 
     return call
@@ -63,7 +73,9 @@ def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
     for candidate in ran.json["candidates"]:
         assert tuple(candidate)[: len(CANDIDATE_KEYS)] == CANDIDATE_KEYS
         assert len(candidate["peak_bytes"]) == 4
-        assert candidate["tokens_per_second"] == pytest.approx(8 * 1024 / candidate["predicted_seconds"])
+        assert candidate["tokens_per_second"] == pytest.approx(
+            8 * 1024 / candidate["predicted_seconds"]
+        )
     assert ran.json["winner"] == 0
     best = ran.json["candidates"][0]
     assert best["replayed"] is True and best["closed_form_seconds"] != best["predicted_seconds"]
@@ -118,7 +130,10 @@ def test_what_is_too_dear_is_told_in_money(plan: Callable[..., Ran]) -> None:
     ran = plan("--strategies", "dp", "--money-limit", "0.000001")
     assert ran.code == 1
     assert "no winner: nothing that fits costs at most 1e-06 per million tokens" in ran.out
-    assert "cheapest that fits: dp/enumeration" in ran.out and "in one copy of the model" not in ran.out
+    assert (
+        "cheapest that fits: dp/enumeration" in ran.out
+        and "in one copy of the model" not in ran.out
+    )
 
 
 def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
@@ -160,7 +175,10 @@ def test_measured_profile(plan: Callable[..., Ran], tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"model": "gpt3"}, "model: profile is of another model (got 'gpt3', expected gpt2)"),
-        ({"sequence": 99}, "sequence: sequence differs from the workload's (got 99, expected 1024)"),
+        (
+            {"sequence": 99},
+            "sequence: sequence differs from the workload's (got 99, expected 1024)",
+        ),
         (
             {"precision": "fp32"},
             "precision: precision differs from the workload's (got 'fp32', expected 'fp16')",
@@ -186,13 +204,27 @@ def test_what_is_wrong_is_told_before_kernels_compile(
     plan: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetplan.solvers.warm.prepare", lambda *_: pytest.fail("compiles"))
-    for wrong in (("--money-limit", "-1"), ("--strategies", "foo"), ("--set", "poplar.x=1"), ("--set", "x")):
+    for wrong in (
+        ("--money-limit", "-1"),
+        ("--strategies", "foo"),
+        ("--set", "poplar.x=1"),
+        ("--set", "x"),
+    ):
         assert plan(*wrong).error
 
 
 def test_example_cluster_by_name(hetplan: Call) -> None:
     ran = hetplan(
-        "plan", "--model", "gpt2", "--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"
+        "plan",
+        "--model",
+        "gpt2",
+        "--cluster",
+        "g4dn-4",
+        "--global-batch",
+        32,
+        "--strategies",
+        "dp",
+        "--json",
     )
     assert ran.json["workload"]["devices"] == {"T4": 16}
 
@@ -203,7 +235,10 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
         (("--strategies", "foo"), "unknown strategy 'foo' (expected one of amp"),
         (("--strategies", "popler"), "unknown strategy 'popler'; did you mean poplar?"),
         (("--strategies", ","), "no strategy named"),
-        (("--precision", "fp8"), "unknown precision 'fp8' (expected one of fp16, bf16, fp32, auto)"),
+        (
+            ("--precision", "fp8"),
+            "unknown precision 'fp8' (expected one of fp16, bf16, fp32, auto)",
+        ),
         (("--sequence", "0"), "sequence"),
         (("--sequence", "many"), "invalid value for '--sequence'"),
         (("--time-limit", "0"), "time limit (got 0.0"),
@@ -226,20 +261,37 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
         (("--threads", "0"), "threads (got 0"),
     ],
 )
-def test_nonsense_is_one_line(plan: Callable[..., Ran], more: tuple[str, ...], message: str) -> None:
+def test_nonsense_is_one_line(
+    plan: Callable[..., Ran], more: tuple[str, ...], message: str
+) -> None:
     assert message in plan(*more).error
 
 
 def test_required_options(hetplan: Call) -> None:
-    assert "missing option '--model'" in hetplan("plan", "--cluster", "x", "--global-batch", 8).error
-    assert "missing option '--cluster'" in hetplan("plan", "--model", "gpt2", "--global-batch", 8).error
-    assert "missing option '--global-batch'" in hetplan("plan", "--model", "gpt2", "--cluster", "x").error
+    assert (
+        "missing option '--model'" in hetplan("plan", "--cluster", "x", "--global-batch", 8).error
+    )
+    assert (
+        "missing option '--cluster'"
+        in hetplan("plan", "--model", "gpt2", "--global-batch", 8).error
+    )
+    assert (
+        "missing option '--global-batch'"
+        in hetplan("plan", "--model", "gpt2", "--cluster", "x").error
+    )
 
 
 # damaged files: 510 of each kind through the whole command with the strategy that compiles nothing
 
 
-CONFIG = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 64, "vocab_size": 100, "n_positions": 32}
+CONFIG = {
+    "model_type": "gpt2",
+    "n_layer": 4,
+    "n_head": 4,
+    "n_embd": 64,
+    "vocab_size": 100,
+    "n_positions": 32,
+}
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -276,7 +328,16 @@ def test_damaged_clusters(hetplan: Call, tmp_path: Path, block: int) -> None:
         rng = Random(f"cluster {block} {i}")
         path.write_bytes(damaged(rng, document, yaml.safe_dump(document).encode()))
         ran = hetplan(
-            "plan", "--model", "gpt2", "--cluster", path, "--global-batch", 8, "--strategies", "dp", "--json"
+            "plan",
+            "--model",
+            "gpt2",
+            "--cluster",
+            path,
+            "--global-batch",
+            8,
+            "--strategies",
+            "dp",
+            "--json",
         )
         codes.append(check(ran))
     assert codes.count(2) > BLOCK / 4

@@ -1,4 +1,5 @@
-"""`hetplan profile --predict`: the file that it writes, its defaults, and planning with numbers replaced in it."""
+"""`hetplan profile --predict`: the file that it writes, its defaults, and planning with numbers
+replaced in it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import load_profile
 
 GPT2 = ("profile", "--predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)
-TINY = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 64, "vocab_size": 100, "n_positions": 32}
+TINY = {
+    "model_type": "gpt2",
+    "n_layer": 4,
+    "n_head": 4,
+    "n_embd": 64,
+    "vocab_size": 100,
+    "n_positions": 32,
+}
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "plan": ("--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"),
     "profile": ("--predict", "--cluster", "g4dn-4", "--json"),
@@ -26,7 +34,9 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
 def test_the_file_is_the_prediction(hetplan: Call, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    ran = hetplan(*GPT2, "--micro-batches", "4,1", "--tensor", "2", "--precision", "fp32", "-o", path)
+    ran = hetplan(
+        *GPT2, "--micro-batches", "4,1", "--tensor", "2", "--precision", "fp32", "-o", path
+    )
     assert (ran.code, ran.err) == (0, "")
     model = load_model("gpt2", sequence=128, precision="fp32")
     found = load_profile(path)
@@ -60,7 +70,9 @@ def test_a_row_per_table_for_people(hetplan: Call) -> None:
         tensor_degrees=(1,),
     )
     title, _, _, *rows = ran.out.splitlines()
-    assert title.startswith("predicted profile of gpt2 (124.4 M parameters, 14 layers, 128 tokens per sample")
+    assert title.startswith(
+        "predicted profile of gpt2 (124.4 M parameters, 14 layers, 128 tokens per sample"
+    )
     for row, table in zip(rows, profile.tables, strict=False):
         assert row.split()[:3] == [table.device, "1", "8"]
         assert float(row.split()[-1]) == pytest.approx(8 / sum(table.seconds()), rel=1e-3)
@@ -89,7 +101,9 @@ def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: P
 
 
 @pytest.mark.parametrize("command", ["plan", "profile", "search"])
-def test_what_is_assumed_of_a_model_is_told_once(hetplan: Call, tmp_path: Path, command: str) -> None:
+def test_what_is_assumed_of_a_model_is_told_once(
+    hetplan: Call, tmp_path: Path, command: str
+) -> None:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(TINY))
     ran = hetplan(command, "--model", config, *ARGUMENTS[command])
@@ -101,7 +115,10 @@ def test_what_is_assumed_of_a_model_is_told_once(hetplan: Call, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--micro-batches", "0"), "--micro-batches: not usable (got '0', expected whole numbers from 1 to"),
+        (
+            ("--micro-batches", "0"),
+            "--micro-batches: not usable (got '0', expected whole numbers from 1 to",
+        ),
         (("--micro-batches", "1e3"), "--micro-batches: not usable (got '1e3'"),
         (("--micro-batches", "9" * 5000), "--micro-batches: not usable"),
         (("--micro-batches", ","), "--micro-batches: no number given"),

@@ -1,4 +1,5 @@
-"""`hetplan what-if` and `hetplan replan`: tables, documents, plan files, and nonsense in one line."""
+"""`hetplan what-if` and `hetplan replan`: tables, documents, plan files, and nonsense in one
+line."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_replan_where_nothing_is_left_that_fits(
     tight = cluster_document(devices={"V100-SXM2-16GB": {"memory_gib": 2}})
     cluster.write_text(yaml.safe_dump(tight))
     target = tmp_path / "new.json"
-    ran = hetplan("replan", plan, "--cluster", cluster, "--lost", "node1", "--strategies", "dp", "-o", target)
+    ran = hetplan(
+        "replan", plan, "--cluster", cluster, "--lost", "node1", "--strategies", "dp", "-o", target
+    )
     assert ran.code == 1 and "nothing fits" in ran.out
     assert "is not written" in ran.err and not target.exists()
 

@@ -24,9 +24,15 @@ def test_report(hetplan: Call, tmp_path: Path) -> None:
         assert expected in ran.out
     document = json.loads(path.read_text())
     assert document["predicted"] is True and len(document["rows"]) == 4
-    assert {(row["low"], row["high"]) for row in document["measured"]} >= {(1.02, 3.92), (None, 2.27)}
+    assert {(row["low"], row["high"]) for row in document["measured"]} >= {
+        (1.02, 3.92),
+        (None, 2.27),
+    }
     assert len(document["predicted_ranges"]) == 4
-    assert hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "--json").json == document
+    assert (
+        hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "--json").json
+        == document
+    )
 
 
 def test_report_of_hap(hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,12 +45,19 @@ def test_report_of_hap(hetplan: Call, tmp_path: Path, monkeypatch: pytest.Monkey
         assert expected in ran.out
     document = json.loads(path.read_text())
     (row,) = document["rows"]
-    assert (document["problem"], document["predicted"], row["experiment"]) == ("hap", True, "vgg19-8gpu")
+    assert (document["problem"], document["predicted"], row["experiment"]) == (
+        "hap",
+        True,
+        "vgg19-8gpu",
+    )
     assert 0 < row["bound"] <= row["predicted_seconds"]["joint"] * (1 + 1e-9)
     assert "no experiment matches" in hetplan("report", "hap", "--name", "x*").error
 
 
 def test_what_cannot_be_reported(hetplan: Call) -> None:
-    assert "problem has no report (got 'amp', expected hap or poplar)" in hetplan("report", "amp").error
+    assert (
+        "problem has no report (got 'amp', expected hap or poplar)"
+        in hetplan("report", "amp").error
+    )
     assert "no experiment matches" in hetplan("report", "poplar", "--name", "x*").error
     assert "unknown problem" in hetplan("report", "tsp").error

@@ -1,4 +1,5 @@
-"""`hetplan search`: pools, parameters, rules, plots, the instance it writes, and what it refuses in one line."""
+"""`hetplan search`: pools, parameters, rules, plots, the instance it writes, and what it refuses in
+one line."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def test_mixed_pool_and_its_instance(hetplan: Call, tmp_path: Path) -> None:
     assert sum(ran.json["best"]["devices"].values()) == 16
     solved = hetplan("solve", file, "--method", "exact,milp", "--json", "--threads", 1)
     assert solved.code == 0
-    assert [r["status"] for r in solved.json["results"]] in (["optimal"] * 2, ["optimal", "feasible"])
+    assert [r["status"] for r in solved.json["results"]] in (
+        ["optimal"] * 2,
+        ["optimal", "feasible"],
+    )
     objectives = [r["objective"] for r in solved.json["results"]]
     assert objectives[0] == pytest.approx(objectives[1], rel=1e-5)
     best = ran.json["best"]
@@ -62,7 +66,9 @@ def test_rules_of_the_user(hetplan: Call, tmp_path: Path) -> None:
     assert all(c["strategy"]["tensor_model_parallel_size"] == 1 for c in ran.json["top"])
     rules.write_text("$tensor_model_parallel_size > 1\n$tensor_modl_parallel_size > 1\n")
     ran = hetplan(*SMALL, "--gpus", "A800:16", "--rules", rules)
-    assert ran.code == 2 and "line 2 column 1" in ran.err and "$tensor_model_parallel_size" in ran.err
+    assert (
+        ran.code == 2 and "line 2 column 1" in ran.err and "$tensor_model_parallel_size" in ran.err
+    )
     rules.write_text("$num_gpus > 0\n")
     ran = hetplan(*SMALL, "--gpus", "A800:16", "--rules", rules)
     assert ran.code == 1 and "every strategy meets a rule" in ran.out
@@ -76,7 +82,14 @@ def test_shipped_rules_are_shown(hetplan: Call) -> None:
 def test_plots(hetplan: Call, tmp_path: Path) -> None:
     for name in ("plot.svg", "plot.html"):
         ran = hetplan(
-            *SMALL, *NARROW, "--gpus", "A800:16,H100:16", "--mode", "cost", "--plot", tmp_path / name
+            *SMALL,
+            *NARROW,
+            "--gpus",
+            "A800:16,H100:16",
+            "--mode",
+            "cost",
+            "--plot",
+            tmp_path / name,
         )
         assert ran.code == 0
     picture = xml.dom.minidom.parse(str(tmp_path / "plot.svg"))
@@ -138,8 +151,14 @@ def test_money_limit(hetplan: Call) -> None:
         (("--gpus", "A800:8", "--money-limit", "inf"), "money limit (got inf"),
         (("--gpus", "A800:8", "--network-gbit", "-1"), "--network-gbit"),
         (("--gpus", "A800:8", "--network-gbit", "nan"), "--network-gbit: not usable (got nan"),
-        (("--gpus", "A800:8", "--intra-node-gbit", "1e-300"), "--intra-node-gbit: not usable (got 1e-300"),
-        (("--gpus", "A800:8", "--intra-node-gbit", "inf"), "--intra-node-gbit: not usable (got inf"),
+        (
+            ("--gpus", "A800:8", "--intra-node-gbit", "1e-300"),
+            "--intra-node-gbit: not usable (got 1e-300",
+        ),
+        (
+            ("--gpus", "A800:8", "--intra-node-gbit", "inf"),
+            "--intra-node-gbit: not usable (got inf",
+        ),
         (
             ("--gpus", "A800:8", "--devices-per-node", "0"),
             "--devices-per-node: not usable (got 0, expected 1",

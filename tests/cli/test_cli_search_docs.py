@@ -1,4 +1,5 @@
-"""docs/search.md names what there is: every parameter, every `$name`, every key of the document, and nothing else."""
+"""docs/search.md names what there is: every parameter, every `$name`, every key of the document,
+and nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +49,12 @@ def test_every_key_is_there(hetplan: Call, gpus: str) -> None:
     best = document["best"]
     assert sorted(names("JSON")) == sorted([*document, *best])
     text = section("JSON")
-    inner = [document["workload"], document["pool"], document["pool"]["types"][0], document["counts"]]
+    inner = [
+        document["workload"],
+        document["pool"],
+        document["pool"]["types"][0],
+        document["counts"],
+    ]
     inner += [best["stages"][0], *best["segments"][:1]]
     for part in inner:
         assert [key for key in part if f"`{key}`" not in text] == []

@@ -15,9 +15,24 @@ from fakes.workloads import cluster_document
 @pytest.fixture
 def files(hetplan: Call, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A plan, the planning that it is of, and the cluster."""
-    cluster, plan, planning = tmp_path / "c.yaml", tmp_path / "plan.json", tmp_path / "planning.json"
+    cluster, plan, planning = (
+        tmp_path / "c.yaml",
+        tmp_path / "plan.json",
+        tmp_path / "planning.json",
+    )
     cluster.write_text(yaml.safe_dump(cluster_document()))
-    base = ("plan", "--model", "gpt2", "--cluster", cluster, "--global-batch", 8, "--strategies", "dp", "-q")
+    base = (
+        "plan",
+        "--model",
+        "gpt2",
+        "--cluster",
+        cluster,
+        "--global-batch",
+        8,
+        "--strategies",
+        "dp",
+        "-q",
+    )
     planning.write_text(hetplan(*base, "--json", "-o", plan).out)
     return plan, planning, cluster
 
@@ -26,7 +41,9 @@ def test_terminal(hetplan: Call, files: tuple[Path, Path, Path]) -> None:
     plan, planning, cluster = files
     ran = hetplan("show", plan, "--cluster", cluster)
     assert (ran.code, ran.err) == (0, "")
-    assert "replica 3, stage 0" in ran.out and "F forward" in ran.out and "candidates" not in ran.out
+    assert (
+        "replica 3, stage 0" in ran.out and "F forward" in ran.out and "candidates" not in ran.out
+    )
     assert "dp/enumeration *" in hetplan("show", planning, "--cluster", cluster).out
     found = hetplan("show", plan, "--cluster", cluster, "--json").json
     assert len(found["rows"]) == 4 and found["offers"] == []
@@ -40,9 +57,14 @@ def test_files(hetplan: Call, files: tuple[Path, Path, Path], tmp_path: Path) ->
     assert target.read_text().startswith("<!doctype html>")
 
 
-def test_nonsense_is_one_line(hetplan: Call, files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_nonsense_is_one_line(
+    hetplan: Call, files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
     plan, _, cluster = files
     assert "no such file" in hetplan("show", "nothing.json", "--cluster", cluster).error
-    assert "no such folder" in hetplan("show", plan, "--cluster", cluster, "--html", "no/such/x.html").error
+    assert (
+        "no such folder"
+        in hetplan("show", plan, "--cluster", cluster, "--html", "no/such/x.html").error
+    )
     (tmp_path / "x.json").write_text(json.dumps({"candidates": [], "winner": None}))
     assert "no winner to show" in hetplan("show", tmp_path / "x.json", "--cluster", cluster).error

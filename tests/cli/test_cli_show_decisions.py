@@ -10,7 +10,13 @@ from fakes.cli import Call
 def test_the_librarys_best_program(hetplan: Call) -> None:
     ran = hetplan("show", "hap-chain-2x2")
     assert (ran.code, ran.err) == (0, "")
-    for expected in ("sharding ratios", "Reduce-Scatter e4", "e4|All-Reduce", "# computing", "takes"):
+    for expected in (
+        "sharding ratios",
+        "Reduce-Scatter e4",
+        "e4|All-Reduce",
+        "# computing",
+        "takes",
+    ):
         assert expected in ran.out
     document = hetplan("show", "hap-chain-2x2", "--json").json
     (shown,) = document["decisions"]

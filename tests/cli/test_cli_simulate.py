@@ -1,4 +1,5 @@
-"""`hetplan simulate`: tables, JSON and traces of a plan file, and one line for what does not belong together."""
+"""`hetplan simulate`: tables, JSON and traces of a plan file, and one line for what does not belong
+together."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "plan.json"), str(tmp_path / "cluster.yaml")
 
 
-def test_people_get_a_line_per_stage(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_a_line_per_stage(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, cluster = files
     assert main(["simulate", plan, "--cluster", cluster]) == 0
     out = capsys.readouterr().out
@@ -36,14 +39,18 @@ def test_people_get_a_line_per_stage(files: tuple[str, str], capsys: pytest.Capt
     assert out.count("V100-SXM2-16GB") == 2
 
 
-def test_programs_get_seconds_and_bytes(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_get_seconds_and_bytes(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     plan, cluster = files
     assert main(["simulate", plan, "--cluster", cluster, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["peak_bytes"]) == 4
     assert document["fits_memory"] is True
     for stage in document["stages"]:
-        assert stage["busy_seconds"] + stage["idle_seconds"] == pytest.approx(document["predicted_seconds"])
+        assert stage["busy_seconds"] + stage["idle_seconds"] == pytest.approx(
+            document["predicted_seconds"]
+        )
     assert main(["simulate", plan, "--cluster", cluster, "--json", "--overlap", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_seconds"] < document["predicted_seconds"]
 
@@ -57,7 +64,12 @@ def test_the_trace_holds_every_task_within_the_iteration(
     seconds = json.loads(capsys.readouterr().out)["predicted_seconds"]
     events = json.loads(target.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
-    assert {event["cat"] for event in spans} == {"forward", "backward", "synchronisation", "optimizer"}
+    assert {event["cat"] for event in spans} == {
+        "forward",
+        "backward",
+        "synchronisation",
+        "optimizer",
+    }
     assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(seconds * 1e6)
     rows = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in spans} <= rows

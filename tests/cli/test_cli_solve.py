@@ -80,7 +80,9 @@ def test_methods_given_twice_run_once(hetplan: Call, numbers: Write) -> None:
 
 
 def test_all_methods_of_amp(hetplan: Call, tmp_path: Path) -> None:
-    ran = hetplan("solve", "tiny-mixed", "-m", "all", "--json", "--threads", 1, "-o", tmp_path / "all.json")
+    ran = hetplan(
+        "solve", "tiny-mixed", "-m", "all", "--json", "--threads", 1, "-o", tmp_path / "all.json"
+    )
     results = {r["method"]: r for r in ran.json["results"]}
     assert ran.code == 0, ran.err
     assert {"auto", "cp-sat", "milp", "paper", "megatron", "random"} <= set(results)
@@ -98,7 +100,14 @@ def test_all_methods_of_amp(hetplan: Call, tmp_path: Path) -> None:
 def test_table_for_people(hetplan: Call) -> None:
     ran = hetplan("solve", "amp/tiny-mixed", "--method", "exact,paper")
     assert ran.code == 0
-    for expected in ("exact", "optimal", "0.40216", "node 0: 2 V100 (0-1)", "embedding .. block3", "0 %"):
+    for expected in (
+        "exact",
+        "optimal",
+        "0.40216",
+        "node 0: 2 V100 (0-1)",
+        "embedding .. block3",
+        "0 %",
+    ):
         assert expected in ran.out
 
 
@@ -106,8 +115,12 @@ def test_equation_4_stands_beside_the_time(hetplan: Call) -> None:
     """Poplar's tie-break: in the table of every method, in the document, under the decision."""
     ran = hetplan("solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q")
     assert ran.code == 0 and "under-utilisation" in ran.out.splitlines()[1]
-    assert "under-utilisation (Poplar, eq. 4): " in ran.out and "decision of exact: ZeRO 0" in ran.out
-    document = hetplan("solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q", "--json").json
+    assert (
+        "under-utilisation (Poplar, eq. 4): " in ran.out and "decision of exact: ZeRO 0" in ran.out
+    )
+    document = hetplan(
+        "solve", "poplar/tiles-5-zero0", "--method", "exact,deepspeed", "-q", "--json"
+    ).json
     exact, equal = (result["details"]["under_utilisation"] for result in document["results"])
     assert 0 <= exact < equal
 
@@ -139,9 +152,15 @@ def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Wr
         (("--threads", "0"), "threads (got 0"),
         (("--threads", "1.5"), "invalid value for '--threads'"),
         (("--seed", "-1"), "seed (got -1"),
-        (("--native", "nonsense"), "--native: not usable (got 'nonsense', expected BACKEND.NAME=VALUE)"),
+        (
+            ("--native", "nonsense"),
+            "--native: not usable (got 'nonsense', expected BACKEND.NAME=VALUE)",
+        ),
         (("--native", "gurobi.x=1"), "native options of an unknown back end (got 'gurobi'"),
-        (("--native", "cp-sat.num_workers=3"), "native option cp-sat.num_workers repeats the common option"),
+        (
+            ("--native", "cp-sat.num_workers=3"),
+            "native option cp-sat.num_workers repeats the common option",
+        ),
         (("--native", "highs.a=1", "--native", "highs.a=2"), "--native: highs.a is given twice"),
         (("-o", "no/such/folder/x.json"), "no/such/folder: no such folder"),
         (("-o", "."), ".: is a folder, expected a file name"),
@@ -157,7 +176,14 @@ def test_nonsense_is_one_line(
 
 
 def test_native_values_keep_their_types(hetplan: Call, numbers: Write) -> None:
-    given = ["cp-sat.a=true", "cp-sat.b=3", "highs.c=0.5", "highs.d=text", "pyomo.e=nan", "highs.f.g=1=2"]
+    given = [
+        "cp-sat.a=true",
+        "cp-sat.b=3",
+        "highs.c=0.5",
+        "highs.d=text",
+        "pyomo.e=nan",
+        "highs.f.g=1=2",
+    ]
     flags = [part for text in given for part in ("--native", text)]
     native = hetplan("solve", numbers(1), *flags, "--json").json["options"]["native"]
     assert native == {
@@ -171,7 +197,10 @@ def test_refusal_among_several_methods_is_a_result(hetplan: Call, numbers: Write
     ran = hetplan("solve", numbers(3), "-m", "picky,auto", "--json")
     assert ran.code == 1
     picky, exact = ran.json["results"]
-    assert (picky["status"], picky["message"]) == ("unknown", "picky takes no numbers (expected method auto)")
+    assert (picky["status"], picky["message"]) == (
+        "unknown",
+        "picky takes no numbers (expected method auto)",
+    )
     assert exact["status"] == "optimal"
 
 
@@ -196,7 +225,9 @@ def test_a_bug_is_one_line_and_a_traceback_on_request(
     assert "Traceback" in hetplan("solve", numbers(3), "-m", "broken").err
 
 
-def test_instance_from_standard_input(hetplan: Call, numbers: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instance_from_standard_input(
+    hetplan: Call, numbers: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with numbers(5, 4).open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert hetplan("solve", "-", "--json").json["results"][0]["objective"] == 4.0
@@ -205,8 +236,14 @@ def test_instance_from_standard_input(hetplan: Call, numbers: Write, monkeypatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny-mixd", "neither a file nor an instance of the library: 'tiny-mixd'; did you mean tiny-mixed?"),
-        ("qqqq", "an instance of the library: 'qqqq' (expected a name from `hetplan instances list`)"),
+        (
+            "tiny-mixd",
+            "neither a file nor an instance of the library: 'tiny-mixd'; did you mean tiny-mixed?",
+        ),
+        (
+            "qqqq",
+            "an instance of the library: 'qqqq' (expected a name from `hetplan instances list`)",
+        ),
         ("qqqq.json", "qqqq.json: no such file"),
         (".", ".: is a folder, expected a file"),
         ("\x1b[31m", "neither a file nor"),
@@ -246,13 +283,25 @@ def answer(**changes: Any) -> dict[str, Any]:
         (answer(bound=0.5, gap=0.5 + 1e-9), 0, None),
         (answer(bound=0.5, gap=0.0), 1, "stated gap 0.0 is not that of objective and bound (0.5)"),
         (answer(bound=None, gap=0.0), 1, "stated gap 0.0 without an objective and a bound"),
-        (answer(status="optimal", bound=0.5), 1, "stated optimal with a gap of 0.5, expected at most 1e-06"),
+        (
+            answer(status="optimal", bound=0.5),
+            1,
+            "stated optimal with a gap of 0.5, expected at most 1e-06",
+        ),
         (answer(status="optimal", bound=None), 1, "stated optimal without a bound that proves it"),
-        (answer(status="optimal", objective=None, bound=0.5), 1, "stated optimal with a gap of 0.5"),
+        (
+            answer(status="optimal", objective=None, bound=0.5),
+            1,
+            "stated optimal with a gap of 0.5",
+        ),
         (answer(status="infeasible"), 1, "stated infeasible with a decision"),
         (answer(status="unknown", bound=None), 1, "stated unknown with a decision"),
         (answer(status="optimal", decision=None), 1, "stated optimal without a decision"),
-        (answer(status="feasible", decision=None, objective=None), 1, "stated feasible without a decision"),
+        (
+            answer(status="feasible", decision=None, objective=None),
+            1,
+            "stated feasible without a decision",
+        ),
         (answer(status="unknown", decision=None), 1, "stated objective 1.0 without a decision"),
     ],
 )
@@ -292,7 +341,8 @@ def judged(hetplan: Call, tmp_path: Path, instance: Path, *results: dict[str, An
 def test_a_true_answer_has_the_exit_code_of_its_solve(
     hetplan: Call, numbers: Write, tmp_path: Path, values: tuple[float, ...], methods: str
 ) -> None:
-    """0 for what is optimal or feasible, 1 where something is infeasible or unknown: there is nothing to verify."""
+    """0 for what is optimal or feasible, 1 where something is infeasible or unknown: there is
+    nothing to verify."""
     path, target = numbers(*values), tmp_path / "answer.json"
     solved = hetplan("solve", path, "-m", methods, "-o", target)
     ran = hetplan("check", path, target, "--json")
@@ -301,7 +351,10 @@ def test_a_true_answer_has_the_exit_code_of_its_solve(
     for result, verdict in zip(results, ran.json["decisions"], strict=True):
         assert verdict["complaints"] == []
         assert verdict["valid"] is (None if result["decision"] is None else True)
-        assert (verdict["objective"], verdict["stated_bound"]) == (result["objective"], result["bound"])
+        assert (verdict["objective"], verdict["stated_bound"]) == (
+            result["objective"],
+            result["bound"],
+        )
     text = hetplan("check", path, target).out
     for result in results:
         if result["decision"] is None:
@@ -325,7 +378,8 @@ def test_results_are_held_against_each_other(hetplan: Call, numbers: Write, tmp_
         ["stated infeasible, but best's decision holds"],
         ["stated bound 1.5 exceeds the objective of best's decision (1.0)"],
     ]
-    ran = judged(hetplan, tmp_path, path, wrong, none)  # a decision that does not hold refutes nothing
+    # a decision that does not hold refutes nothing
+    ran = judged(hetplan, tmp_path, path, wrong, none)
     assert [len(v["complaints"]) for v in ran.json["decisions"]] == [1, 0]
 
 
@@ -336,14 +390,23 @@ def test_results_are_held_against_each_other(hetplan: Call, numbers: Write, tmp_
         ([], "decision.json: not usable"),
         ({"index": 1, "also": 2}, "decision.json: also: unknown key"),
         ({"index": -1}, "decision.json: index: not usable (got -1"),
-        (answer() | {"results": []}, "decision.json: results: is empty (expected one result at least)"),
+        (
+            answer() | {"results": []},
+            "decision.json: results: is empty (expected one result at least)",
+        ),
         (
             answer(status="solved"),
             "decision.json: results[0].status: not usable (got 'solved', expected 'opt",
         ),
         (answer(gap="none"), "decision.json: results[0].gap: not usable (got 'none'"),
-        (answer(decision={"index": "x"}), "decision.json: results[0].decision.index: not usable (got 'x'"),
-        (answer() | {"problem": "amp"}, "decision.json: problem: answers another problem (got 'amp'"),
+        (
+            answer(decision={"index": "x"}),
+            "decision.json: results[0].decision.index: not usable (got 'x'",
+        ),
+        (
+            answer() | {"problem": "amp"},
+            "decision.json: problem: answers another problem (got 'amp'",
+        ),
         (answer() | {"results": 3}, "decision.json: results: not usable (got 3"),
     ],
 )
@@ -393,6 +456,9 @@ def test_a_method_that_breaks_leaves_the_others_results(
     ran = hetplan("solve", "tiny-fast-slow", "-m", "greedy,exact", "--json")
     assert ran.code == 3
     greedy, exact = ran.json["results"]
-    assert (greedy["status"], greedy["message"]) == ("unknown", "bug in hetplan: ValueError: impossible")
+    assert (greedy["status"], greedy["message"]) == (
+        "unknown",
+        "bug in hetplan: ValueError: impossible",
+    )
     assert exact["status"] == "optimal"
     assert hetplan("solve", "tiny-fast-slow", "-m", "greedy").code == 3

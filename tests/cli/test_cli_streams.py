@@ -1,4 +1,5 @@
-"""Standard streams that are full, closed or a folder: one line where anybody can read it, never a code of a bug."""
+"""Standard streams that are full, closed or a folder: one line where anybody can read it, never a
+code of a bug."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def test_full_standard_output(arguments: tuple[str, ...]) -> None:
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_full_standard_output_without_a_buffer() -> None:
     code, _, err = run(f">{FULL}", "instances", "list", PYTHONUNBUFFERED="1")
-    assert (code, err) == (2, "hetplan: error: standard output cannot be written: No space left on device\n")
+    assert (code, err) == (
+        2,
+        "hetplan: error: standard output cannot be written: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", PRINTING)
@@ -68,7 +72,11 @@ def test_nobody_hears_the_error(redirection: str) -> None:
 
 
 def test_closed_standard_input() -> None:
-    assert run("<&-", "solve", "-") == (2, "", "hetplan: error: stdin: cannot be read: Bad file descriptor\n")
+    assert run("<&-", "solve", "-") == (
+        2,
+        "",
+        "hetplan: error: stdin: cannot be read: Bad file descriptor\n",
+    )
 
 
 def test_all_closed() -> None:

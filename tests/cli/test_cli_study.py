@@ -15,7 +15,10 @@ ARGUMENTS = ("study", "tiny-fast-slow", "-m", "exact,greedy", "-t", "20", "-q")
 def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     first = hetplan(*ARGUMENTS, "-o", folder, "--json").json
-    assert (first["runs"], first["done"]) == (2, 2) and first["counts"] == {"optimal": 1, "feasible": 1}
+    assert (first["runs"], first["done"]) == (2, 2) and first["counts"] == {
+        "optimal": 1,
+        "feasible": 1,
+    }
     again = hetplan(*ARGUMENTS, "-o", folder)
     assert again.code == 0 and "2 of 2 runs: 2 from before" in again.out
     page, text = tmp_path / "page.html", tmp_path / "page.md"
@@ -46,6 +49,7 @@ def test_what_cannot_be_studied(hetplan: Call, tmp_path: Path) -> None:
     assert "is a file" in hetplan("study", "papers", "-o", tmp_path / "file").error
     assert "holds no study" in hetplan("report", tmp_path).error
     assert (
-        "is for the folder of a study" in hetplan("report", "poplar", "--markdown", tmp_path / "m.md").error
+        "is for the folder of a study"
+        in hetplan("report", "poplar", "--markdown", tmp_path / "m.md").error
     )
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,5 @@
-"""`hetplan templates`: the list is proven and what runs from it is no worse than Oobleck's choice."""
+"""`hetplan templates`: the list is proven and what runs from it is no worse than Oobleck's
+choice."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_templates(hetplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "templates.json"
     ran = hetplan("templates", NAME, "--failures", "1", "-q", "-o", path)
     assert (ran.code, ran.err) == (0, "")
-    assert "fastest template of each number of nodes" in ran.out and "1 of them may be lost" in ran.out
+    assert (
+        "fastest template of each number of nodes" in ran.out and "1 of them may be lost" in ran.out
+    )
     document = json.loads(path.read_text())
     entry = find(NAME)
     assert entry is not None
@@ -47,7 +50,9 @@ def test_templates(hetplan: Call, tmp_path: Path) -> None:
 
 
 def test_fewer_nodes_and_other_micro_batches(hetplan: Call) -> None:
-    document = hetplan("templates", NAME, "--fewest-nodes", "3", "--micro-batches", "48", "-q", "--json").json
+    document = hetplan(
+        "templates", NAME, "--fewest-nodes", "3", "--micro-batches", "48", "-q", "--json"
+    ).json
     assert {template["node_count"] for template in document["templates"]} == {3, 4}
     assert sum(p["micro_batches"] for p in document["instantiation"]["exact"]["pipelines"]) == 48
 

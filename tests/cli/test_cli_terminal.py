@@ -19,7 +19,10 @@ from hetplan.text import Table
 WIDE = Table(
     "a ranking",
     ("plan", "status", "seconds", "memory", "message"),
-    (("amp/auto", "optimal", "163.8 ms", "4.07 / 14.5 GiB", "x " * 60), ("dp", "feasible", "1 s", "-", "")),
+    (
+        ("amp/auto", "optimal", "163.8 ms", "4.07 / 14.5 GiB", "x " * 60),
+        ("dp", "feasible", "1 s", "-", ""),
+    ),
     right=(2, 3),
 )
 

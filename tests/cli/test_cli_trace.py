@@ -1,4 +1,5 @@
-"""`hetplan profile --predict --factory`: a user's module traced, its files, and planning with them."""
+"""`hetplan profile --predict --factory`: a user's module traced, its files, and planning with
+them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,15 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
         t.tensor for t in found.tables
     } == {1}
     again = hetplan(
-        "profile", "--predict", "--model", model, "--cluster", "g4dn-4", "--micro-batches", "1,2,4", "--json"
+        "profile",
+        "--predict",
+        "--model",
+        model,
+        "--cluster",
+        "g4dn-4",
+        "--micro-batches",
+        "1,2,4",
+        "--json",
     )
     assert again.json["tables"] == json.loads(profile.read_text())["tables"]
     planned = hetplan(
@@ -39,7 +48,9 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
     )  # fmt: skip
     assert planned.code == 0 and planned.json["winner"] == 0
     assert (
-        hetplan("plan", "--model", model, "--sequence", 8, "--cluster", "g4dn-4", "--global-batch", 8).code
+        hetplan(
+            "plan", "--model", model, "--sequence", 8, "--cluster", "g4dn-4", "--global-batch", 8
+        ).code
         == 2
     )
 
@@ -47,17 +58,30 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
 def test_usage(hetplan: Call, tmp_path: Path) -> None:
     for arguments, what in (
         (("--factory", "fakes.networks:text", "--device", "cpu"), "--factory"),
-        (("--predict", "--factory", "fakes.networks:nothing", "--cluster", "g4dn-4"), "cannot be imported"),
+        (
+            ("--predict", "--factory", "fakes.networks:nothing", "--cluster", "g4dn-4"),
+            "cannot be imported",
+        ),
         (("--predict", "--factory", "fakes.networks:text"), "--cluster"),
         (
-            ("--predict", "--model", "gpt2", "--cluster", "g4dn-4", "--model-output", tmp_path / "m"),
+            (
+                "--predict",
+                "--model",
+                "gpt2",
+                "--cluster",
+                "g4dn-4",
+                "--model-output",
+                tmp_path / "m",
+            ),
             "--factory",
         ),
     ):
         ran = hetplan("profile", *arguments)
         assert ran.code == 2 and what in ran.err and ran.err.count("\n") == 1
     path = tmp_path / "model.json"
-    document = traced.trace(networks.Images(), name="images", precision="fp32").model_dump(mode="json")
+    document = traced.trace(networks.Images(), name="images", precision="fp32").model_dump(
+        mode="json"
+    )
     document["layers"][1]["operators"] = 7
     path.write_text(json.dumps(document))
     ran = hetplan("plan", "--model", path, "--cluster", "g4dn-4", "--global-batch", 8)

@@ -40,11 +40,17 @@ def test_answers(hetplan: Call, folder: Path, tmp_path: Path) -> None:
     ran = hetplan("instances", "update", source, "--folder", folder, "--json").json
     found = record(folder)
     assert ran["instances"][0]["changed"] and ran["refused"] == []
-    assert found is not None and found.status == "optimal" and (found.proved_by or "").startswith("exact (")
-    assert "0 of 1 records changed" in hetplan("instances", "update", source, "--folder", folder).out
-    assert "0 of 1 records would change" in hetplan("instances", "update", source, "--dry-run").out, (
-        "the library knows"
+    assert (
+        found is not None
+        and found.status == "optimal"
+        and (found.proved_by or "").startswith("exact (")
     )
+    assert (
+        "0 of 1 records changed" in hetplan("instances", "update", source, "--folder", folder).out
+    )
+    assert (
+        "0 of 1 records would change" in hetplan("instances", "update", source, "--dry-run").out
+    ), "the library knows"
 
     document = json.loads(source.read_text())
     document["results"][0]["objective"] *= 0.9
@@ -59,7 +65,9 @@ def test_what_cannot_be_updated(hetplan: Call, folder: Path, tmp_path: Path) -> 
         json.dumps({"instance": "nothing", "problem": "ditto", "results": [{"method": "exact"}]})
     )
     assert "no such instance among those to update" in hetplan("instances", "update", source).error
-    assert "no such folder" in hetplan("instances", "update", source, "--folder", tmp_path / "x").error
+    assert (
+        "no such folder" in hetplan("instances", "update", source, "--folder", tmp_path / "x").error
+    )
     assert "holds no study" in hetplan("instances", "update", tmp_path).error
     source.write_text("[]")
     assert hetplan("instances", "update", source).code == 2
@@ -72,7 +80,9 @@ def test_a_study(hetplan: Call, folder: Path, tmp_path: Path) -> None:
     from hetplan.studies.tasks import tasks
     from hetplan.studies.work import perform
 
-    rows = [perform(task) for task in tasks([str(folder)], ["exact", "greedy"], [0], Options(threads=1))]
+    rows = [
+        perform(task) for task in tasks([str(folder)], ["exact", "greedy"], [0], Options(threads=1))
+    ]
     for row in rows:
         write_row(tmp_path / "study", row)
     ran = hetplan("instances", "update", tmp_path / "study", "--folder", folder, "--json").json

@@ -18,9 +18,9 @@ QUICK = (*range(30), 79, 93, 101, 191)
 def data_of(seed: int) -> DittoData:
     """The instance of `seed`: 1 to 5 layers, 1 to 3 types, nodes of 1, 2 or 4 devices.
 
-    Among the seeds: equal layers and uneven ones, layers that cost nothing, all-reduces that are free or
-    dearer than they save, two types that are the same, types without nodes, fewer micro-batches than devices,
-    memory that binds and memory that nothing fits into.
+    Among the seeds: equal layers and uneven ones, layers that cost nothing, all-reduces that are
+    free or dearer than they save, two types that are the same, types without nodes, fewer
+    micro-batches than devices, memory that binds and memory that nothing fits into.
     """
     rng = Random(seed)
     size = rng.choice((1, 2, 2, 4))
@@ -57,11 +57,14 @@ def middle_instance(seed: int) -> DittoData:
     work = make_work(rng, rng.randint(10, 16))
     kinds = [make_kind(rng, f"type{i}", size, work) for i in range(rng.randint(2, 3))]
     kinds = [{**kind, "nodes": rng.randint(2, 8) // size} for kind in kinds]
-    return DittoData.model_validate({"micro_batches": rng.choice((12, 24, 40)), "device_types": kinds})
+    return DittoData.model_validate(
+        {"micro_batches": rng.choice((12, 24, 40)), "device_types": kinds}
+    )
 
 
 def make_work(rng: Random, layers: int) -> list[float]:
-    """Seconds per layer at speed 1: equal, nearly equal (ties), small whole numbers or uneven; some 0."""
+    """Seconds per layer at speed 1: equal, nearly equal (ties), small whole numbers or uneven; some
+    0."""
     style = rng.choice(("equal", "whole", "uneven", "nearly"))
     if style == "equal":
         work = [1.0] * layers
@@ -93,7 +96,9 @@ def make_kind(rng: Random, name: str, size: int, work: list[float]) -> dict[str,
         "forward_seconds": [t * share for t in seconds],
         "backward_seconds": [t * (1 - share) for t in seconds],
         "allreduce_seconds": {
-            str(x): [link * (x - 1) / x * rng.choice((0.5, 1.0)) for _ in work] for x in (2, 4) if x <= size
+            str(x): [link * (x - 1) / x * rng.choice((0.5, 1.0)) for _ in work]
+            for x in (2, 4)
+            if x <= size
         },
     }
 
@@ -104,7 +109,9 @@ def make_memory(rng: Random, names: list[str], layers: int) -> dict[str, Any]:
     activation = [rng.choice((0.0, 0.5, 1.0)) for _ in range(layers)]
     whole = sum(state) + 2 * sum(activation)
     return {
-        "device_bytes": {name: whole * rng.choice((0.1, 0.3, 0.5, 0.7, 1.0, 2.0)) for name in names},
+        "device_bytes": {
+            name: whole * rng.choice((0.1, 0.3, 0.5, 0.7, 1.0, 2.0)) for name in names
+        },
         "layer_state_bytes": state,
         "layer_activation_bytes": activation,
     }

@@ -1,4 +1,5 @@
-"""Counted paths of the exact method: the number of stages, and memory that depends on it, against enumeration."""
+"""Counted paths of the exact method: the number of stages, and memory that depends on it, against
+enumeration."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ EXACT = "hetplan.formulations.ditto.exact"
 
 @pytest.fixture(params=(1.0, 1.2, 1e9), ids=("values", "narrow", "wide"))
 def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States of instances of any size go without a count; stages are counted on intervals up to this ratio.
+    """States of instances of any size go without a count; stages are counted on intervals up to
+    this ratio.
 
     Poor prices and no better fees leave more to count.
     """
@@ -40,7 +42,8 @@ def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @cache
 def few(seed: int) -> tuple[DittoData, Optimum | None] | None:
-    """The instance of `seed` with fewer micro-batches than stages would be possible, and its optimum."""
+    """The instance of `seed` with fewer micro-batches than stages would be possible, and its
+    optimum."""
     data = data_of(seed)
     devices = sum(kind.nodes for kind in data.device_types) * data.devices_per_node
     most = min(devices, data.layers)
@@ -87,11 +90,16 @@ def tight(seed: int) -> DittoData:
 @pytest.mark.usefixtures("counting")
 @pytest.mark.parametrize("seed", range(24))
 def test_counted_paths_equal_counted_states(seed: int) -> None:
-    """For every θ by itself and for intervals: the same least cost as where the states count the stages."""
+    """For every θ by itself and for intervals: the same least cost as where the states count the
+    stages."""
     problem = compile_problem(tight(seed))
-    states, labels = (Relaxer(Space(problem, counted=c), Run(Options(gap=0.0))) for c in (True, False))
+    states, labels = (
+        Relaxer(Space(problem, counted=c), Run(Options(gap=0.0))) for c in (True, False)
+    )
     values, rng = states.space.candidates, Random(seed)
-    for low, high in [(float(theta), float(theta)) for theta in values[:: max(1, len(values) // 40)]]:
+    for low, high in [
+        (float(theta), float(theta)) for theta in values[:: max(1, len(values) // 40)]
+    ]:
         exact, found = states(low, high, math.inf), labels(low, high, math.inf)
         assert (exact.bound is None) == (found.bound is None)
         if exact.bound is None or found.bound is None:
@@ -114,7 +122,8 @@ def test_bounds_of_counted_intervals_hold(seed: int) -> None:
 
 
 def test_states_out_of_reach_stay_so() -> None:
-    """Ragged tables are narrowed while they are filled: vectors without states must not gain any."""
+    """Ragged tables are narrowed while they are filled: vectors without states must not gain
+    any."""
     empty = 0
     for seed in range(60):
         problem = compile_problem(data_of(seed))
@@ -137,7 +146,9 @@ def test_states_out_of_reach_stay_so() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_search_survives_labels_that_do_not_fit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_survives_labels_that_do_not_fit(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tight(seed)
     counted = solve(FAMILY, data, "exact", Run(Options(threads=1)))
     monkeypatch.setattr(f"{EXACT}.search.FEW_VECTORS", 0)

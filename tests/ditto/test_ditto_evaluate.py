@@ -51,11 +51,14 @@ def data(**changes: Any) -> DittoData:
 
 def decision(*stages: tuple[int, int, str, int]) -> DittoDecision:
     keys = ("first", "last", "type", "devices")
-    return DittoDecision.model_validate({"stages": [dict(zip(keys, stage, strict=True)) for stage in stages]})
+    return DittoDecision.model_validate(
+        {"stages": [dict(zip(keys, stage, strict=True)) for stage in stages]}
+    )
 
 
 def test_a_template_worked_by_hand() -> None:
-    # Stage 0: layers 0 and 1 on two of a: (2 + 4) / 2 + 2 (0.1 + 0.1) = 3.4.  Stage 1: layer 2 on one of b: 3.
+    # Stage 0: layers 0 and 1 on two of a: (2 + 4) / 2 + 2 (0.1 + 0.1) = 3.4.  Stage 1: layer 2 on
+    # one of b: 3.
     found = evaluate(data(), decision((0, 2, "a", 2), (2, 3, "b", 1)))
     assert found.violations == ()
     # k* = 0: T1 = 6.4, T2 = (4 - 2 + 0 - 1) 3.4, T3 = 6.4.
@@ -88,7 +91,9 @@ def test_the_first_of_equally_slow_stages_counts() -> None:
         ([(0, 2, "a", 1), (2, 3, "b", 1)], "stages[0] needs 12 bytes"),
     ],
 )
-def test_every_broken_constraint_is_named(stages: list[tuple[int, int, str, int]], message: str) -> None:
+def test_every_broken_constraint_is_named(
+    stages: list[tuple[int, int, str, int]], message: str
+) -> None:
     found = evaluate(data(), decision(*stages))
     assert found.objective is None
     assert any(message in violation for violation in found.violations), found.violations
@@ -114,7 +119,9 @@ def test_more_stages_than_micro_batches_are_refused() -> None:
         (("micro_batches",), 0, "at least 1"),
     ],
 )
-def test_unusable_data_is_refused_in_one_line(path: tuple[Any, ...], value: Any, message: str) -> None:
+def test_unusable_data_is_refused_in_one_line(
+    path: tuple[Any, ...], value: Any, message: str
+) -> None:
     document = copy.deepcopy(DOCUMENT)
     place = document
     for key in path[:-1]:
@@ -126,17 +133,25 @@ def test_unusable_data_is_refused_in_one_line(path: tuple[Any, ...], value: Any,
 
 
 @given(
-    st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(8, 100), st.integers(0, 7), st.data()
+    st.lists(st.floats(0.01, 100), min_size=1, max_size=8),
+    st.integers(8, 100),
+    st.integers(0, 7),
+    st.data(),
 )
-def test_price_invariants(times: list[float], micro_batches: int, at: int, draw: st.DataObject) -> None:
+def test_price_invariants(
+    times: list[float], micro_batches: int, at: int, draw: st.DataObject
+) -> None:
     total = price(micro_batches, times).objective
     assert total is not None
     # Each further micro-batch costs one slowest stage; doubled times double the price.
     more = price(micro_batches + 1, times).objective
     parts = price(micro_batches, times).parts
     assert more == pytest.approx(total + parts["slowest stage seconds"])
-    assert price(micro_batches, [2 * t for t in times]).objective == pytest.approx(2 * total, rel=1e-6)
-    # Each stage behind k* takes one slowest stage off T2: T may fall below N_b of them (3, 1 with 8: 23 s).
+    assert price(micro_batches, [2 * t for t in times]).objective == pytest.approx(
+        2 * total, rel=1e-6
+    )
+    # Each stage behind k* takes one slowest stage off T2: T may fall below N_b of them (3, 1 with
+    # 8: 23 s).
     behind = len(times) - 1 - int(parts["slowest stage"])
     assert total >= (micro_batches - behind) * parts["slowest stage seconds"] * (1 - 1e-9)
     assert total >= parts["T1"]
@@ -151,7 +166,10 @@ def test_price_invariants(times: list[float], micro_batches: int, at: int, draw:
 
 def test_the_price_can_rise_when_the_slowest_stage_gets_faster() -> None:
     # k* jumps to the end: this is why T does not decompose.
-    before, after = price(8, [10.0, 1.0, 1.0, 10.0]).objective, price(8, [9.9, 1.0, 1.0, 10.0]).objective
+    before, after = (
+        price(8, [10.0, 1.0, 1.0, 10.0]).objective,
+        price(8, [9.9, 1.0, 1.0, 10.0]).objective,
+    )
     assert before is not None
     assert after is not None
     assert after > before
@@ -185,13 +203,21 @@ def test_the_optimum_scales_with_time(seed: int, factor: float) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 5))
-def test_another_micro_batch_or_node_changes_the_optimum_the_right_way(seed: int, more: int) -> None:
+def test_another_micro_batch_or_node_changes_the_optimum_the_right_way(
+    seed: int, more: int
+) -> None:
     instance = middle_instance(seed)
     optimum = solve(FAMILY, instance, "exact").objective
     longer = instance.model_copy(update={"micro_batches": instance.micro_batches + more})
-    kinds = [k.model_copy(update={"nodes": k.nodes + (i == 0)}) for i, k in enumerate(instance.device_types)]
+    kinds = [
+        k.model_copy(update={"nodes": k.nodes + (i == 0)})
+        for i, k in enumerate(instance.device_types)
+    ]
     wider = instance.model_copy(update={"device_types": kinds})
-    slower, faster = solve(FAMILY, longer, "exact").objective, solve(FAMILY, wider, "exact").objective
+    slower, faster = (
+        solve(FAMILY, longer, "exact").objective,
+        solve(FAMILY, wider, "exact").objective,
+    )
     assert optimum is not None
     assert slower is not None
     assert faster is not None

@@ -1,4 +1,5 @@
-"""The exact method beyond enumeration: against every θ tried one by one, ties, stops, limits and growth."""
+"""The exact method beyond enumeration: against every θ tried one by one, ties, stops, limits and
+growth."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_the_search_equals_trying_every_theta(seed: int) -> None:
 
 
 def bounds_hold(space: Space, each: list[tuple[float, float]], rng: Random) -> None:
-    """The bound of random intervals, as its slope raises it, is kept by the optimum of every θ inside."""
+    """The bound of random intervals, as its slope raises it, is kept by the optimum of every θ
+    inside."""
     relax = Relaxer(space, Run(Options(gap=0.0)))
     for _ in range(10):
         low, high = sorted(rng.choice(each)[0] for _ in range(2))
@@ -73,14 +75,19 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("block", range(8))
 def test_the_relaxation_without_a_count_ends_at_the_optimum(block: int) -> None:
     for seed in range(block, len(SEEDS), 8):
-        best, result = optimum_of(seed), solve(FAMILY, data_of(seed), "exact", Run(Options(threads=1)))
+        best, result = (
+            optimum_of(seed),
+            solve(FAMILY, data_of(seed), "exact", Run(Options(threads=1))),
+        )
         assert result.status == ("infeasible" if best is None else "optimal"), seed
         if best is not None:
             assert result.objective == pytest.approx(best.objective, rel=1e-6, abs=1e-12), seed
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_counting_at_once_and_relaxing_first_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_at_once_and_relaxing_first_agree(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tight(seed)
     counted = solve(FAMILY, data, "exact", Run(Options(threads=1)))
     monkeypatch.setattr("hetplan.formulations.ditto.exact.search.FEW_VECTORS", 0)
@@ -96,7 +103,9 @@ def test_counting_at_once_and_relaxing_first_agree(seed: int, monkeypatch: pytes
         return
     assert alone.bound is not None and alone.bound <= counted.objective * (1 + 1e-9)
     assert alone.objective is None or alone.objective >= counted.objective * (1 - 1e-6)
-    assert alone.status != "optimal" or alone.objective == pytest.approx(counted.objective, rel=2e-6)
+    assert alone.status != "optimal" or alone.objective == pytest.approx(
+        counted.objective, rel=2e-6
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -121,8 +130,11 @@ def chain(work: list[float], nodes: int, micro_batches: int) -> DittoData:
 
 @pytest.mark.parametrize("method", [method.name for method in FAMILY.methods if method.exact])
 def test_a_nearly_slowest_stage_counts_as_slowest(method: str) -> None:
-    # Taken literally, the last stage is the slowest and 10.8 the price; within the tie it is the first.
-    result = solve(FAMILY, chain([1.0, 0.2, 0.2, 1.0 + 4e-10], 4, 8), method, Run(Options(threads=1)))
+    # Taken literally, the last stage is the slowest and 10.8 the price; within the tie it is the
+    # first.
+    result = solve(
+        FAMILY, chain([1.0, 0.2, 0.2, 1.0 + 4e-10], 4, 8), method, Run(Options(threads=1))
+    )
     assert result.status == "optimal"
     assert result.objective == pytest.approx(2.4 * 2 + 3.0, rel=1e-8)
 
@@ -175,7 +187,8 @@ def test_too_many_device_vectors_are_refused_by_name() -> None:
 
 
 def test_a_bound_above_every_template_is_infeasible_for_all() -> None:
-    """One usable device whose memory holds no template: the bound of all layers exceeds what fitting stages cost."""
+    """One usable device whose memory holds no template: the bound of all layers exceeds what
+    fitting stages cost."""
     seconds = ([2 / 3, 4 / 3, 2.0, 5 / 3, 2 / 3], [4 / 3, 8 / 3, 4.0, 10 / 3, 4 / 3])
     kinds = [
         {"name": name, "nodes": nodes, "devices_per_node": 1, "forward_seconds": seconds[0],

@@ -1,4 +1,5 @@
-"""Ditto's own algorithms: against their definitions, against published answers, and where they fall short."""
+"""Ditto's own algorithms: against their definitions, against published answers, and where they fall
+short."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from hetplan.solvers.run import Run
 Vector = tuple[int, ...]
 
 
-def kind(name: str, work: list[float], nodes: int, size: int = 1, link: float = 0.0) -> dict[str, object]:
+def kind(
+    name: str, work: list[float], nodes: int, size: int = 1, link: float = 0.0
+) -> dict[str, object]:
     """A device type whose backward pass takes as long as its forward pass."""
     return {
         "name": name,
@@ -44,15 +47,20 @@ def instance(micro_batches: int, *kinds: dict[str, object]) -> DittoData:
 
 
 def textbook(problem: DittoProblem) -> float | None:
-    """Eq. 1-3 as plain recursion without classes of intervals; least T over S, None without a template."""
+    """Eq. 1-3 as plain recursion without classes of intervals; least T over S, None without a
+    template."""
     p, n = problem, problem.micro_batches
 
     @cache
-    def best(stages: int, u: int, v: int, x: Vector) -> tuple[float, float, float, int, float] | None:
+    def best(
+        stages: int, u: int, v: int, x: Vector
+    ) -> tuple[float, float, float, int, float] | None:
         """(T, T1, t of k*, k*, T3)."""
         if stages == 1:
             for r in range(p.options):
-                if x == tuple(int(p.option_devices[r]) * (i == p.option_kind[r]) for i in range(len(x))):
+                if x == tuple(
+                    int(p.option_devices[r]) * (i == p.option_kind[r]) for i in range(len(x))
+                ):
                     t = float(p.time[r, u, v])
                     return (n * t, t, t, 0, t)
             return None
@@ -99,7 +107,9 @@ def test_the_division_equals_its_recursion(seed: int) -> None:
             assert problem.price(stages) == pytest.approx(cost, rel=1e-9)
 
 
-@pytest.mark.parametrize(("nodes", "cuts"), [(2, [0, 4, 6]), (3, [0, 3, 5, 6]), (4, [0, 3, 4, 5, 6])])
+@pytest.mark.parametrize(
+    ("nodes", "cuts"), [(2, [0, 4, 6]), (3, [0, 3, 5, 6]), (4, [0, 3, 4, 5, 6])]
+)
 def test_oobleck_reproduces_its_published_templates(nodes: int, cuts: list[int]) -> None:
     # Oobleck's own unit tests: six layers whose forward and backward passes take 1 to 6.
     data = instance(4 * nodes, kind("a", [2.0 * (i + 1) for i in range(6)], nodes))
@@ -145,7 +155,10 @@ def test_interval_classes_join_equal_layers_only() -> None:
 
 def test_folding_rounds_the_ratio_of_totals() -> None:
     data = instance(
-        8, kind("old", [6.0] * 4, 2, 2), kind("new", [1.7] * 4, 1, 2), kind("none", [99.0] * 4, 0, 2)
+        8,
+        kind("old", [6.0] * 4, 2, 2),
+        kind("new", [1.7] * 4, 1, 2),
+        kind("none", [99.0] * 4, 0, 2),
     )
     folding = fold(data)
     assert folding is not None

@@ -21,7 +21,9 @@ GENERAL = ("cp-sat", "milp", "pyomo")
 def cases(entries: list[Entry]) -> list[object]:
     """By name, the large ones marked slow."""
     return [
-        pytest.param(e, id=e.name, marks=pytest.mark.slow if any(w in e.name for w in LARGE) else ())
+        pytest.param(
+            e, id=e.name, marks=pytest.mark.slow if any(w in e.name for w in LARGE) else ()
+        )
         for e in entries
     ]
 
@@ -29,7 +31,10 @@ def cases(entries: list[Entry]) -> list[object]:
 def test_ex1_to_ex5_are_packaged_with_both_heads_and_batches() -> None:
     names = {entry.name for entry in ENTRIES}
     expected = {
-        f"ditto-ex{i}-nb{n}-{head}" for i in range(1, 6) for n in (32, 128) for head in ("head", "flat")
+        f"ditto-ex{i}-nb{n}-{head}"
+        for i in range(1, 6)
+        for n in (32, 128)
+        for head in ("head", "flat")
     }
     assert expected <= names
 
@@ -50,7 +55,11 @@ def test_heuristics_stay_above_the_record(entry: Entry) -> None:
     data = entry.load().data
     optimum = best.bound if best.bound is not None else 0.0
     found = {}
-    for method in ("paper", "merge", *(("oobleck", "greedy") if any(w in entry.name for w in SMALL) else ())):
+    for method in (
+        "paper",
+        "merge",
+        *(("oobleck", "greedy") if any(w in entry.name for w in SMALL) else ()),
+    ):
         result = solve(FAMILY, data, method, Run(Options(threads=1)))
         assert result.bound is None
         if result.objective is not None:

@@ -20,7 +20,8 @@ HEURISTICS = [method.name for method in FAMILY.methods if not method.exact]
 
 
 def exact_cases() -> list[object]:
-    """(method, seed): hetplan's own methods on all seeds, general solvers on the quick ones by default."""
+    """(method, seed): hetplan's own methods on all seeds, general solvers on the quick ones by
+    default."""
     return [
         pytest.param(name, seed, marks=() if name in OWN or seed in QUICK else pytest.mark.slow)
         for name in EXACT
@@ -64,7 +65,9 @@ def test_heuristics_never_fall_below_the_optimum(name: str) -> None:
 def test_evaluator_agrees_with_the_oracle(seed: int) -> None:
     best = optimum_of(seed)
     if best is not None:
-        assert evaluate(data_of(seed), best.decision).objective == pytest.approx(best.objective, rel=1e-12)
+        assert evaluate(data_of(seed), best.decision).objective == pytest.approx(
+            best.objective, rel=1e-12
+        )
 
 
 def test_the_seeds_cover_what_they_claim() -> None:
@@ -78,5 +81,7 @@ def test_the_seeds_cover_what_they_claim() -> None:
         kinds["memory, nothing fits"] += data.memory is not None and best is None and devices > 0
         kinds["few micro-batches"] += min(devices, data.layers) > data.micro_batches
         kinds["several stages"] += best is not None and len(best.decision.stages) > 1
-        kinds["groups"] += best is not None and any(stage.devices > 1 for stage in best.decision.stages)
+        kinds["groups"] += best is not None and any(
+            stage.devices > 1 for stage in best.decision.stages
+        )
     assert min(kinds.values()) >= 5, kinds

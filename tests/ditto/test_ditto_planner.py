@@ -1,4 +1,5 @@
-"""The strategy `ditto`: templates become plans that hold, priced like AMP's plans where both can say the same."""
+"""The strategy `ditto`: templates become plans that hold, priced like AMP's plans where both can
+say the same."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def candidates(workload: Workload) -> dict[str, Candidate]:
     return {c.method: c for c in propose(workload, Run(Options(threads=1)))}
 
 
-def test_templates_become_plans_that_hold(workload: Workload, candidates: dict[str, Candidate]) -> None:
+def test_templates_become_plans_that_hold(
+    workload: Workload, candidates: dict[str, Candidate]
+) -> None:
     assert tuple(candidates) == METHODS
     best = candidates["auto"]
     assert best.status == "optimal" and best.bound is not None and best.objective is not None
@@ -93,7 +96,8 @@ def test_stages_of_one_width_cost_what_amp_says(width: int) -> None:
     names = (["V100-SXM2-16GB"] * 4 + ["T4"] * 2)[::width]
     decision = DittoDecision(
         stages=[
-            DittoStage(first=cuts[k], last=cuts[k + 1], type=names[k], devices=width) for k in range(stages)
+            DittoStage(first=cuts[k], last=cuts[k + 1], type=names[k], devices=width)
+            for k in range(stages)
         ]
     )
     groups = place(w, decision)
@@ -123,10 +127,15 @@ def test_stages_of_other_widths_by_hand() -> None:
     groups = place(w, decision)
     assert groups == [[0], [1], [2, 3]]
     found = price(w, amp_pose(w), decision, groups, 3)
-    layers, tables = w.profile.layers, [w.profile.table("V100-SXM2-16GB", 1, 3), w.profile.table("T4", 2, 3)]
+    layers, tables = (
+        w.profile.layers,
+        [w.profile.table("V100-SXM2-16GB", 1, 3), w.profile.table("T4", 2, 3)],
+    )
     assert tables[0] is not None and tables[1] is not None
     # all-reduce on two devices moves each byte once, at 80 Gbit/s
-    wide = sum(tables[1].seconds()[12:]) + sum(layer.tensor_bytes for layer in layers[12:]) * 3 / 10e9
+    wide = (
+        sum(tables[1].seconds()[12:]) + sum(layer.tensor_bytes for layer in layers[12:]) * 3 / 10e9
+    )
     times = [sum(tables[0].seconds()[:7]), sum(tables[0].seconds()[7:12]), wide]
     links = [layers[6].activation_bytes * 3 / 10e9, layers[11].activation_bytes * 3 / 1.25e9]
     assert found.stages == pytest.approx(times, rel=1e-12)
@@ -137,10 +146,14 @@ def test_stages_of_other_widths_by_hand() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
-    """Any stages within the posed problem's devices are placed: whole groups in one node, no device twice."""
+    """Any stages within the posed problem's devices are placed: whole groups in one node, no device
+    twice."""
     sizes = draw.draw(st.lists(st.sampled_from([2, 4, 6, 8, 12]), min_size=1, max_size=4))
     w = workload_on(
-        *({"device": draw.draw(st.sampled_from(["T4", "P100-PCIE-16GB"])), "devices": n} for n in sizes)
+        *(
+            {"device": draw.draw(st.sampled_from(["T4", "P100-PCIE-16GB"])), "devices": n}
+            for n in sizes
+        )
     )
     data = pose(w, 1)
     left = Counter({kind.name: kind.nodes * data.devices_per_node for kind in data.device_types})
@@ -162,7 +175,9 @@ def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
 
 
 def test_memory_that_no_template_meets_has_a_reason() -> None:
-    found = propose(workload_on({"device": "T4", "devices": 1}, model="llama2-7b"), Run(Options(threads=1)))
+    found = propose(
+        workload_on({"device": "T4", "devices": 1}, model="llama2-7b"), Run(Options(threads=1))
+    )
     assert [c.status for c in found if c.method == "auto"] == ["infeasible"]
     assert all(c.plan is None and c.message for c in found)
 

@@ -16,7 +16,11 @@ from hetplan.solvers.registry import load, solve
 
 def workload(*nodes: dict[str, Any], batch: int = 8) -> Workload:
     """GPT-2 on nodes given as the cluster file has them."""
-    defaults = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0, "intra_node_latency_us": 0.0}
+    defaults = {
+        "intra_node_gbit_per_s": 80.0,
+        "network_gbit_per_s": 10.0,
+        "intra_node_latency_us": 0.0,
+    }
     document = {
         "format": "hetplan-cluster",
         "version": 1,
@@ -27,11 +31,16 @@ def workload(*nodes: dict[str, Any], batch: int = 8) -> Workload:
 
 
 def test_posing_takes_times_bandwidths_and_memory_from_the_workload() -> None:
-    w = workload({"count": 2, "devices": 2, "device": "V100-SXM2-16GB"}, {"devices": 2, "device": "T4"})
+    w = workload(
+        {"count": 2, "devices": 2, "device": "V100-SXM2-16GB"}, {"devices": 2, "device": "T4"}
+    )
     assert micro_batch_sizes(w) == [1, 2, 4, 8]
     data = pose(w, 2)
     assert data.micro_batches == 4
-    assert [(kind.name, kind.nodes) for kind in data.device_types] == [("V100-SXM2-16GB", 2), ("T4", 1)]
+    assert [(kind.name, kind.nodes) for kind in data.device_types] == [
+        ("V100-SXM2-16GB", 2),
+        ("T4", 1),
+    ]
     table = w.profile.table("T4", 1, 2)
     assert table is not None
     assert data.device_types[1].forward_seconds == table.forward_seconds
@@ -47,7 +56,10 @@ def test_posing_takes_times_bandwidths_and_memory_from_the_workload() -> None:
 
 
 def test_nodes_of_one_device_with_other_links_are_types_of_their_own() -> None:
-    fast, slow = {"devices": 2, "device": "T4"}, {"devices": 2, "device": "T4", "intra_node_gbit_per_s": 40.0}
+    fast, slow = (
+        {"devices": 2, "device": "T4"},
+        {"devices": 2, "device": "T4", "intra_node_gbit_per_s": 40.0},
+    )
     data = pose(workload(fast, slow, fast), 1)
     assert [(kind.name, kind.nodes) for kind in data.device_types] == [("T4 (1)", 2), ("T4 (2)", 1)]
     assert data.memory is not None
@@ -55,9 +67,12 @@ def test_nodes_of_one_device_with_other_links_are_types_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "group", "nodes"), [((2, 4), 2, 3), ((3, 3), 1, 6), ((8, 4, 12), 4, 6), ((6, 2), 2, 4)]
+    ("sizes", "group", "nodes"),
+    [((2, 4), 2, 3), ((3, 3), 1, 6), ((8, 4, 12), 4, 6), ((6, 2), 2, 4)],
 )
-def test_uneven_nodes_are_posed_as_equal_parts(sizes: tuple[int, ...], group: int, nodes: int) -> None:
+def test_uneven_nodes_are_posed_as_equal_parts(
+    sizes: tuple[int, ...], group: int, nodes: int
+) -> None:
     w = workload(*({"devices": size, "device": "T4"} for size in sizes))
     assert group_size(w) == group
     (kind,) = pose(w, 1).device_types

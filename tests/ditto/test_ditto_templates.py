@@ -66,14 +66,18 @@ def template(nodes: tuple[int, ...], times: list[float], micro_batches: int) -> 
     return Template(nodes, bare.decision, bare.times, seconds, seconds)
 
 
-def random_templates(rng: random.Random, micro_batches: int) -> tuple[list[Template], tuple[int, ...]]:
+def random_templates(
+    rng: random.Random, micro_batches: int
+) -> tuple[list[Template], tuple[int, ...]]:
     """A few templates on one or two types, and a small cluster."""
     types = rng.choice((1, 2))
     nodes = tuple(rng.randint(1, 4 if types == 1 else 2) for _ in range(types))
     vectors = [v for v in product(*(range(n + 1) for n in nodes)) if any(v) and rng.random() < 0.8]
     return [
         template(
-            v, [rng.choice((1.0, 2.0, rng.uniform(0.5, 3))) for _ in range(rng.randint(1, 3))], micro_batches
+            v,
+            [rng.choice((1.0, 2.0, rng.uniform(0.5, 3))) for _ in range(rng.randint(1, 3))],
+            micro_batches,
         )
         for v in vectors
     ], nodes

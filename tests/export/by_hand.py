@@ -26,7 +26,8 @@ def plan_of(
     per_node: int = 4,
     **changes: Any,
 ) -> Plan:
-    """Even replicas; devices numbered stage by stage, or replica by replica; `per_node` devices on each node."""
+    """Even replicas; devices numbered stage by stage, or replica by replica; `per_node` devices on
+    each node."""
     widths = tensor if isinstance(tensor, list) else [tensor] * len(stages)
     grid: dict[tuple[int, int], list[int]] = {}
     places = [(j, i) for j in range(len(stages)) for i in range(data)]
@@ -75,7 +76,8 @@ def kinds_of(plan: Plan) -> list[list[str]]:
 
 
 def run_script(text: str, folder: Path, node: int, program: str = "python") -> list[dict[str, Any]]:
-    """What every process of a node is started with: its environment and words, by a program that only notes them."""
+    """What every process of a node is started with: its environment and words, by a program that
+    only notes them."""
     folder.mkdir(parents=True, exist_ok=True)
     script, fake, log = folder / "run.sh", folder / program, folder / f"log-{node}"
     script.write_text(text)
@@ -84,7 +86,11 @@ def run_script(text: str, folder: Path, node: int, program: str = "python") -> l
         f'"${{LOCAL_WORLD_SIZE-}}" "$(printf "%q " "$@")" >> {shlex.quote(str(log))}\n'
     )
     fake.chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE": str(node), "MASTER_ADDR": "host"}
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "NODE": str(node),
+        "MASTER_ADDR": "host",
+    }
     ran = subprocess.run(
         ["bash", str(script), "entry.py", "--lr", "1"],
         env=environment,

@@ -1,4 +1,5 @@
-"""DeepSpeed, torchtitan, FlagScale, torchrun: what exporters write is parsed back and compared with the plan."""
+"""DeepSpeed, torchtitan, FlagScale, torchrun: what exporters write is parsed back and compared with
+the plan."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_deepspeed_parsed_back(zero: int) -> None:
 
 def in_fp32(plan: Plan) -> Plan:
     """Of another precision: torchtitan's bf16 needs FSDP where a model is divided."""
-    return plan.model_copy(update={"workload": plan.workload.model_copy(update={"precision": "fp32"})})
+    return plan.model_copy(
+        update={"workload": plan.workload.model_copy(update={"precision": "fp32"})}
+    )
 
 
 TITAN = [

@@ -56,7 +56,11 @@ def stages_of_flags(given: argparse.Namespace) -> list[list[str]]:
     each, remainder = divmod(rest, total - ends)
     assert remainder == 0
     counts = [each] * (total - ends)
-    counts = [*([first] if first is not None else []), *counts, *([last] if last is not None else [])]
+    counts = [
+        *([first] if first is not None else []),
+        *counts,
+        *([last] if last is not None else []),
+    ]
     parts = [["t"] * count for count in counts]
     parts[0].insert(0, "E")
     parts[-1].append("L")
@@ -98,7 +102,10 @@ def test_megatron_parsed_back(plan: Plan, tmp_path: Path) -> None:
     assert dp == len(plan.replicas)
     assert stages_of_flags(given) == kinds_of(plan)
     (batches,) = plan.replicas[0].micro_batches
-    assert (given.micro_batch_size, given.global_batch_size) == (batches.samples, plan.workload.global_batch)
+    assert (given.micro_batch_size, given.global_batch_size) == (
+        batches.samples,
+        plan.workload.global_batch,
+    )
     assert given.global_batch_size == dp * batches.count * batches.samples
     assert (given.num_layers, given.seq_length) == (BLOCKS, 128)
     assert (given.bf16, given.fp16) == (True, False)
@@ -113,7 +120,10 @@ def test_megatron_parsed_back(plan: Plan, tmp_path: Path) -> None:
         (cut(3, 3, 3, 3), []),
         (cut(2, 5, 5), ["--decoder-first-pipeline-num-layers", "2"]),
         (cut(5, 5, 2), ["--decoder-last-pipeline-num-layers", "2"]),
-        (UNEVEN, ["--decoder-first-pipeline-num-layers", "2", "--decoder-last-pipeline-num-layers", "4"]),
+        (
+            UNEVEN,
+            ["--decoder-first-pipeline-num-layers", "2", "--decoder-last-pipeline-num-layers", "4"],
+        ),
         (cut(2, 4, 3, 3), ["--pipeline-model-parallel-layout", "Et*2|t*4|t*3|t*3L"]),
     ],
 )

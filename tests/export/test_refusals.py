@@ -66,14 +66,26 @@ FLAT = plan_of([[(0, 14)]], data=2)
         ("megatron", changed(PIPES, other_cut), "replicas with different stages"),
         ("megatron", changed(PIPES, row_groups), "the division of every micro-batch as 3, 1"),
         ("megatron", changed(PIPES, tensor_shares), "unequal tensor shards"),
-        ("megatron", plan_of(cut(5, 7), tensor=[1, 2]), "stages of different tensor degrees (1, 2)"),
+        (
+            "megatron",
+            plan_of(cut(5, 7), tensor=[1, 2]),
+            "stages of different tensor degrees (1, 2)",
+        ),
         ("megatron", plan_of(UNEVEN, schedule="gpipe"), "schedule gpipe"),
         ("megatron", plan_of([[(0, 14)]], data=2, zero=3), "zero 3 (only 0, 1)"),
-        ("megatron", plan_of([[(0, 14)]], data=2, zero=1, zero_shares=[1.0, 3.0]), "unequal ZeRO shards"),
+        (
+            "megatron",
+            plan_of([[(0, 14)]], data=2, zero=1, zero_shares=[1.0, 3.0]),
+            "unequal ZeRO shards",
+        ),
         ("deepspeed", PIPES, "pipelines (replicas[0] has 4 stages)"),
         ("deepspeed", plan_of([[(0, 14)]], data=2, tensor=2), "tensor parallelism of degree 2"),
         ("deepspeed", plan_of([[(0, 14)]], recomputation="full"), "recomputation full"),
-        ("deepspeed", changed(FLAT, unequal_batches), "the samples that each device takes by its speed"),
+        (
+            "deepspeed",
+            changed(FLAT, unequal_batches),
+            "the samples that each device takes by its speed",
+        ),
         ("torchtitan", plan_of(UNEVEN, recomputation="selective"), "recomputation selective"),
         ("torchtitan", plan_of([[(0, 14)]], data=2, zero=1), "zero 1 (only 0, 3)"),
         (
@@ -81,7 +93,11 @@ FLAT = plan_of([[(0, 14)]], data=2)
             changed(plan_of(UNEVEN, data=2, by_stage=False, per_node=2, zero=3), in_fp32),
             "node 0 has ranks 0,2",
         ),
-        ("torchtitan", changed(PIPES, in_fp32), "ZeRO 0 on 2 replicas beside a pipeline or tensor groups"),
+        (
+            "torchtitan",
+            changed(PIPES, in_fp32),
+            "ZeRO 0 on 2 replicas beside a pipeline or tensor groups",
+        ),
         (
             "torchtitan",
             changed(plan_of([[(0, 14)]], data=2, tensor=2), in_fp32),
@@ -92,7 +108,11 @@ FLAT = plan_of([[(0, 14)]], data=2)
             plan_of(UNEVEN),
             "bf16 on a pipeline or tensor groups without FSDP (fp32, or ZeRO 3 on several replicas, would do)",
         ),
-        ("torchtitan", plan_of([[(0, 14)]], tensor=2, zero=3), "bf16 on a pipeline or tensor groups"),
+        (
+            "torchtitan",
+            plan_of([[(0, 14)]], tensor=2, zero=3),
+            "bf16 on a pipeline or tensor groups",
+        ),
         ("flagscale", plan_of([[(0, 1)], [(1, 14)]]), "a stage without blocks (stage 0)"),
         (
             "flagscale",
@@ -110,7 +130,9 @@ def test_what_cannot_be_said_is_refused_by_name(to: str, plan: Plan, message: st
 
 def test_other_chains_are_refused() -> None:
     plan = changed(FLAT, lambda d: d["workload"].update(layers=[f"conv-{i}" for i in range(14)]))
-    with pytest.raises(UnsupportedError, match="layers other than one embedding, blocks and one head"):
+    with pytest.raises(
+        UnsupportedError, match="layers other than one embedding, blocks and one head"
+    ):
         export(plan, "megatron")
 
 

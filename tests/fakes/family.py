@@ -1,4 +1,5 @@
-"""A problem to test the command line with: choose the least of some numbers. Methods misbehave on demand."""
+"""A problem to test the command line with: choose the least of some numbers. Methods misbehave on
+demand."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class Decision(StrictModel):
 def evaluate(data: Data, decision: Decision) -> Evaluation:
     """The number chosen."""
     if decision.index >= len(data.numbers):
-        return Evaluation(None, (f"index is {decision.index}, expected one of 0..{len(data.numbers) - 1}",))
+        return Evaluation(
+            None, (f"index is {decision.index}, expected one of 0..{len(data.numbers) - 1}",)
+        )
     return Evaluation(data.numbers[decision.index], (), {"number": data.numbers[decision.index]})
 
 

@@ -1,4 +1,5 @@
-"""What other planners and profilers write: small files of every kind, and reading them through the command line."""
+"""What other planners and profilers write: small files of every kind, and reading them through the
+command line."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from hetplan.profiling.profile import Profile, load_profile
 # A diamond: 1 feeds 2 and 3, both feed 4.
 
 
-def operator(name: str, description: str, forward: str, backward: str, activation: str, params: str) -> str:
+def operator(
+    name: str, description: str, forward: str, backward: str, activation: str, params: str
+) -> str:
     times = f"forward_compute_time={forward}, backward_compute_time={backward}"
     return f"{name} -- {description} -- {times}, activation_size={activation}, parameter_size={params}\n"
 
@@ -71,17 +74,22 @@ def piper(seconds: float = 0.03) -> dict[str, Any]:
             "id": i,
             "name": f"n{i}",
             "TMPCs": {
-                str(t): [variant(t, "activation recomp", 1.3), variant(t, "vanilla", 1.0)] for t in (1, 2)
+                str(t): [variant(t, "activation recomp", 1.3), variant(t, "vanilla", 1.0)]
+                for t in (1, 2)
             },
         }
         for i in range(3)
     ]
-    edges = [{"sourceId": i, "destId": j, "communicationCost": 7.0} for i, j in ((0, 1), (1, 2), (0, 2))]
+    edges = [
+        {"sourceId": i, "destId": j, "communicationCost": 7.0} for i, j in ((0, 1), (1, 2), (0, 2))
+    ]
     return {"maxDevices": 2, "nodes": nodes, "edges": edges}
 
 
 def placement() -> dict[str, Any]:
-    def node(number: int, colour: int, milliseconds: float, size: float, back: int) -> dict[str, Any]:
+    def node(
+        number: int, colour: int, milliseconds: float, size: float, back: int
+    ) -> dict[str, Any]:
         return {
             "id": number, "name": f"node{number}", "supportedOnFpga": 1, "cpuLatency": 9.0,
             "fpgaLatency": milliseconds, "isBackwardNode": back, "colorClass": colour, "size": size,
@@ -93,7 +101,9 @@ def placement() -> dict[str, Any]:
         node(3, 1, 4.0, 110.0, 1),
         node(4, 2, 6.0, 5.0, 1),
     ]
-    edges = [{"sourceId": s, "destId": t, "cost": 0.1, "size": 10.0} for s, t in ((1, 2), (2, 4), (4, 3))]
+    edges = [
+        {"sourceId": s, "destId": t, "cost": 0.1, "size": 10.0} for s, t in ((1, 2), (2, 4), (4, 3))
+    ]
     return {"maxFPGAs": 2, "nodes": nodes, "edges": edges}
 
 

@@ -1,4 +1,5 @@
-"""What a layer keeps from forward to backward, by torch's own books: storages that are alive when its pass is done."""
+"""What a layer keeps from forward to backward, by torch's own books: storages that are alive when
+its pass is done."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ class Alive(TorchDispatchMode):
         self.made: list[tuple[StorageWeakRef, int, float]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tensors(out):
@@ -42,7 +47,9 @@ class Alive(TorchDispatchMode):
     def total(self, but: Tensor) -> float:
         """All but one tensor's."""
         gc.collect()
-        return sum(size for ref, key, size in self.made if not ref.expired() and key != storage(but))
+        return sum(
+            size for ref, key, size in self.made if not ref.expired() and key != storage(but)
+        )
 
 
 def kept_bytes(
@@ -52,9 +59,11 @@ def kept_bytes(
     run: Callable[..., Tensor] | None = None,
     real: bool = False,
 ) -> float:
-    """Of layer(x, …) in training: what its pass leaves beside parameters and output, and its input if it has gradients.
+    """Of layer(x, …) in training: what its pass leaves beside parameters and output, and its input
+    if it has gradients.
 
-    Kernels are those of a GPU: fused attention and norms, a byte per element of a dropout's mask. real: values matter.
+    Kernels are those of a GPU: fused attention and norms, a byte per element of a dropout's mask.
+    real: values matter.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dropout, "forward", lambda self, x, *_: F.dropout(x, self.probability))
@@ -69,7 +78,9 @@ def kept_bytes(
             return _kept(layer, given[0], given[1:], run or layer)
 
 
-def _kept(layer: torch.nn.Module, x: Tensor, more: Iterable[Tensor], run: Callable[..., Tensor]) -> float:
+def _kept(
+    layer: torch.nn.Module, x: Tensor, more: Iterable[Tensor], run: Callable[..., Tensor]
+) -> float:
     x.requires_grad_(x.is_floating_point())
     counter = Alive([*layer.parameters(), *layer.buffers(), x, *more])
     with Fused(), counter:
@@ -80,7 +91,8 @@ def _kept(layer: torch.nn.Module, x: Tensor, more: Iterable[Tensor], run: Callab
 
 
 class FusedSwiGLU(torch.autograd.Function):
-    """silu(gate) * value as one kernel (Apex's, Megatron's), which keeps what it is given and nothing else."""
+    """silu(gate) * value as one kernel (Apex's, Megatron's), which keeps what it is given and
+    nothing else."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
@@ -95,7 +107,8 @@ class FusedSwiGLU(torch.autograd.Function):
 
 
 class LlamaBlock(torch.nn.Module):
-    """A block as torchtitan writes it: projections apart, rotary positions before heads are moved; fused SwiGLU."""
+    """A block as torchtitan writes it: projections apart, rotary positions before heads are moved;
+    fused SwiGLU."""
 
     def __init__(self, t: Any, *, eager: bool = False) -> None:
         super().__init__()
@@ -117,7 +130,9 @@ class LlamaBlock(torch.nn.Module):
         """[B, S, H] -> the same."""
         samples, length, _ = x.shape
         y = self.norm_1(x)
-        q, k, v = (p(y).view(samples, length, -1, self.t.head_dim) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(y).view(samples, length, -1, self.t.head_dim) for p in (self.q, self.k, self.v)
+        )
         q, k, v = (z.transpose(1, 2) for z in (turned(q), turned(k), v))
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=self.t.kv_heads < self.t.heads
@@ -133,4 +148,6 @@ def turned(x: Tensor) -> Tensor:
     """Rotary positions of [B, S, heads, d]."""
     angles = torch.zeros(x.shape[1], 1, x.shape[3] // 2, dtype=x.dtype)
     a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), dim=-1)
+    return torch.cat(
+        (a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), dim=-1
+    )

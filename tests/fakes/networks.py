@@ -1,4 +1,5 @@
-"""Small PyTorch modules of different make, with data, for tracing; factories take a plan and ignore it."""
+"""Small PyTorch modules of different make, with data, for tracing; factories take a plan and ignore
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Block(nn.Module):
         """[B, S, H] -> the same."""
         samples, length, width = x.shape
         q, k, v = (
-            t.view(samples, length, HEADS, -1).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+            t.view(samples, length, HEADS, -1).transpose(1, 2)
+            for t in self.qkv(self.norm(x)).chunk(3, -1)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(samples, length, width)))
@@ -33,7 +35,8 @@ class Block(nn.Module):
 
 
 class Text(nn.Module):
-    """No chain: embedding, a list of blocks, norm, tied head, loss; the first block's input meets the last's output."""
+    """No chain: embedding, a list of blocks, norm, tied head, loss; the first block's input meets
+    the last's output."""
 
     def __init__(self, skip: bool = False) -> None:
         super().__init__()
@@ -51,7 +54,9 @@ class Text(nn.Module):
             x = block(x)
         if self.skip:
             x = x + first
-        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        return F.cross_entropy(
+            self.head(x).flatten(0, 1).float(), targets.flatten(), reduction="sum"
+        )
 
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets."""

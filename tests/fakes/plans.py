@@ -9,10 +9,12 @@ from hetplan.runtime.plan import Plan
 
 
 def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:
-    """gpt2's 14 layers cut before the given ones, stage j on device j, micro-batches of one sample, 1F1B."""
+    """gpt2's 14 layers cut before the given ones, stage j on device j, micro-batches of one sample,
+    1F1B."""
     bounds = [0, *cuts, len(workload.profile.layers)]
     stages = [
-        {"layers": [[first, last]], "devices": [[j]]} for j, (first, last) in enumerate(pairwise(bounds))
+        {"layers": [[first, last]], "devices": [[j]]}
+        for j, (first, last) in enumerate(pairwise(bounds))
     ]
     return Plan.model_validate(
         {
@@ -29,7 +31,10 @@ def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:
             },
             "devices": [{"type": d.type, "node": d.node} for d in workload.cluster.devices],
             "replicas": [
-                {"stages": stages, "micro_batches": [{"count": workload.global_batch, "samples": 1}]}
+                {
+                    "stages": stages,
+                    "micro_batches": [{"count": workload.global_batch, "samples": 1}],
+                }
             ],
             "schedule": "1f1b",
         }

@@ -1,4 +1,5 @@
-"""Small single-device programs of the packaged networks, programs drawn from their theories, and plans of them."""
+"""Small single-device programs of the packaged networks, programs drawn from their theories, and
+plans of them."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def drawn_program(theory: Theory, seed: int) -> list[int]:
     """The cheapest at random prices: other rules for every seed."""
     draw = random.Random(seed)
     prices = [draw.random() ** 3 for _ in theory.data.triples]
-    return greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: prices[step.index])
+    return greedy_program(
+        reduce_theory(compile_problem(theory.data)), lambda step: prices[step.index]
+    )
 
 
 def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:

@@ -20,12 +20,15 @@ def layer_seconds(kind: str, degree: int, batch: int) -> list[float]:
 
 
 def sailor_folder(root: Path) -> Path:
-    """Write profiles, sizes and links; GB/s do not depend on the message: 10 in a node, 1 per pair, 2 at most."""
+    """Write profiles, sizes and links; GB/s do not depend on the message: 10 in a node, 1 per pair,
+    2 at most."""
     for kind in SLOPE:
         folder = root / "profiles" / "TOY" / kind
         folder.mkdir(parents=True)
         table = {
-            str(b): {str(t): {str(l): layer_seconds(kind, t, b) for l in range(LAYERS)} for t in (1, 2)}
+            str(b): {
+                str(t): {str(l): layer_seconds(kind, t, b) for l in range(LAYERS)} for t in (1, 2)
+            }
             for b in (1, 2, 4)
         }
         write(folder / "profile.json", table)

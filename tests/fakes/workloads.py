@@ -25,7 +25,13 @@ def cluster_document(**changes: Any) -> dict[str, Any]:
                 "intra_node_gbit_per_s": 170,
                 "network_gbit_per_s": 10,
             },
-            {"count": 1, "devices": 2, "device": "T4", "intra_node_gbit_per_s": 50, "network_gbit_per_s": 50},
+            {
+                "count": 1,
+                "devices": 2,
+                "device": "T4",
+                "intra_node_gbit_per_s": 50,
+                "network_gbit_per_s": 50,
+            },
         ],
     } | changes
 

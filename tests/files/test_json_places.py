@@ -1,4 +1,5 @@
-"""What strict JSON refuses, and that the error says where it stands: file, JSON path, line and column."""
+"""What strict JSON refuses, and that the error says where it stands: file, JSON path, line and
+column."""
 
 from __future__ import annotations
 
@@ -33,20 +34,41 @@ def message(text: str) -> str:
             '{"a": {"b": [1, 2,\n  3, -Infinity]}}',
             "f: a.b[3] (line 2 column 6): number is not finite (got '-Inf",
         ),
-        ('[{"x": 1},\n {"y": [[], ["NaN", Infinity]]}]', "f: [1].y[1][1] (line 2 column 21): number is not"),
-        ('{"a": 1, "b": 2,\n "a": 3}', "f: a (line 2 column 2): key 'a' stands twice in one object"),
-        ('{"l": [0, {"k": "k", "\\u006b": 0}]}', "f: l[1].k (line 1 column 22): key 'k' stands twice"),
+        (
+            '[{"x": 1},\n {"y": [[], ["NaN", Infinity]]}]',
+            "f: [1].y[1][1] (line 2 column 21): number is not",
+        ),
+        (
+            '{"a": 1, "b": 2,\n "a": 3}',
+            "f: a (line 2 column 2): key 'a' stands twice in one object",
+        ),
+        (
+            '{"l": [0, {"k": "k", "\\u006b": 0}]}',
+            "f: l[1].k (line 1 column 22): key 'k' stands twice",
+        ),
         ('{"a": "x\\"]}", "b": {"b": NaN}}', "f: b.b (line 1 column 27): number is not finite"),
-        ('{"a": {"k": 1}, "b": {"k": 1, "k": 2}}', "f: b.k (line 1 column 31): key 'k' stands twice"),
+        (
+            '{"a": {"k": 1}, "b": {"k": 1, "k": 2}}',
+            "f: b.k (line 1 column 31): key 'k' stands twice",
+        ),
         (
             f'{{"n": [1, 2, -{"7" * 5000}]}}',
             "f: n[2] (line 1 column 14): an integer of 5000 digits (expected at",
         ),
         ("9" * 100_000, "f: line 1 column 1: an integer of 100000 digits (expected at most 4300)"),
-        ('{"a":\n' + "[" * 70, "f: line 2 column 64: nested too deeply (expected at most 64 levels)"),
+        (
+            '{"a":\n' + "[" * 70,
+            "f: line 2 column 64: nested too deeply (expected at most 64 levels)",
+        ),
         ('{"a": NaN, "b": nonsense', "f: a (line 1 column 7): number is not finite"),
-        ('{"a": [1, NaN0.5]}', "f: a[1] (line 1 column 11): number is not finite (got 'NaN', expected"),
-        ("[-Infinityx", "f: [0] (line 1 column 2): number is not finite (got '-Infinity', expected"),
+        (
+            '{"a": [1, NaN0.5]}',
+            "f: a[1] (line 1 column 11): number is not finite (got 'NaN', expected",
+        ),
+        (
+            "[-Infinityx",
+            "f: [0] (line 1 column 2): number is not finite (got '-Infinity', expected",
+        ),
         (f"[{'7' * 5000}x]", "f: [0] (line 1 column 2): an integer of 5000 digits"),
         (f"[{'7' * 5000}.5, NaN]", "f: [1] (line 1 column 5006): number is not finite"),
         ('{"a": 1, "b": }', "f: line 1 column 15: not valid JSON"),
@@ -68,18 +90,26 @@ def test_file_is_named(tmp_path: Path) -> None:
 
 # Texts of every shape, with the place of each value known.
 leaves = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
 )
 documents = st.recursive(
     leaves,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5)
+    ),
     max_leaves=20,
 )
 
 
 def places(value: Any) -> list[list[str | int]]:
     """The path of every value inside a list or an object."""
-    keys: Any = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+    keys: Any = (
+        range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+    )
     return [[key, *rest] for key in keys for rest in ([], *places(value[key]))]
 
 
@@ -116,8 +146,13 @@ def offset_of_nan(text: str) -> int:
 
 @pytest.mark.parametrize("block", range(4))
 def test_damaged_texts_never_escape(block: int) -> None:
-    """2000 texts with constants, keys and digits put where they do not belong: a value, or one line."""
-    document = {"name": "x", "rows": [[1, 2.5, -3e-7], []], "more": [{"a": None, "b": "NaN"}, {"a": True}]}
+    """2000 texts with constants, keys and digits put where they do not belong: a value, or one
+    line."""
+    document = {
+        "name": "x",
+        "rows": [[1, 2.5, -3e-7], []],
+        "more": [{"a": None, "b": "NaN"}, {"a": True}],
+    }
     found = set()
     for i in range(500):
         rng = Random(f"{block} {i}")

@@ -60,9 +60,9 @@ def _edit(rng: Random, document: Any) -> Any:
     if kind == "delete":
         del container[key]
     elif kind == "add" and isinstance(container, dict):
-        container[rng.choice(("", "unknown", "Format", "__class__", "x" * 300, "\x00", str(key) + " "))] = (
-            value
-        )
+        container[
+            rng.choice(("", "unknown", "Format", "__class__", "x" * 300, "\x00", str(key) + " "))
+        ] = value
     elif kind == "add":
         container.insert(rng.randrange(len(container) + 1), copy.deepcopy(rng.choice(NASTY)))
     elif kind == "repeat" and isinstance(container, list):
@@ -122,7 +122,8 @@ def damage(rng: Random, content: bytes) -> bytes:
 
 
 def as_json(document: Any) -> bytes:
-    """JSON text of a mutated document, `NaN` and lone surrogates included (strict readers refuse them)."""
+    """JSON text of a mutated document, `NaN` and lone surrogates included (strict readers refuse
+    them)."""
     return json.dumps(document).encode()
 
 

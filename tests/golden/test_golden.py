@@ -1,8 +1,10 @@
-"""Golden workloads, one per paper and three from the world, at small size: what wins, and that all prices agree.
+"""Golden workloads, one per paper and three from the world, at small size: what wins, and that all
+prices agree.
 
-Figures stand in `golden.json` (made by running this file): predicted seconds of the winner, replayed and by its closed
-form, and its bound. How far every plan's closed form is from the simulator is printed (`pytest -rP`). The evaluator of
-AMP's problem, which shares no code with solvers and simulator, prices every plan that is one of its decisions.
+Figures stand in `golden.json` (made by running this file): predicted seconds of the winner,
+replayed and by its closed form, and its bound. How far every plan's closed form is from the
+simulator is printed (`pytest -rP`). The evaluator of AMP's problem, which shares no code with
+solvers and simulator, prices every plan that is one of its decisions.
 """
 
 from __future__ import annotations
@@ -156,7 +158,8 @@ def test_evaluator_simulator_and_models_agree(name: str) -> None:
         again = replay(candidate.plan, found.workload)
         assert candidate.predicted_seconds == again.seconds
         assert candidate.fits_memory is False or again.fits
-        # Replay and closed form count different things; an order of magnitude apart one of them would be wrong.
+        # Replay and closed form count different things; an order of magnitude apart one of them
+        # would be wrong.
         print(difference(name, candidate))
         assert candidate.optimism is not None and 0.5 < candidate.optimism < 3.0
         if candidate.bound is not None and candidate.objective is not None:
@@ -172,7 +175,8 @@ def test_evaluator_simulator_and_models_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_no_plan_of_amps_problem_beats_its_bound(name: str) -> None:
-    """Whatever strategy proposed it: a plan that is a decision of AMP's problem costs no less than the proven bound."""
+    """Whatever strategy proposed it: a plan that is a decision of AMP's problem costs no less than
+    the proven bound."""
     found = planning(name)
     (best,) = (c for c in found.candidates if c.name == "amp/auto")
     data = pose(found.workload)
@@ -206,10 +210,15 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
         workload(name), Run(Options(time_limit=60, threads=1)), {"seconds": 60}, methods=(method,)
     )
     found = simulated(own, workload(name))
-    assert found.plan is not None and found.plan.program is not None and found.closed_form_seconds is not None
+    assert (
+        found.plan is not None
+        and found.plan.program is not None
+        and found.closed_form_seconds is not None
+    )
     print(difference(name, found))
     assert (
-        found.replayed is not None and replay(found.plan, workload(name)).seconds == found.predicted_seconds
+        found.replayed is not None
+        and replay(found.plan, workload(name)).seconds == found.predicted_seconds
     )
     assert found.fits_memory is False or found.replayed.fits
     assert found.optimism is not None and 0.95 < found.optimism < 1.5

@@ -1,4 +1,5 @@
-"""Tiny random theories and a brute-force oracle that shares nothing with the solvers but the LP driver."""
+"""Tiny random theories and a brute-force oracle that shares nothing with the solvers but the LP
+driver."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ FORMS = ("Identity", "All-Gather(0)", "All-Reduce")
 
 
 def instance(seed: int, segments: int | None = None) -> HapData:
-    """A few tensors in three forms, 5 to 9 random triples; several effects, detours, cycles, dead ends."""
+    """A few tensors in three forms, 5 to 9 random triples; several effects, detours, cycles, dead
+    ends."""
     draw = random.Random(seed)
     g = segments or draw.choice([1, 1, 1, 2, 3])
     names = [f"e{i}|{form}" for i in range(draw.randint(2, 3)) for form in FORMS]
@@ -44,7 +46,9 @@ def instance(seed: int, segments: int | None = None) -> HapData:
 
 def _triple(draw: random.Random, n: int, pre: list[str], post: list[str], segment: int) -> Triple:
     def size(scale: float) -> float:
-        return draw.choice([0.0, draw.uniform(0.1, 1.0) * scale, float(draw.randint(1, 4)) * scale / 4])
+        return draw.choice(
+            [0.0, draw.uniform(0.1, 1.0) * scale, float(draw.randint(1, 4)) * scale / 4]
+        )
 
     if draw.random() < 0.45:
         return Communication(
@@ -58,8 +62,10 @@ def _triple(draw: random.Random, n: int, pre: list[str], post: list[str], segmen
 
 
 def limited(seed: int) -> HapData:
-    """`instance` with bytes on its triples, more where they cost little, and memory that about holds some program
-    (mostly the one of fewest bytes) at some ratios: every device a little more, or less, than its part of it."""
+    """`instance` with bytes on its triples, more where they cost little, and memory that about
+    holds some program
+    (mostly the one of fewest bytes) at some ratios: every device a little more, or less, than its
+    part of it."""
     plain, draw = instance(seed), random.Random(f"memory {seed}")
     m = len(plain.devices)
 
@@ -82,7 +88,8 @@ def limited(seed: int) -> HapData:
     size, device_bytes = draw.choice([0.8, 1.0, 1.0, 1.05, 1.2]), []
     for j in range(m):
         part = sum(
-            _bytes(triples[i])[0] + _bytes(triples[i])[1] * rows[triples[i].segment][j] for i in chosen
+            _bytes(triples[i])[0] + _bytes(triples[i])[1] * rows[triples[i].segment][j]
+            for i in chosen
         )
         device_bytes.append(part * size * draw.choice([1.0, 1.0, 1.0, 0.9, 1.3]))
     memory = {"device_bytes": device_bytes}
@@ -107,7 +114,8 @@ Signature = tuple[tuple[tuple[float, ...], ...], tuple[float, ...], tuple[float,
 def programs(seed: int, segments: int | None = None) -> dict[Signature, tuple[int, ...]]:
     """Every cost function that a program of the instance has, with one such program.
 
-    A signature is the stages' work (F, S_1 … S_g) in any order, the communication (fixed, shared_1 …), and the bytes
+    A signature is the stages' work (F, S_1 … S_g) in any order, the communication (fixed, shared_1
+    …), and the bytes
     (fixed, shared_1 …).
     """
     return all_programs(instance(seed, segments))
@@ -123,7 +131,11 @@ def all_programs(data: HapData) -> dict[Signature, tuple[int, ...]]:
             found.setdefault(_signature(data, program, g), program)
             return
         for i, triple in enumerate(data.triples):
-            if i not in program and known.issuperset(triple.pre) and not known.issuperset(triple.post):
+            if (
+                i not in program
+                and known.issuperset(triple.pre)
+                and not known.issuperset(triple.post)
+            ):
                 extend((*program, i), known.union(triple.post))
 
     extend((), frozenset())
@@ -148,7 +160,8 @@ def _signature(data: HapData, program: tuple[int, ...], g: int) -> Signature:
 
 
 def least_cost(data: HapData, signature: Signature) -> float | None:
-    """The ratio problem of one signature as one plain linear programme over all devices; None where nothing fits."""
+    """The ratio problem of one signature as one plain linear programme over all devices; None where
+    nothing fits."""
     stages, comm, (fixed_bytes, *shared_bytes) = signature
     m, g = len(data.devices), data.segments
     model = LinearModel("oracle")
@@ -210,8 +223,9 @@ def known(seed: int, segments: int | None = None) -> tuple[HapData, float | None
 
 
 def tight(seed: int) -> tuple[HapData, float]:
-    """Two device types, four tensors in two or three forms, every way of nearly the same length, and the optimum by
-    enumeration: which of two partial programs is better is decided by a few percent of an open stage's work."""
+    """Two device types, four tensors in two or three forms, every way of nearly the same length,
+    and the optimum by enumeration: which of two partial programs is better is decided by a few
+    percent of an open stage's work."""
     draw = random.Random(seed)
     forms, tensors = draw.choice([2, 2, 3]), 4
     triples: list[Triple] = []
@@ -220,7 +234,8 @@ def tight(seed: int) -> tuple[HapData, float]:
         return float(size * draw.uniform(0.9, 1.1))
 
     def compute(pre: list[str], post: str) -> None:
-        mixed = draw.choice([0.0, 0.0, 0.5, 0.9, 1.0])  # share of replicated work, in seconds at ratios 1 : 2
+        # share of replicated work, in seconds at ratios 1 : 2
+        mixed = draw.choice([0.0, 0.0, 0.5, 0.9, 1.0])
         triples.append(
             Compute(
                 kind="compute", instruction=f"op {post}", pre=pre, post=[post],
@@ -266,8 +281,8 @@ def _paths(data: HapData, wanted: str, later: frozenset[str]) -> list[list[int]]
 
 
 def _two_devices(data: HapData, program: list[int]) -> float:
-    """The least cost of a program on two devices of speeds 1 and 2: convex and piecewise linear in the slower one's
-    ratio x, so the least of its values at both ends and at every kink."""
+    """The least cost of a program on two devices of speeds 1 and 2: convex and piecewise linear in
+    the slower one's ratio x, so the least of its values at both ends and at every kink."""
     rows, (alone, top), _ = _signature(data, tuple(program), 1)
     F, S = np.array(rows).T
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -65,7 +65,9 @@ def shapes(case: tuple[str, list[Any], dict[str, Any]]) -> list[tuple[int, ...]]
     return [entry[0] if isinstance(entry[0], tuple) else entry for entry in case[1]]
 
 
-def draw_inputs(case: tuple[str, list[Any], dict[str, Any]], draw: np.random.Generator) -> list[Array]:
+def draw_inputs(
+    case: tuple[str, list[Any], dict[str, Any]], draw: np.random.Generator
+) -> list[Array]:
     """Random inputs; those of `softmax`-like gates are distinct with probability 1."""
     found: list[Array] = []
     for entry in case[1]:
@@ -84,8 +86,11 @@ def lengths(length: int, unit: int = 1) -> list[int]:
     return [first * unit, second * unit, (units - first - second) * unit]
 
 
-def hold(value: Array, form: Form, parts: Sequence[int] | None, draw: np.random.Generator) -> list[Array]:
-    """What three devices hold of `value` in a form: itself, random summands, or slices of these lengths."""
+def hold(
+    value: Array, form: Form, parts: Sequence[int] | None, draw: np.random.Generator
+) -> list[Array]:
+    """What three devices hold of `value` in a form: itself, random summands, or slices of these
+    lengths."""
     if form == WHOLE:
         return [value] * 3
     if form == PARTIAL:
@@ -104,7 +109,9 @@ def whole(held: Sequence[Array], form: Form) -> Array:
     """The tensor that the devices hold in a form."""
     if form == WHOLE:
         for other in held[1:]:
-            assert np.allclose(other, held[0], rtol=0, atol=1e-12), "a whole tensor is the same everywhere"
+            assert np.allclose(other, held[0], rtol=0, atol=1e-12), (
+                "a whole tensor is the same everywhere"
+            )
         return held[0]
     if form == PARTIAL:
         total: Array = sum(held[1:], start=held[0])

@@ -1,4 +1,5 @@
-"""Which labels stand for which: never one that is worse somewhere in the cell, after whatever may follow."""
+"""Which labels stand for which: never one that is worse somewhere in the cell, after whatever may
+follow."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Partial:
-    """Stages [s, 2] of work closed so far, open work [2], seconds of communication: fixed, per largest ratio."""
+    """Stages [s, 2] of work closed so far, open work [2], seconds of communication: fixed, per
+    largest ratio."""
 
     stages: Floats
     open: Floats
@@ -41,7 +43,9 @@ class Case:
             around + draw.choice([0.3, 0.05, 0.005]) * draw.uniform(-1, 1, (self.K, self.K)), axis=1
         )
         self.x = np.maximum(cell, 0.0)
-        self.beginning = Partial(self.works(int(draw.integers(0, 4))), np.zeros(2), *draw.uniform(0, 1, 2))
+        self.beginning = Partial(
+            self.works(int(draw.integers(0, 4))), np.zeros(2), *draw.uniform(0, 1, 2)
+        )
         self.both = [self.follow(), self.follow()]
         self.blends: dict[tuple[float, float], Floats] = {}
 
@@ -58,10 +62,13 @@ class Case:
             self.beginning.fixed + self.draw.uniform(0, 1),
             self.beginning.top + self.draw.uniform(0, 1),
         )
-        return Partial(stages, self.works(1)[0] * self.draw.choice([0, 1]), float(fixed), float(top))
+        return Partial(
+            stages, self.works(1)[0] * self.draw.choice([0, 1]), float(fixed), float(top)
+        )
 
     def excess(self) -> float:
-        """By how much the first may turn out dearer than the second, over ratios and ways to go on, sampled."""
+        """By how much the first may turn out dearer than the second, over ratios and ways to go on,
+        sampled."""
         worst = -np.inf
         for _ in range(30):
             mu = self.draw.dirichlet(np.full(self.K, 0.3))
@@ -86,7 +93,13 @@ class Case:
                 lower[n] += busy @ self.blend(work)
             shared = p.stages[:, 1] > 0
             alone = p.stages[~shared, 0].sum() * self.slow[0]
-            sums[n] = (*p.open, p.fixed + alone, p.top, p.stages[shared, 1].sum(), p.stages[shared, 0].sum())
+            sums[n] = (
+                *p.open,
+                p.fixed + alone,
+                p.top,
+                p.stages[shared, 1].sum(),
+                p.stages[shared, 0].sum(),
+            )
         unit = self.x * self.slow
         return bool(
             labelling._never_worse(
@@ -101,12 +114,15 @@ class Case:
         if (mixture, 0.0) not in self.blends:
             busy = (work[0] + work[1] * self.x.mean(axis=0)) * self.slow
             drawn = self.draw.dirichlet(np.ones(self.K))
-            self.blends[mixture, 0.0] = np.eye(self.K)[busy.argmax()] if self.draw.random() < 0.7 else drawn
+            self.blends[mixture, 0.0] = (
+                np.eye(self.K)[busy.argmax()] if self.draw.random() < 0.7 else drawn
+            )
         return self.blends[mixture, 0.0]
 
 
 def test_no_label_stands_for_a_better_one() -> None:
-    """Pairs of which the first is dearer somewhere by a little (a few percent of their work), or cheaper by more."""
+    """Pairs of which the first is dearer somewhere by a little (a few percent of their work), or
+    cheaper by more."""
     draw = np.random.default_rng(11)
     said = 0
     for _ in range(500):
@@ -150,7 +166,8 @@ def test_twins_have_the_same_stages() -> None:
             for rows in (works, other):
                 at = 0
                 for F, S in rows:
-                    for work in ((F, S), (0.0, 0.0)):  # one label with open work, one after it is closed
+                    # one label with open work, one after it is closed
+                    for work in ((F, S), (0.0, 0.0)):
                         row = sums[at].copy()
                         row[:2] = work
                         if work == (0.0, 0.0):

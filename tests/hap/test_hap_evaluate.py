@@ -33,7 +33,8 @@ DATA = parse(HapData, THEORY, where="test")
 
 
 def test_the_cost_by_hand() -> None:
-    """First stage max((2 + 6) / 4, (2 + 2) / 1) = 4; all-reduce 0.5 + 2 * 0.6; then max(2.4 / 4, 1.6) = 1.6."""
+    """First stage max((2 + 6) / 4, (2 + 2) / 1) = 4; all-reduce 0.5 + 2 * 0.6; then max(2.4 / 4,
+    1.6) = 1.6."""
     found = evaluate(DATA, HapDecision(program=[0, 1, 2, 3], ratios=[[0.75, 0.25], [0.6, 0.4]]))
     assert found.objective == pytest.approx(4 + 1.7 + 1.6)
     assert found.parts["communication"] == pytest.approx(1.7)
@@ -80,7 +81,9 @@ def test_unusable_data_is_refused(change: dict[str, object], complaint: str) -> 
     assert complaint in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"])
+@pytest.mark.parametrize(
+    "method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"]
+)
 def test_a_given_program_is_kept_and_a_wrong_one_refused(method: str) -> None:
     for program, good in (
         ([0, 1, 2, 3], True),
@@ -96,11 +99,15 @@ def test_a_given_program_is_kept_and_a_wrong_one_refused(method: str) -> None:
             assert result.status == "infeasible" and "program" in result.message
 
 
-@pytest.mark.parametrize("method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"])
+@pytest.mark.parametrize(
+    "method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"]
+)
 def test_infeasible_theories_say_why(method: str) -> None:
     triples = THEORY["triples"]
     assert isinstance(triples, list)
-    without = parse(HapData, {**THEORY, "triples": [triples[1], triples[2], triples[3]]}, where="test")
+    without = parse(
+        HapData, {**THEORY, "triples": [triples[1], triples[2], triples[3]]}, where="test"
+    )
     result = solve(FAMILY, without, method, Run(Options(threads=1)))
     assert result.status == "infeasible"
     assert "cannot be derived" in result.message

@@ -1,4 +1,5 @@
-"""Bytes of real networks' theories: by hand, against what simulated devices hold, and in the planner's problem."""
+"""Bytes of real networks' theories: by hand, against what simulated devices hold, and in the
+planner's problem."""
 
 from __future__ import annotations
 
@@ -42,14 +43,16 @@ def limited_to(program: SingleProgram, device_bytes: float, **options: Any) -> T
 
 
 def test_bytes_by_hand() -> None:
-    """16 bytes per entry of a parameter, 4 of what is computed; slices share, wholes do not, summands are not kept."""
+    """16 bytes per entry of a parameter, 4 of what is computed; slices share, wholes do not,
+    summands are not kept."""
     b, i, o = 60, 600, 300
     theory = limited_to(two_layers(b, i, o), 1e9)
     found = {t.instruction: (t.fixed_bytes or 0, t.shared_bytes or 0) for t in theory.data.triples}
     assert found["first(All-Gather(0), Identity)"] == (16 * i * o, 4 * b * o)
     assert found["first(Identity, Identity)"] == (16 * i * o + 4 * b * o, 0)
     assert found["first(Identity, All-Gather(0))"] == (0, 16 * i * o + 4 * b * o)
-    assert found["second(All-Gather(1), All-Gather(1))"] == (0, 16 * o * o)  # a summand of the product
+    # a summand of the product
+    assert found["second(All-Gather(1), All-Gather(1))"] == (0, 16 * o * o)
     assert found["All-Reduce(first)"] == (4 * b * o, 0) == found["All-Gather(first, 0)"]
     assert found["Reduce-Scatter(first, 0)"] == (0, 4 * b * o) == found["All-To-All(first, 0, 1)"]
     assert found["Slice(first, 0)"] == (0, 0) == found["All-Reduce gradient(first.weight)"]
@@ -62,7 +65,8 @@ def test_bytes_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["vgg19", "bert-moe", "gpt2"])
 def test_simulated_devices_hold_what_is_counted(name: str) -> None:
-    """Of random programs under uneven ratios: entries of every tensor and of every parameter, device by device."""
+    """Of random programs under uneven ratios: entries of every tensor and of every parameter,
+    device by device."""
     program = model(name, 6, 3, tiny=True)
     theory = limited_to(program, 1e9)
     reduced = reduce_theory(compile_problem(theory.data))
@@ -82,10 +86,13 @@ def test_simulated_devices_hold_what_is_counted(name: str) -> None:
                 tensor = instruction.node if isinstance(instruction, Run) else instruction.tensor
                 seen.add("Run" if isinstance(instruction, Run) else instruction.how)
                 if tensor in theory.holding.saved:
-                    expected += [4 * np.asarray(part).size for part in machine.values[instruction.after]]
+                    expected += [
+                        4 * np.asarray(part).size for part in machine.values[instruction.after]
+                    ]
         found = held(theory, decision)
         assert found.saved == pytest.approx(expected, rel=1e-12), seed
-        # the instance counts the same where slices are not rounded; copies of a parameter are counted once
+        # the instance counts the same where slices are not rounded; copies of a parameter are
+        # counted once
         states = sum(16 * program.node(p).elements * part for p, part in found.parameters.items())
         total = np.array(held_bytes(theory.data, decision))
         assert total == pytest.approx(found.saved + states, rel=0.35)
@@ -102,7 +109,9 @@ def test_data_parallelism_holds_everything_and_less_memory_slices() -> None:
     even = solve(FAMILY, plenty.data, "dp-even", SolverRun())
     assert isinstance(even.decision, HapDecision)
     kept = 4 * (2 * batch * 600) / 3
-    assert held_bytes(plenty.data, even.decision) == pytest.approx([16 * entries + kept] * 3, rel=1e-4)
+    assert held_bytes(plenty.data, even.decision) == pytest.approx(
+        [16 * entries + kept] * 3, rel=1e-4
+    )
     assert "memory" in solve(FAMILY, scarce.data, "dp-even", SolverRun()).message
     free = solve(FAMILY, plenty.data, "auto", SolverRun(Options(threads=1)))
     found = solve(FAMILY, scarce.data, "auto", SolverRun(Options(threads=1)))
@@ -123,18 +132,23 @@ def workload() -> Workload:
 
 
 def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices that hold little more than one copy of the states: only programs that slice parameters are plans.
+    """Devices that hold little more than one copy of the states: only programs that slice
+    parameters are plans.
 
-    The instance charges a tied table once, so that a plan may need more when it is counted; it then says so (and the
-    planner solves again with less room).
+    The instance charges a tied table once, so that a plan may need more when it is counted; it then
+    says so (and the planner solves again with less room).
     """
     given = workload()
     limit = 1.2 * given.state_bytes
-    monkeypatch.setattr(Workload, "device_bytes", lambda self: dict.fromkeys(self.cluster.types, limit))
+    monkeypatch.setattr(
+        Workload, "device_bytes", lambda self: dict.fromkeys(self.cluster.types, limit)
+    )
     posed = pose(given)
     assert posed.theory.data.memory is not None
     assert posed.theory.data.memory.device_bytes == [limit] * 4
-    found = {c.method: c for c in propose(given, SolverRun(Options(threads=1)), HapSettings(seconds=4.0))}
+    found = {
+        c.method: c for c in propose(given, SolverRun(Options(threads=1)), HapSettings(seconds=4.0))
+    }
     assert found["dp-even"].plan is None and "memory" in found["dp-even"].message
     plans = [c for c in found.values() if c.plan is not None and c.peak_bytes is not None]
     assert found["auto"] in plans and any(c.fits_memory for c in plans)

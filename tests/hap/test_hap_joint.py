@@ -50,7 +50,9 @@ def test_long_chains_are_proven() -> None:
 def test_one_residual_block_is_proven() -> None:
     exact = run(residual(1, 2, operators=10))
     assert exact.status == "optimal"
-    assert run(residual(1, 2, operators=10), "milp").objective == pytest.approx(exact.objective, rel=2e-6)
+    assert run(residual(1, 2, operators=10), "milp").objective == pytest.approx(
+        exact.objective, rel=2e-6
+    )
 
 
 def test_wide_theories_tell_their_gap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +87,9 @@ def test_scaling_all_times_scales_the_optimum(seed: int, factor: float) -> None:
     changed = []
     for t in data.triples:
         names = (
-            ("fixed_flops", "shared_flops") if isinstance(t, Compute) else ("fixed_seconds", "shared_seconds")
+            ("fixed_flops", "shared_flops")
+            if isinstance(t, Compute)
+            else ("fixed_seconds", "shared_seconds")
         )
         changed.append(t.model_copy(update={name: getattr(t, name) * factor for name in names}))
     scaled = run(data.model_copy(update={"triples": changed})).objective
@@ -116,7 +120,8 @@ def test_order_of_triples_and_devices_is_irrelevant(seed: int, shuffle: int) -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_twin_cluster_halves_shared_work(seed: int) -> None:
-    """Every device twice, shared computation and communication doubled: the same optimum, equal ratios."""
+    """Every device twice, shared computation and communication doubled: the same optimum, equal
+    ratios."""
     data = instance(seed, 1)
     triples: list[Triple] = []
     for t in data.triples:
@@ -128,7 +133,9 @@ def test_a_twin_cluster_halves_shared_work(seed: int) -> None:
         for d in (device, Device(name="twin", flops_per_second=device.flops_per_second))
     ]
     best, twice = run(data), run(data.model_copy(update={"devices": twins, "triples": triples}))
-    assert twice.objective == (None if best.objective is None else pytest.approx(best.objective, rel=3e-6))
+    assert twice.objective == (
+        None if best.objective is None else pytest.approx(best.objective, rel=3e-6)
+    )
     assert twice.details.get("states") == best.details.get("states")
 
 
@@ -145,7 +152,12 @@ def test_cells_hold_their_optimum_and_split_whole() -> None:
         stages = problem.stages(decision.program)
         unit = problem.speeds[-1]
         point, blends, _ = best_in_cell(
-            stages.F / unit, stages.S[:, 0] / unit, float(stages.comm[0]), cell, unit / problem.speeds, np.inf
+            stages.F / unit,
+            stages.S[:, 0] / unit,
+            float(stages.comm[0]),
+            cell,
+            unit / problem.speeds,
+            np.inf,
         )
         assert problem.seconds(stages, point[None, :]) == pytest.approx(
             best_ratios(problem, stages).seconds, rel=1e-8
@@ -168,11 +180,17 @@ def test_the_paper_keeps_one_communication_per_tensor() -> None:
     data = chain(3, 2)
     decision = run(data, "paper").decision
     assert isinstance(decision, HapDecision)
-    told = [data.triples[i].pre[0].split("|")[0] for i in decision.program if data.triples[i].kind == "comm"]
+    told = [
+        data.triples[i].pre[0].split("|")[0]
+        for i in decision.program
+        if data.triples[i].kind == "comm"
+    ]
     assert told and len(told) == len(set(told))
 
 
-def test_a_graph_of_what_is_below_a_threshold_bounds_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_of_what_is_below_a_threshold_bounds_up_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """States opened for programs 0.3 % below the incumbent say nothing of those between."""
     monkeypatch.setattr("hetplan.formulations.hap.exact.solve.STATES", 1)
     found = solve(FAMILY, chain(3, 3, 3), "exact", Run(Options(threads=1, gap=0.006)))

@@ -1,4 +1,5 @@
-"""Packaged instances of real networks: their best decisions run on simulated devices as one device does."""
+"""Packaged instances of real networks: their best decisions run on simulated devices as one device
+does."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ from hetplan.solvers.registry import evaluate, solve
 
 ENTRIES = {entry.name: entry for entry in library("hap")}
 # as `vit`, twice as deep
-PARAMETERS = [pytest.param(n, marks=pytest.mark.slow) if n == "hap-vit-24-6" else n for n in NETWORKS]
+PARAMETERS = [
+    pytest.param(n, marks=pytest.mark.slow) if n == "hap-vit-24-6" else n for n in NETWORKS
+]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_best_decisions_run_as_one_device_does(name: str) -> None:
-    """The record's program, found for the published size, on small tensors: loss and all gradients, fp64."""
+    """The record's program, found for the published size, on small tensors: loss and all gradients,
+    fp64."""
     best = ENTRIES[name].best_known()
     assert best is not None
     decision = HapDecision.model_validate(best.decision)
@@ -34,7 +38,9 @@ def test_best_decisions_run_as_one_device_does(name: str) -> None:
     largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
     assert set(found.gradients) == set(expected.gradients)
     for parameter, gradient in expected.gradients.items():
-        assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * largest, parameter
+        assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * largest, (
+            parameter
+        )
 
 
 @pytest.mark.parametrize(
@@ -49,9 +55,13 @@ def test_instances_are_those_of_the_networks(name: str) -> None:
     for method in ("dp-even", "dp-proportional"):
         objective = solve(family("hap"), data, method).objective
         assert objective is None or best.objective <= objective
-        assert (objective is None) == (data.memory is not None), "data parallelism fits without limit"
+        assert (objective is None) == (data.memory is not None), (
+            "data parallelism fits without limit"
+        )
     decision = HapDecision.model_validate(best.decision)
-    assert evaluate(family("hap"), data, decision).objective == pytest.approx(best.objective, rel=1e-9)
+    assert evaluate(family("hap"), data, decision).objective == pytest.approx(
+        best.objective, rel=1e-9
+    )
 
 
 def test_unknown_networks_are_refused() -> None:

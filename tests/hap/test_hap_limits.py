@@ -1,4 +1,5 @@
-"""Methods end soon after a time limit that is far too short, with what they have, wherever it finds them."""
+"""Methods end soon after a time limit that is far too short, with what they have, wherever it finds
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def packaged(name: str) -> Any:
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_little_work_is_done_after_a_short_limit(method: str, name: str) -> None:
-    """Processor seconds, which other work on the machine does not add to; the limit itself is by the clock."""
+    """Processor seconds, which other work on the machine does not add to; the limit itself is by
+    the clock."""
     data = packaged(name)
     solve(FAMILY, chain(1, 2), method, Run(Options(threads=1)))  # compiles
     begun = time.process_time()
@@ -45,15 +47,19 @@ def test_little_work_is_done_after_a_short_limit(method: str, name: str) -> None
 
 
 MOMENTS = [
-    *itertools.product(("hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory", "hap-bert-moe-6"), (3, 200)),
+    *itertools.product(
+        ("hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory", "hap-bert-moe-6"), (3, 200)
+    ),
     (CHAIN, 1600),  # of its hundreds of cells, the first ones
 ]
 
 
 @pytest.mark.parametrize(("name", "ticks"), MOMENTS)
-def test_the_search_stops_at_any_moment(name: str, ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that moves with each look at it, so that the limit comes after so many: from then on only those look
-    who are about to stop."""
+def test_the_search_stops_at_any_moment(
+    name: str, ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that moves with each look at it, so that the limit comes after so many: from then
+    on only those look who are about to stop."""
     looks, begun = 0, dict[int, tuple[Run, int]]()
 
     def elapsed(run: Run) -> float:

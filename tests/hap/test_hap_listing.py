@@ -1,4 +1,5 @@
-"""A program in full: instructions, properties, costs and stages add up to the evaluator's objective."""
+"""A program in full: instructions, properties, costs and stages add up to the evaluator's
+objective."""
 
 from __future__ import annotations
 
@@ -81,7 +82,12 @@ def test_a_program_for_nothing_can_be_shown() -> None:
         devices=[Device(name="d", flops_per_second=1.0)],
         triples=[
             Communication(
-                kind="comm", instruction="c", pre=[], post=["loss"], fixed_seconds=0.0, shared_seconds=0.0
+                kind="comm",
+                instruction="c",
+                pre=[],
+                post=["loss"],
+                fixed_seconds=0.0,
+                shared_seconds=0.0,
             )
         ],
         goal="loss",

@@ -1,4 +1,5 @@
-"""Memory per device: the constraint, every exact method against enumeration, heuristics, what is infeasible."""
+"""Memory per device: the constraint, every exact method against enumeration, heuristics, what is
+infeasible."""
 
 from __future__ import annotations
 
@@ -39,12 +40,15 @@ def run(data: HapData, method: str) -> Result[object]:
 
 def without(data: HapData) -> HapData:
     """The same without memory."""
-    triples = [t.model_copy(update={"fixed_bytes": None, "shared_bytes": None}) for t in data.triples]
+    triples = [
+        t.model_copy(update={"fixed_bytes": None, "shared_bytes": None}) for t in data.triples
+    ]
     return data.model_copy(update={"memory": None, "triples": triples})
 
 
 def test_the_cases_reach_what_they_should() -> None:
-    """Infeasible by memory alone, dearer by it, several segments, equal speeds of unequal memory."""
+    """Infeasible by memory alone, dearer by it, several segments, equal speeds of unequal
+    memory."""
     seen: Counter[str] = Counter()
     for seed in SEEDS:
         data, best = known_limited(seed)
@@ -106,7 +110,8 @@ def test_heuristics_fit_or_say_that_they_do_not(method: str) -> None:
 
 
 def test_bounds_by_prices_hold_and_mostly_suffice() -> None:
-    """Alone: no bound above the optimum, infeasible only where nothing fits, and programs that fit."""
+    """Alone: no bound above the optimum, infeasible only where nothing fits, and programs that
+    fit."""
     seen: Counter[str] = Counter()
     for seed in SEEDS[:120]:
         data, best = known_limited(seed)
@@ -126,12 +131,15 @@ def test_bounds_by_prices_hold_and_mostly_suffice() -> None:
         seen["bound reached"] += found.bound >= best * (1 - 2e-6)
         seen["optimum found"] += incumbent.seconds <= best * (1 + 1e-6)
         seen["feasible"] += 1
-    assert seen["infeasible, proven"] >= 15 and seen["optimum found"] >= 0.9 * seen["feasible"], seen
+    assert seen["infeasible, proven"] >= 15 and seen["optimum found"] >= 0.9 * seen["feasible"], (
+        seen
+    )
     assert seen["bound reached"] >= 0.6 * seen["feasible"], seen
 
 
 def test_cells_are_not_bounded_too_high() -> None:
-    """No bound of the cell of all ratios, or of ever smaller ones around an optimum, exceeds it; prices matter."""
+    """No bound of the cell of all ratios, or of ever smaller ones around an optimum, exceeds it;
+    prices matter."""
     binding = 0
     for seed in SEEDS[:50]:
         data, best = known_limited(seed)
@@ -145,7 +153,10 @@ def test_cells_are_not_bounded_too_high() -> None:
         problem, pricing = posed.problem, Pricing(posed.problem, graph)
         # the mean over equal devices, which the cells know
         point = np.array(
-            [[np.mean(np.array(row)[problem.kind == d]) for d in range(problem.K)] for row in found.ratios]
+            [
+                [np.mean(np.array(row)[problem.kind == d]) for d in range(problem.K)]
+                for row in found.ratios
+            ]
         )
         cell, prices = whole_cell(problem), first_prices(problem)
         for _ in range(3):
@@ -189,20 +200,26 @@ def theory(**changes: object) -> HapData:
 
 
 def test_the_evaluator_by_hand() -> None:
-    """Sliced: 1 + 12 B bytes on each device, so that B <= (2/3, 1/3), and just (2/3, 1/3) fits both."""
+    """Sliced: 1 + 12 B bytes on each device, so that B <= (2/3, 1/3), and just (2/3, 1/3) fits
+    both."""
     fits = evaluate(theory(), HapDecision(program=[1, 2], ratios=[[2 / 3, 1 / 3]]))
     assert fits.objective == pytest.approx(2.5 / 3 + 1 + 4 / 3)
     over = evaluate(theory(), HapDecision(program=[1, 2], ratios=[[0.75, 0.25]]))
-    assert over.objective is None and over.violations == ("device 0 (fast) holds 10 bytes, it has 9",)
+    assert over.objective is None and over.violations == (
+        "device 0 (fast) holds 10 bytes, it has 9",
+    )
     whole = evaluate(theory(), HapDecision(program=[0, 2], ratios=[[0.0, 1.0]]))
     assert [v.split(" holds")[0] for v in whole.violations] == ["device 1 (slow)"]
-    barely = evaluate(theory(), HapDecision(program=[1, 2], ratios=[[2 / 3 + 5e-10, 1 / 3 - 5e-10]]))
+    barely = evaluate(
+        theory(), HapDecision(program=[1, 2], ratios=[[2 / 3 + 5e-10, 1 / 3 - 5e-10]])
+    )
     assert barely.objective is not None
 
 
 @pytest.mark.parametrize("method", ["auto", "cp-sat", "milp", "pyomo", "paper"])
 def test_the_optimum_by_hand(method: str) -> None:
-    """Without memory 0.8 of the work on the fast device is best; with it, the only ratios that fit are."""
+    """Without memory 0.8 of the work on the fast device is best; with it, the only ratios that fit
+    are."""
     result = run(theory(), method)
     assert result.objective == pytest.approx(2.5 / 3 + 1 + 4 / 3, rel=1e-7)
     free = run(without(theory()), method)
@@ -223,7 +240,10 @@ def test_the_optimum_by_hand(method: str) -> None:
             {"memory": {"device_bytes": [1.0]}},
             "memory.device_bytes has 1 entries, expected one per device (2)",
         ),
-        ({"memory": None}, "triples[0].fixed_bytes is 8.0, expected none without memory.device_bytes"),
+        (
+            {"memory": None},
+            "triples[0].fixed_bytes is 8.0, expected none without memory.device_bytes",
+        ),
         ({"memory": {"device_bytes": [1.0, -1.0]}}, "memory.device_bytes[1]"),
         ({"memory": {}}, "memory.device_bytes: required key is missing"),
     ],
@@ -236,11 +256,15 @@ def test_unusable_memory_is_refused(change: dict[str, object], complaint: str) -
 
 def test_files_without_memory_are_as_they_were() -> None:
     """No new key where memory is not given, all of them where it is."""
-    plain = json.dumps(Instance(problem="hap", name="a", origin="b", data=without(theory())).document())
+    plain = json.dumps(
+        Instance(problem="hap", name="a", origin="b", data=without(theory())).document()
+    )
     assert "bytes" not in plain and "memory" not in plain
     stored = Instance(problem="hap", name="a", origin="b", data=theory()).document()["data"]
     assert stored["memory"] == {"device_bytes": [9.0, 5.0]}
-    assert "shared_bytes" not in stored["triples"][0] and stored["triples"][2]["shared_bytes"] == 2.0
+    assert (
+        "shared_bytes" not in stored["triples"][0] and stored["triples"][2]["shared_bytes"] == 2.0
+    )
     assert parse(HapData, stored, where="test") == theory()
 
 
@@ -254,7 +278,9 @@ def test_more_memory_is_never_dearer(seed: int, factor: float) -> None:
     def at(device_bytes: list[float], unit: float = 1.0) -> float | None:
         triples = [
             t.model_copy(
-                update={key: (getattr(t, key) or 0.0) * unit for key in ("fixed_bytes", "shared_bytes")}
+                update={
+                    key: (getattr(t, key) or 0.0) * unit for key in ("fixed_bytes", "shared_bytes")
+                }
             )
             for t in data.triples
         ]
@@ -276,7 +302,8 @@ def test_more_memory_is_never_dearer(seed: int, factor: float) -> None:
 
 
 def test_whole_numbers_fit_in_memory() -> None:
-    """Of three rows two go to the fast device; where only one fits there, one does; where none do, that is told."""
+    """Of three rows two go to the fast device; where only one fits there, one does; where none do,
+    that is told."""
     decision = HapDecision(program=[1, 2], ratios=[[2 / 3, 1 / 3]])
     assert best_lengths(theory(), decision, 3).lengths == [[2, 1]]
     less = theory(memory={"device_bytes": [5.0, 9.0]})
@@ -294,6 +321,9 @@ def test_what_is_held_is_shown() -> None:
         "9 B of 9 B",
         "5 B of 5 B",
     ]
-    assert document["held_bytes"] == pytest.approx([9.0, 5.0]) and document["device_bytes"] == [9.0, 5.0]
+    assert document["held_bytes"] == pytest.approx([9.0, 5.0]) and document["device_bytes"] == [
+        9.0,
+        5.0,
+    ]
     tables, document = show(without(theory()), decision)
     assert "holds" not in tables[0].header and "held_bytes" not in document

@@ -1,4 +1,5 @@
-"""Programs that read each parameter in one way: made of programs that do not, and as good as those to the devices."""
+"""Programs that read each parameter in one way: made of programs that do not, and as good as those
+to the devices."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def several(theory: Theory, decision: HapDecision) -> set[str]:
 
 
 def test_one_way_is_left_of_several() -> None:
-    """A parameter read in several ways is held whole; afterwards each is read in one, and loss and gradients stay."""
+    """A parameter read in several ways is held whole; afterwards each is read in one, and loss and
+    gradients stay."""
     program = model("gpt2", 6, 3, tiny=True)
     holding = holding_of(program, [1e12] * 3, element_bytes=4)
     theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
@@ -63,5 +65,7 @@ def test_one_way_is_left_of_several() -> None:
             assert found.loss == pytest.approx(expected.loss, rel=1e-10)
             for parameter, gradient in expected.gradients.items():
                 scale = max(1.0, float(np.abs(gradient).max()))
-                assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * scale, parameter
+                assert (
+                    float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * scale
+                ), parameter
     assert rewritten >= 10 and clashes >= 20

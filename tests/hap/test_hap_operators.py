@@ -1,4 +1,5 @@
-"""Every operator's gradients against differences, and every rule by running both of its sides on three devices."""
+"""Every operator's gradients against differences, and every rule by running both of its sides on
+three devices."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def cuts(case: Case, way: Way) -> list[list[int] | None]:
     """Uneven lengths of the slices of each input and of the output, in common units."""
     output = operator(case[0]).shape(shapes(case), case[2])
     sizes = [
-        s[f] if f >= 0 else 0 for s, f in zip([*shapes(case), output], [*way.inputs, way.output], strict=True)
+        s[f] if f >= 0 else 0
+        for s, f in zip([*shapes(case), output], [*way.inputs, way.output], strict=True)
     ]
     units = np.gcd.reduce([n for n in sizes if n] or [1])
     return [lengths(n, n // units) if n else None for n in sizes]
@@ -95,17 +97,21 @@ def test_every_rule_holds_forward_and_backward(case: Case) -> None:
             if slope is None:
                 assert rows == [None] * 3
                 continue
-            # a gradient that reaches a device whole is used by each as it is: its effect on a sliced or
-            # summed input must agree, on a whole one add up
+            # a gradient that reaches a device whole is used by each as it is: its effect on a
+            # sliced or summed input must agree, on a whole one add up
             found = whole([r for r in rows if r is not None], dual(way.inputs[i]))
             assert np.allclose(found, slope, rtol=0, atol=1e-10), (way, i)
 
 
 def test_work_is_counted_per_gradient() -> None:
     """A product of 5 x 6 and 6 x 7: 2 * 5 * 6 * 7 FLOP forward, and once more for each gradient."""
-    forward, backward = operator("contract").work([(5, 6), (6, 7)], (5, 7), {"equation": "ab,bc->ac"})
+    forward, backward = operator("contract").work(
+        [(5, 6), (6, 7)], (5, 7), {"equation": "ab,bc->ac"}
+    )
     assert (forward, backward) == (420.0, [420.0, 420.0])
-    forward, backward = operator("convolve").work([(2, 3, 8, 8), (4, 3, 3, 3)], (2, 4, 8, 8), {"padding": 1})
+    forward, backward = operator("convolve").work(
+        [(2, 3, 8, 8), (4, 3, 3, 3)], (2, 4, 8, 8), {"padding": 1}
+    )
     assert (forward, backward) == (2.0 * 2 * 4 * 64 * 27, [2.0 * 2 * 4 * 64 * 27] * 2)
     for case in CASES:
         output = operator(case[0]).shape(shapes(case), case[2])

@@ -23,9 +23,12 @@ COSTS = 3
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[Any, Any, Any, Any, Any]:
-    """(first, head, component, costs [A, COSTS], the graph): components ascend along arcs, the last node is a sink."""
+    """(first, head, component, costs [A, COSTS], the graph): components ascend along arcs, the last
+    node is a sink."""
     n = draw(st.integers(2, 9))
-    pairs = draw(st.lists(st.tuples(st.integers(0, n - 2), st.integers(0, n - 1)), min_size=1, max_size=24))
+    pairs = draw(
+        st.lists(st.tuples(st.integers(0, n - 2), st.integers(0, n - 1)), min_size=1, max_size=24)
+    )
     graph: Any = nx.DiGraph([pair for pair in pairs if pair[0] != pair[1]])
     graph.add_nodes_from(range(n))
     parts = [sorted(part) for part in nx.strongly_connected_components(graph)]
@@ -43,7 +46,13 @@ def graphs(draw: st.DrawFn) -> tuple[Any, Any, Any, Any, Any]:
     first = np.searchsorted([u for u, _ in arcs], np.arange(n + 1)).astype(np.int64)
     numbers = st.lists(st.integers(0, 5), min_size=COSTS, max_size=COSTS)
     costs = np.array([draw(numbers) for _ in arcs], float).reshape(len(arcs), COSTS)
-    return first, np.array([v for _, v in arcs], np.int64), np.array([i for i, _ in mixed]), costs, graph
+    return (
+        first,
+        np.array([v for _, v in arcs], np.int64),
+        np.array([i for i, _ in mixed]),
+        costs,
+        graph,
+    )
 
 
 def expected(graph: Any, costs: Any, which: int) -> list[float]:
@@ -73,18 +82,35 @@ def test_both_kernels_find_what_networkx_does(made: tuple[Any, Any, Any, Any, An
 
 
 def theory() -> HapData:
-    """A circle (gathered, sliced again) of which one node leads on: programs behind it were once taken for none."""
+    """A circle (gathered, sliced again) of which one node leads on: programs behind it were once
+    taken for none."""
 
     def compute(
         name: str, pre: list[str], post: str, fixed: float = 0.0, shared: float = 0.0
     ) -> dict[str, Any]:
         flops = {"fixed_flops": fixed, "shared_flops": shared}
-        return {"instruction": name, "pre": pre, "post": [post], "segment": 0, "kind": "compute", **flops}
+        return {
+            "instruction": name,
+            "pre": pre,
+            "post": [post],
+            "segment": 0,
+            "kind": "compute",
+            **flops,
+        }
 
-    gathered = {"instruction": "gather", "pre": ["t0|S"], "post": ["t0|R"], "segment": 0, "kind": "comm"}
+    gathered = {
+        "instruction": "gather",
+        "pre": ["t0|S"],
+        "post": ["t0|R"],
+        "segment": 0,
+        "kind": "comm",
+    }
     return HapData.model_validate(
         {
-            "devices": [{"name": "a", "flops_per_second": 1.0}, {"name": "b", "flops_per_second": 3.0}],
+            "devices": [
+                {"name": "a", "flops_per_second": 1.0},
+                {"name": "b", "flops_per_second": 3.0},
+            ],
             "segments": 3,
             "goal": "goal",
             "triples": [

@@ -1,4 +1,5 @@
-"""The strategy `hap`: programs of the planner's models, priced as their profiles say, and plans that hold."""
+"""The strategy `hap`: programs of the planner's models, priced as their profiles say, and plans
+that hold."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def on(*nodes: dict[str, Any]) -> Cluster:
     """A cluster of nodes given as its file has them."""
     links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0}
     header = {"format": "hetplan-cluster", "version": 1, "name": "test"}
-    return build_cluster(ClusterFile.model_validate({**header, "nodes": [{**links, **n} for n in nodes]}))
+    return build_cluster(
+        ClusterFile.model_validate({**header, "nodes": [{**links, **n} for n in nodes]})
+    )
 
 
 def shape(**changes: Any) -> Transformer:
@@ -85,16 +88,29 @@ def test_programs_of_all_shapes_run_on_uneven_devices(name: str) -> None:
     values = random_values(posed.theory.program, 3)
     expected = reference(posed.theory.program, values)
     for method in ("auto", "dp-proportional"):
-        result = solve(family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2)))
+        result = solve(
+            family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2))
+        )
         assert isinstance(result.decision, HapDecision)
         found = execute(posed.theory, result.decision, values)
         assert found.loss == pytest.approx(expected.loss, rel=1e-10)
         largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
         for parameter, gradient in expected.gradients.items():
-            assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * largest, parameter
+            assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * largest, (
+                parameter
+            )
 
 
-PRODUCTS = ["gpt2", "gpt2-medium", "llama2-7b", "llama3-8b", "llama-1.1b", "vgg19", "vit-base", "glm-67b"]
+PRODUCTS = [
+    "gpt2",
+    "gpt2-medium",
+    "llama2-7b",
+    "llama3-8b",
+    "llama-1.1b",
+    "vgg19",
+    "vit-base",
+    "glm-67b",
+]
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -109,11 +125,14 @@ def test_programs_and_profiles_count_the_same_products(name: str) -> None:
     for layer in model.layers:
         # a class token and its positions are one patch more in the program's embedding
         tolerance = 0.01 if name.startswith("vit") else 1e-12
-        assert found[layer.name] == pytest.approx(2 * layer.forward_flops(), rel=tolerance), layer.name
+        assert found[layer.name] == pytest.approx(2 * layer.forward_flops(), rel=tolerance), (
+            layer.name
+        )
 
 
 def test_priced_as_the_profile_says() -> None:
-    """All work at a device's speed takes the profile's seconds, and each layer its part where one type is alone."""
+    """All work at a device's speed takes the profile's seconds, and each layer its part where one
+    type is alone."""
     for nodes in ((V100,), (V100, T4)):
         workload = make_workload(small_model(), on(*nodes), 8)
         program = program_of(workload.model, 8)
@@ -136,7 +155,9 @@ def test_priced_as_the_profile_says() -> None:
             assert total == pytest.approx(scale * sum(table.seconds()), rel=1e-9)
             if len(nodes) == 1:
                 for name, seconds in zip(layers, table.seconds(), strict=True):
-                    assert layers[name] / device.flops_per_second == pytest.approx(scale * seconds, rel=1e-9)
+                    assert layers[name] / device.flops_per_second == pytest.approx(
+                        scale * seconds, rel=1e-9
+                    )
         assert min(weights.values()) > 0
 
 
@@ -155,25 +176,37 @@ def test_candidates_hold(workload: Workload) -> None:
             continue
         plan = Plan.model_validate_json(candidate.plan.model_dump_json())
         assert plan == candidate.plan and plan.schedule == "spmd" and plan.program is not None
-        assert candidate.fits_memory and candidate.peak_bytes is not None and len(candidate.peak_bytes) == 4
+        assert (
+            candidate.fits_memory
+            and candidate.peak_bytes is not None
+            and len(candidate.peak_bytes) == 4
+        )
         assert candidate.predicted_seconds is not None and candidate.predicted_seconds > 0
         assert candidate.objective is not None
         assert candidate.bound is None or candidate.bound <= candidate.objective * (1 + 1e-9)
     auto, even = found["auto"], found["dp-even"]
-    assert auto.objective is not None and even.objective is not None and auto.objective <= even.objective
+    assert (
+        auto.objective is not None
+        and even.objective is not None
+        and auto.objective <= even.objective
+    )
     # even ratios of 8 samples over 4 devices are whole: nothing is lost in whole units
     assert even.predicted_seconds == pytest.approx(even.objective, rel=1e-12)
 
 
 def test_candidates_are_replayed(workload: Workload) -> None:
-    """Stages of both passes, the optimizer's step; even shares on devices that differ wait for the slow ones."""
+    """Stages of both passes, the optimizer's step; even shares on devices that differ wait for the
+    slow ones."""
     found = {c.method: simulated(c, workload) for c in propose(workload, Run(Options(threads=1)))}
     for candidate in found.values():
         if candidate.plan is None:
             continue
         replayed = candidate.replayed
         assert replayed is not None and replayed.by_device and len(replayed.owners) == 4
-        assert candidate.predicted_seconds == replayed.seconds and candidate.closed_form_seconds is not None
+        assert (
+            candidate.predicted_seconds == replayed.seconds
+            and candidate.closed_form_seconds is not None
+        )
         assert replayed.seconds > candidate.closed_form_seconds
         assert candidate.fits_memory and candidate.peak_bytes == pytest.approx(replayed.peak_bytes)
     even = found["dp-even"]
@@ -205,8 +238,12 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
     ]
     # another program of the same devices is another plan
     assert best.plan.program is not None and same_plan(best, best)
-    shorter = best.plan.program.model_copy(update={"instructions": best.plan.program.instructions[:-1]})
-    assert not same_plan(best, replace(best, plan=best.plan.model_copy(update={"program": shorter})))
+    shorter = best.plan.program.model_copy(
+        update={"instructions": best.plan.program.instructions[:-1]}
+    )
+    assert not same_plan(
+        best, replace(best, plan=best.plan.model_copy(update={"program": shorter}))
+    )
     drawn = scene(best.plan, best.replayed, workload)
     assert [row.title for row in drawn.rows] == [f"device {d}" for d in range(4)]
     assert all(row.communicates and row.computes for row in drawn.rows)
@@ -229,7 +266,9 @@ def test_a_program_that_is_not_the_models_is_refused(workload: Workload) -> None
     renamed = plan.program.instructions[3].model_copy(update={"tensor": "elsewhere"})
     wrong = [*plan.program.instructions[:3], renamed, *plan.program.instructions[4:]]
     program = plan.program.model_copy(update={"instructions": wrong})
-    with pytest.raises(InputError, match=r"instructions\[3\] is about an unknown tensor .got 'elsewhere'"):
+    with pytest.raises(
+        InputError, match=r"instructions\[3\] is about an unknown tensor .got 'elsewhere'"
+    ):
         replay(plan.model_copy(update={"program": program}), workload)
 
 
@@ -244,7 +283,8 @@ def test_programs_are_exported_to_hetplans_own_runtime_alone(workload: Workload)
 
 
 def test_data_parallelism_by_hand(workload: Workload) -> None:
-    """Even shares: the slower type's compute, and one all-reduce for each operator with parameters."""
+    """Even shares: the slower type's compute, and one all-reduce for each operator with
+    parameters."""
     posed = pose(workload)
     result = solve(family("hap"), posed.theory.data, "dp-even", Run())
     assert isinstance(result.decision, HapDecision) and result.objective is not None
@@ -286,13 +326,17 @@ def test_sliced_parameters_are_held_in_parts(workload: Workload) -> None:
     posed = pose(workload)
     best: tuple[float, HapDecision] | None = None
     for method in ("auto", "dp-even"):
-        result = solve(family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2)))
+        result = solve(
+            family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2))
+        )
         assert isinstance(result.decision, HapDecision)
         sliced = [
             source.name
             for run in runs(posed.theory, result.decision)
             for source, form in zip(
-                posed.theory.program.inputs(posed.theory.program.node(run.node)), run.way.inputs, strict=True
+                posed.theory.program.inputs(posed.theory.program.node(run.node)),
+                run.way.inputs,
+                strict=True,
             )
             if source.kind == "parameter" and form >= 0
         ]
@@ -300,7 +344,9 @@ def test_sliced_parameters_are_held_in_parts(workload: Workload) -> None:
         for name, part in found.parameters.items():
             assert float(part.sum()) == pytest.approx(1.0 if name in sliced else 4.0)
         seconds = whole_seconds(posed.theory, result.decision)
-        best = min(best or (seconds, result.decision), (seconds, result.decision), key=lambda pair: pair[0])
+        best = min(
+            best or (seconds, result.decision), (seconds, result.decision), key=lambda pair: pair[0]
+        )
     assert best is not None
 
 
@@ -313,13 +359,19 @@ def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> No
     for samples, steps in ((24.0, 1), (12.0, 2), (5.0, 4), (0.0, 16)):
         limit = workload.state_bytes + samples * saved
         monkeypatch.setattr(
-            Workload, "device_bytes", lambda self, limit=limit: dict.fromkeys(self.cluster.types, limit)
+            Workload,
+            "device_bytes",
+            lambda self, limit=limit: dict.fromkeys(self.cluster.types, limit),
         )
         assert steps_that_fit(workload) == steps
     posed = pose(workload, 16)
     plain = pose(workload, 1)
     assert posed.samples == 4
-    sync = {t.instruction: t for t in posed.theory.data.triples if "All-Reduce gradient" in t.instruction}
+    sync = {
+        t.instruction: t
+        for t in posed.theory.data.triples
+        if "All-Reduce gradient" in t.instruction
+    }
     for triple in plain.theory.data.triples:
         if triple.instruction in sync:
             other = sync[triple.instruction]
@@ -367,9 +419,12 @@ def test_plans_with_a_program_are_checked(workload: Workload) -> None:
     refused("sums to", program={**good["program"], "ratios": [[0.5, 0.1, 0.1, 0.1]]})
     refused("expected one per device", program={**good["program"], "ratios": [[0.5, 0.5]]})
     first = {**good["program"]["instructions"][0], "segment": 1}
-    refused("expected less than the rows of ratios", program={"ratios": ratios, "instructions": [first]})
     refused(
-        "pattern", program={"ratios": ratios, "instructions": [{**first, "segment": 0, "after": "Gather"}]}
+        "expected less than the rows of ratios", program={"ratios": ratios, "instructions": [first]}
+    )
+    refused(
+        "pattern",
+        program={"ratios": ratios, "instructions": [{**first, "segment": 0, "after": "Gather"}]},
     )
 
 

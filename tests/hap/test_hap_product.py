@@ -1,4 +1,5 @@
-"""The joint search over several segments' ratios, from nothing and without the programme behind it."""
+"""The joint search over several segments' ratios, from nothing and without the programme behind
+it."""
 
 from __future__ import annotations
 
@@ -73,12 +74,16 @@ def test_the_optimum_over_all_segments(wide: bool, monkeypatch: pytest.MonkeyPat
 
 
 def halved(layers: int, types: int, seed: int) -> HapData:
-    """A chain whose second half of tensors has ratios of its own; the tensor between them is exchanged as it is."""
+    """A chain whose second half of tensors has ratios of its own; the tensor between them is
+    exchanged as it is."""
     data = chain(layers, types, seed)
     half = 5 * layers // 2
 
     def later(triple: Triple) -> bool:
-        return max((int(p.split("|")[0][1:]) for p in triple.post if p.startswith("e")), default=99) > half
+        return (
+            max((int(p.split("|")[0][1:]) for p in triple.post if p.startswith("e")), default=99)
+            > half
+        )
 
     triples = [triple.model_copy(update={"segment": int(later(triple))}) for triple in data.triples]
     return data.model_copy(update={"segments": 2, "triples": triples})
@@ -117,7 +122,8 @@ def test_bounds_hold_for_every_program_in_the_cell() -> None:
 
 
 def test_best_ratios_in_all_cells() -> None:
-    """Over all ratios the cutting planes find what the linear programme does, and their means prove it."""
+    """Over all ratios the cutting planes find what the linear programme does, and their means prove
+    it."""
     for theory, _ in cases(range(200, 220)):
         problem = theory.problem
         graph = build(theory, 5_000)
@@ -129,7 +135,9 @@ def test_best_ratios_in_all_cells() -> None:
         F, S = stages.F / unit, stages.S / unit
         mu, blends, tops = best_in_product(F, S, stages.comm, x, slow)
         told = best_ratios(problem, stages).seconds
-        assert problem.seconds(stages, np.tensordot(mu, x, 1)) == pytest.approx(told, rel=1e-8, abs=1e-12)
+        assert problem.seconds(stages, np.tensordot(mu, x, 1)) == pytest.approx(
+            told, rel=1e-8, abs=1e-12
+        )
         rows = blends * slow
         proven = (F * rows.sum(axis=1)).sum() + np.einsum("sg,sd,vgd->v", S, rows, x)
         proven = proven + np.einsum("g,gd,vgd->v", stages.comm, tops, x) + stages.constant
@@ -145,7 +153,9 @@ def test_parts_cover_a_product_of_simplices() -> None:
         mu = draw.dirichlet(np.ones(3), 2)
         point = np.einsum("kv,kvd->kd", mu, cell)
         assert shape.holds(cell, point)
-        assert all(coordinates(*pair) == pytest.approx(m) for *pair, m in zip(cell, point, mu, strict=True))
+        assert all(
+            coordinates(*pair) == pytest.approx(m) for *pair, m in zip(cell, point, mu, strict=True)
+        )
         parts = shape.parts(cell, weight, point)
         inside = np.einsum("kv,kvd->kd", draw.dirichlet(np.ones(3), 2), cell)
         assert any(shape.holds(part, inside) for part in parts)

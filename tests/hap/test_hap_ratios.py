@@ -1,4 +1,5 @@
-"""The ratio problem for a fixed program: against a plain linear programme; rounding to whole numbers."""
+"""The ratio problem for a fixed program: against a plain linear programme; rounding to whole
+numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import pytest
 
 from hap.hap_cases import _signature, least_cost
 from hetplan.errors import InputError
-from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, HapDecision, Triple
+from hetplan.formulations.hap.data import (
+    Communication,
+    Compute,
+    Device,
+    HapData,
+    HapDecision,
+    Triple,
+)
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
@@ -50,7 +58,11 @@ def given(seed: int, types: int, segments: int, *, shared_only: bool) -> HapData
         for _ in range(draw.randint(types, 12 if types < 9 else 30))
     ]
     return HapData(
-        devices=devices, segments=segments, triples=triples, goal=f"p{count - 1}", program=list(range(count))
+        devices=devices,
+        segments=segments,
+        triples=triples,
+        goal=f"p{count - 1}",
+        program=list(range(count)),
     )
 
 

@@ -1,4 +1,5 @@
-"""The gap study: shortest paths in place of A*, experiments as in the paper, figures said to be predicted."""
+"""The gap study: shortest paths in place of A*, experiments as in the paper, figures said to be
+predicted."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def test_the_report_says_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> N
     assert row["bound"] <= seconds["joint"] * (1 + 1e-9)
     assert set(seconds) == {"joint", "paper", "alternation", "dp-even", "dp-proportional"}
     assert seconds["joint"] == min(seconds.values())
-    assert seconds["dp-proportional"] / seconds["joint"] > 2, "dense layers are sliced, not synchronised"
+    assert seconds["dp-proportional"] / seconds["joint"] > 2, (
+        "dense layers are sliced, not synchronised"
+    )
     assert "not measured" in tables[0].notes[0] and tables[0].rows[0][0] == "vgg19-8gpu"
     assert any("2.41" in cell for line in tables[1].rows for cell in line)
 

@@ -1,5 +1,6 @@
-"""The joint search's parts where a mistake would hide: labels, potentials and the states left open, without a program
-to start from (with it the greedy program, mostly the optimum, hides what labels lose)."""
+"""The joint search's parts where a mistake would hide: labels, potentials and the states left open,
+without a program to start from (with it the greedy program, mostly the optimum, hides what labels
+lose)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def searched(theory: Theory, *, wide: bool) -> tuple[Incumbent, Ended]:
     incumbent = Incumbent(theory, run)
     problem = theory.problem
     if not wide:
-        return incumbent, search(problem, LabelCell(problem, whole(theory), incumbent), incumbent, run)
+        return incumbent, search(
+            problem, LabelCell(problem, whole(theory), incumbent), incumbent, run
+        )
     graph = canonical(theory, 60_000)
     assert graph is not None
     arrays = priced_graph(problem, graph, ordered=False)
@@ -69,8 +72,11 @@ def test_the_search_needs_no_first_program(wide: bool) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_theories_with_many_nearly_equal_programs(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth more or less in any comparison of labels or in any potential loses an optimum of some of these."""
+def test_theories_with_many_nearly_equal_programs(
+    wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth more or less in any comparison of labels or in any potential loses an optimum of some
+    of these."""
     monkeypatch.setattr(
         "hetplan.formulations.hap.exact.bounds.ARCS", 0
     )  # leave out arcs in small graphs, too
@@ -85,19 +91,22 @@ def test_theories_with_many_nearly_equal_programs(wide: bool, monkeypatch: pytes
 
 @pytest.mark.parametrize("types", [2, 3])
 def test_what_is_left_open_loses_nothing(types: int) -> None:
-    """Residual blocks: the states of all orders, or those left open by sums, without parked ones: one optimum."""
+    """Residual blocks: the states of all orders, or those left open by sums, without parked ones:
+    one optimum."""
     for seed in range(12):
         theory = posed(residual(1, types, seed, operators=10))
         assert theory is not None
         (one, ended), (other, opened) = searched(theory, wide=False), searched(theory, wide=True)
         assert other.seconds == pytest.approx(one.seconds, rel=1e-6), seed
         assert ended.finished and opened.finished
-        assert opened.bound <= one.seconds * (1 + 1e-9) and ended.bound <= other.seconds * (1 + 1e-9)
+        assert opened.bound <= one.seconds * (1 + 1e-9) and ended.bound <= other.seconds * (
+            1 + 1e-9
+        )
 
 
 def test_potentials_bound_every_program_and_grow_with_their_choice() -> None:
-    """At any ratios in the cell, no path costs less than the potential; on paths in order, choosing the mean for
-    each stage tells more than one mean for all."""
+    """At any ratios in the cell, no path costs less than the potential; on paths in order, choosing
+    the mean for each stage tells more than one mean for all."""
     from hetplan.formulations.hap.exact import kernels
 
     draw = np.random.default_rng(5)
@@ -110,9 +119,9 @@ def test_potentials_bound_every_program_and_grow_with_their_choice() -> None:
         cell = problem.proportional + 0.05 * (cell - problem.proportional)
         weights = np.vstack([np.eye(3), draw.dirichlet(np.ones(3), 3)])
         least = [
-            kernels.potentials(*arrays.common, cell, arrays.slow, weights, np.full(3, 1 / 3), ordered)[
-                arrays.start
-            ]
+            kernels.potentials(
+                *arrays.common, cell, arrays.slow, weights, np.full(3, 1 / 3), ordered
+            )[arrays.start]
             for ordered in (True, False)
         ]
         g = arrays.graph
@@ -138,7 +147,8 @@ def test_potentials_bound_every_program_and_grow_with_their_choice() -> None:
 
 
 def test_parking_is_about_what_cannot_be_had_otherwise() -> None:
-    """The stream's shard is parked while the block that starts from the stream is open, and not the other way."""
+    """The stream's shard is parked while the block that starts from the stream is open, and not the
+    other way."""
     theory = posed(residual(2, 2, operators=10))
     assert theory is not None
     names = theory.problem.properties
@@ -147,13 +157,15 @@ def test_parking_is_about_what_cannot_be_had_otherwise() -> None:
     number = {names[p]: i for i, p in enumerate(explorer.properties)}
     shard, inner = number["x1|All-Gather(0)"], number["b1.4|All-Gather(0)"]
     assert without[shard, inner] and not without[inner, shard]
-    # either form of the stream will do, so neither alone is indispensable, save that one gives the other
+    # either form of the stream will do, so neither alone is indispensable, save that one gives the
+    # other
     assert not without[number["x1|Identity"], inner]
 
 
 def test_wide_theories_are_proven() -> None:
-    """Blocks in a row, whose states in all orders are millions; long chains on four types. The objectives are
-    those of the first release that proved them, and of other searches over the same cells."""
+    """Blocks in a row, whose states in all orders are millions; long chains on four types. The
+    objectives are those of the first release that proved them, and of other searches over the same
+    cells."""
     for data, states, best in (
         (residual(6, 2), 4657, 0.22764840551313367),
         (residual(3, 3, 1), None, None),
@@ -167,7 +179,8 @@ def test_wide_theories_are_proven() -> None:
 
 
 def test_one_mean_prices_all_stages_of_a_canonical_graph() -> None:
-    """Its paths stand for other orders, whose stages are not known: a mean for each stage would be no bound."""
+    """Its paths stand for other orders, whose stages are not known: a mean for each stage would be
+    no bound."""
     from hetplan.formulations.hap.exact import kernels
     from hetplan.formulations.hap.exact.bounds import sums
     from hetplan.formulations.hap.exact.duals import Duals
@@ -182,7 +195,9 @@ def test_one_mean_prices_all_stages_of_a_canonical_graph() -> None:
         cell = problem.proportional + 0.05 * (whole_cell(problem) - problem.proportional)
         duals = Duals(problem, cell, arrays.slow, searched(theory, wide=False)[0].stages, None)
         one, each = (
-            kernels.potentials(*arrays.common, cell, arrays.slow, duals.weights, duals.inside, ordered)
+            kernels.potentials(
+                *arrays.common, cell, arrays.slow, duals.weights, duals.inside, ordered
+            )
             for ordered in (False, True)
         )
         assert np.array_equal(sums(arrays, cell, duals).potential, one)

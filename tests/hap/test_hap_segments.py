@@ -39,7 +39,9 @@ def test_segments_cover_the_program(how: How, count: int) -> None:
     program = model("vit", 64, 8)
     found, label = segmented(program, count, how)
     assert found.segments == count
-    assert label == (LAYERS if how == "layer" or count == 1 else METIS if find_spec("pymetis") else FALLBACK)
+    assert label == (
+        LAYERS if how == "layer" or count == 1 else METIS if find_spec("pymetis") else FALLBACK
+    )
     first = [node.segment for node in found.computations]
     assert list(dict.fromkeys(first)) == list(range(count)), "numbered as they appear"
     for node in found.computations:

@@ -1,4 +1,5 @@
-"""Theories of whole programs: prices by hand, and synthesised programs executed against a single device."""
+"""Theories of whole programs: prices by hand, and synthesised programs executed against a single
+device."""
 
 from __future__ import annotations
 
@@ -73,10 +74,16 @@ def test_reference_gradients_are_slopes() -> None:
         step = 1e-6
 
         def at(
-            sign: float, directions: dict[str, Array] = directions, name: str = name, step: float = step
+            sign: float,
+            directions: dict[str, Array] = directions,
+            name: str = name,
+            step: float = step,
         ) -> float:
             program, values, _ = tiny(name)
-            moved = {n: v + sign * step * directions[n] if n in directions else v for n, v in values.items()}
+            moved = {
+                n: v + sign * step * directions[n] if n in directions else v
+                for n, v in values.items()
+            }
             return reference(program, moved).loss
 
         slope = sum(float((g * directions[n]).sum()) for n, g in found.gradients.items())
@@ -105,7 +112,11 @@ def test_random_programs_use_every_kind_of_instruction() -> None:
             for i in random_program(theory, seed):
                 instruction = theory.instructions[i]
                 seen.add("Run" if isinstance(instruction, Run) else instruction.how)
-                if isinstance(instruction, Run) and instruction.way.output == -2 and instruction.way.shared:
+                if (
+                    isinstance(instruction, Run)
+                    and instruction.way.output == -2
+                    and instruction.way.shared
+                ):
                     seen.add("reduction")
     assert seen >= {
         "Run", "reduction", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast", "All-To-All",
@@ -117,7 +128,9 @@ def test_random_programs_use_every_kind_of_instruction() -> None:
 def test_segments_have_ratios_of_their_own(name: str) -> None:
     program, values, expected = tiny(name)
     layers = list(dict.fromkeys(node.layer for node in program.nodes))
-    split = program.with_segments({n.name: min(2, layers.index(n.layer) // 5) for n in program.nodes})
+    split = program.with_segments(
+        {n.name: min(2, layers.index(n.layer) // 5) for n in program.nodes}
+    )
     theory = theory_of(split, DEVICES, links(), all_dimensions=True)
     assert theory.data.segments == 3
     moved = 0
@@ -126,24 +139,32 @@ def test_segments_have_ratios_of_their_own(name: str) -> None:
         ratios = [[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]]
         agree(execute(theory, HapDecision(program=order, ratios=ratios), values), expected)
         kinds = [theory.instructions[i] for i in order]
-        moved += sum(isinstance(x, Change) and x.how == "Repartition" and x.source >= 0 for x in kinds)
+        moved += sum(
+            isinstance(x, Change) and x.how == "Repartition" and x.source >= 0 for x in kinds
+        )
     assert moved > 0
 
 
 # the records of the library are executed without being solved again (test_hap_library.py)
-SLOW = [n if n in ("vgg19", "llama-blocks") else pytest.param(n, marks=pytest.mark.slow) for n in makers()]
+SLOW = [
+    n if n in ("vgg19", "llama-blocks") else pytest.param(n, marks=pytest.mark.slow)
+    for n in makers()
+]
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_synthesised_programs_of_published_sizes_equal_one_device(name: str) -> None:
-    """The optimum and the baselines for the published size, executed on the same operators with small tensors."""
+    """The optimum and the baselines for the published size, executed on the same operators with
+    small tensors."""
     devices = [Device(name="V100", flops_per_second=V100)] * 2 + [
         Device(name="P100", flops_per_second=P100)
     ] * 4
     large = theory_of(model(name, 64 * 6, 6), devices, ring(6, 1.3e9))
     program, values, expected = tiny(name, 6)
     small = theory_of(program, devices, ring(6, 1.3e9))
-    assert [t.instruction for t in large.data.triples] == [t.instruction for t in small.data.triples]
+    assert [t.instruction for t in large.data.triples] == [
+        t.instruction for t in small.data.triples
+    ]
     for method in ("auto", "dp-proportional"):
         result = solve(FAMILY, large.data, method, SolverRun(Options(threads=1, time_limit=60)))
         assert result.decision is not None
@@ -153,15 +174,22 @@ def test_synthesised_programs_of_published_sizes_equal_one_device(name: str) -> 
 
 
 def test_prices_by_hand() -> None:
-    """FLOPs of the operator with the gradients it needs, bytes of every collective and its mirror."""
+    """FLOPs of the operator with the gradients it needs, bytes of every collective and its
+    mirror."""
     b, i, o, m = 60, 600, 300, 3
     theory = theory_of(two_layers(b), DEVICES, Links(m, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3))
     found = {t.instruction: t for t in theory.data.triples}
     # data has no gradient: forward and the weight's
     run = found["first(All-Gather(0), Identity)"]
-    assert isinstance(run, Compute) and (run.fixed_flops, run.shared_flops) == (0, 2 * 2 * b * i * o)
+    assert isinstance(run, Compute) and (run.fixed_flops, run.shared_flops) == (
+        0,
+        2 * 2 * b * i * o,
+    )
     replicated = found["first(Identity, Identity)"]
-    assert isinstance(replicated, Compute) and (replicated.fixed_flops, replicated.shared_flops) == (
+    assert isinstance(replicated, Compute) and (
+        replicated.fixed_flops,
+        replicated.shared_flops,
+    ) == (
         4 * b * i * o,
         0,
     )
@@ -188,8 +216,8 @@ def test_prices_by_hand() -> None:
 
 
 def test_sufficient_factors_pay_for_small_batches() -> None:
-    """A batch of 6 and weights of 4000 x 4000: the optimum gathers factors or slices the weights; restricted to
-    slices of the batch it gathers factors, and both are exact."""
+    """A batch of 6 and weights of 4000 x 4000: the optimum gathers factors or slices the weights;
+    restricted to slices of the batch it gathers factors, and both are exact."""
     program = two_layers(6, 400, 400)
     values = random_values(program, 0)
     theory = theory_of(program, DEVICES, links())
@@ -200,7 +228,9 @@ def test_sufficient_factors_pay_for_small_batches() -> None:
     data = theory.data.model_copy(update={"triples": [theory.data.triples[i] for i in kept]})
     result = solve(FAMILY, data, "auto", SolverRun(Options(threads=1)))
     assert isinstance(result.decision, HapDecision) and result.status == "optimal"
-    decision = HapDecision(program=[kept[i] for i in result.decision.program], ratios=result.decision.ratios)
+    decision = HapDecision(
+        program=[kept[i] for i in result.decision.program], ratios=result.decision.ratios
+    )
     used = [theory.instructions[i] for i in decision.program]
     assert sum(isinstance(x, Synchronise) and "factors" in x.how for x in used) == 2
     agree(execute(theory, decision, values), reference(program, values))
@@ -221,7 +251,8 @@ def test_experts_are_exchanged_where_their_gradients_are_large() -> None:
 
 
 def test_axes_keep_slices_of_one_dimension_together() -> None:
-    """768 columns of 12 heads are cut between heads; too few heads for the devices are not cut at all."""
+    """768 columns of 12 heads are cut between heads; too few heads for the devices are not cut at
+    all."""
     w = Writer("heads")
     x, labels = w.placeholder("x", (8, 5, 16)), w.placeholder("labels", (8, 5), below=24)
     y = w.linear("project", x, "bsh,oh->bso", (24, 16))

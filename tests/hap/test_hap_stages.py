@@ -1,4 +1,5 @@
-"""Graphs whose arcs are whole stages: their paths are programs, and no better program is missing."""
+"""Graphs whose arcs are whole stages: their paths are programs, and no better program is
+missing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def posed(data: HapData) -> tuple[Theory, Arrays] | None:
     return found.theory, priced_graph(found.problem, graph)
 
 
-def by_stages(theory: Theory, arrays: Arrays, cell: Floats, threshold: float) -> tuple[Arrays | None, Duals]:
+def by_stages(
+    theory: Theory, arrays: Arrays, cell: Floats, threshold: float
+) -> tuple[Arrays | None, Duals]:
     """The graph of stages of programs below a threshold."""
     duals = Duals(theory.problem, cell, arrays.slow, None, None)
     found = bounds.sums(arrays, cell, duals)
@@ -46,8 +49,11 @@ def by_stages(theory: Theory, arrays: Arrays, cell: Floats, threshold: float) ->
 
 
 @pytest.mark.parametrize("listing", [True, False])
-def test_the_optimum_is_found_on_stages_alone(listing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From nothing, on enumerated theories: with labels, and by division alone, where the bound has to rise."""
+def test_the_optimum_is_found_on_stages_alone(
+    listing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From nothing, on enumerated theories: with labels, and by division alone, where the bound has
+    to rise."""
     monkeypatch.setattr(bounds, "ARCS", 0)
     if not listing:
         monkeypatch.setattr(LabelCell, "_listed", lambda *a, **k: (-np.inf, 0))
@@ -99,7 +105,10 @@ def test_paths_are_programs_of_their_cost(monkeypatch: pytest.MonkeyPatch) -> No
             if len(set(program)) < len(program) or theory.program(program) != program:
                 continue  # a detour, which a program would leave out
             stages = problem.stages(program)
-            work = np.array([(whole.fixed[a], whole.shared[a]) for a in path if not whole.comm[a]]) * speed
+            work = (
+                np.array([(whole.fixed[a], whole.shared[a]) for a in path if not whole.comm[a]])
+                * speed
+            )
             assert work[:, 0].sum() == pytest.approx(stages.F.sum())
             assert work[:, 1].sum() == pytest.approx(stages.S.sum())
             ratios = problem.proportional
@@ -110,8 +119,8 @@ def test_paths_are_programs_of_their_cost(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bounds_by_stages_are_exact_at_a_point_and_below_elsewhere() -> None:
-    """Never above the least cost at ratios of the cell, told by labels; that cost where the cell is hardly more than a
-    point."""
+    """Never above the least cost at ratios of the cell, told by labels; that cost where the cell is
+    hardly more than a point."""
     for seed in range(4):
         found = posed(chain(8, 3, seed))
         assert found is not None
@@ -125,7 +134,9 @@ def test_bounds_by_stages_are_exact_at_a_point_and_below_elsewhere() -> None:
             threshold = 1.2 * plain.bound
             whole, _ = by_stages(theory, arrays, cell, threshold)
             assert whole is not None
-            own = kernels.lengths(*whole.common[:2], whole.common[5], duals.prices(whole))[whole.start]
+            own = kernels.lengths(*whole.common[:2], whole.common[5], duals.prices(whole))[
+                whole.start
+            ]
             for mu in np.random.default_rng(seed).dirichlet(np.ones(3), 4):
                 point = mu @ cell
                 least = _least_at(theory, arrays, point)

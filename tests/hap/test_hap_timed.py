@@ -1,4 +1,5 @@
-"""Programs in time: both passes together are what theories charge, and reading a plan's program gives it back."""
+"""Programs in time: both passes together are what theories charge, and reading a plan's program
+gives it back."""
 
 from __future__ import annotations
 
@@ -31,13 +32,18 @@ def total(stages: list[Stage]) -> float:
 @pytest.mark.parametrize("network", ["vit", "bert-moe", "gpt2"])
 def test_both_passes_take_what_theories_charge(network: str) -> None:
     """Equal devices and even ratios of whole units: no stage has more than one slowest device."""
-    two, links = 2, Links(2, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)  # of which every axis is a multiple
+    # of which every axis is a multiple
+    two, links = 2, Links(2, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)
     program = NETWORKS[network](2 * two, two)
-    theory = theory_of(program, [Device(name="A", flops_per_second=2e9)] * two, links, all_dimensions=True)
+    theory = theory_of(
+        program, [Device(name="A", flops_per_second=2e9)] * two, links, all_dimensions=True
+    )
     prices, apart = Prices(np.full(two, 2e9), {}, links, 4), 0
     for seed in range(4):
         decision = HapDecision(program=drawn_program(theory, seed), ratios=[[1 / two] * two])
-        timed = Timed(theory, [theory.instructions[i] for i in decision.program], decision.ratios, prices)
+        timed = Timed(
+            theory, [theory.instructions[i] for i in decision.program], decision.ratios, prices
+        )
         charged = evaluate(theory.data, decision).objective
         assert total(timed.run(last=True)) == pytest.approx(charged, rel=1e-9)
         synchronised = sum(
@@ -79,7 +85,9 @@ def test_plans_give_their_programs_back(network: str) -> None:
     for seed in range(3):
         decision = HapDecision(program=drawn_program(theory, seed), ratios=[UNEVEN[M]])
         plan = plan_of(theory, decision)
-        assert read_program(plan, program).order == [theory.instructions[i] for i in decision.program]
+        assert read_program(plan, program).order == [
+            theory.instructions[i] for i in decision.program
+        ]
         assert plan.program is not None and decision_of(plan.program, theory, "here") == decision
 
 
@@ -93,7 +101,9 @@ def plan() -> Plan:
 def changed(plan: Plan, instructions: list[Any]) -> Plan:
     """With other instructions."""
     assert plan.program is not None
-    return plan.model_copy(update={"program": plan.program.model_copy(update={"instructions": instructions})})
+    return plan.model_copy(
+        update={"program": plan.program.model_copy(update={"instructions": instructions})}
+    )
 
 
 def test_programs_that_prove_nothing_are_one_line(plan: Plan) -> None:
@@ -107,7 +117,11 @@ def test_programs_that_prove_nothing_are_one_line(plan: Plan) -> None:
         "needs ": [step for i, step in enumerate(good) if i != sync],
         "does not establish the goal": good[:1],
         "repeats triple": [good[0], *good],
-        rf"no rule allows program.instructions\[{run}\] .got 'Run": [*good[:run], other, *good[run + 1 :]],
+        rf"no rule allows program.instructions\[{run}\] .got 'Run": [
+            *good[:run],
+            other,
+            *good[run + 1 :],
+        ],
         "unknown tensor": [good[0].model_copy(update={"tensor": "nowhere"}), *good[1:]],
     }
     for text, instructions in cases.items():
@@ -118,16 +132,24 @@ def test_programs_that_prove_nothing_are_one_line(plan: Plan) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="unknown tensor"):
         read_program(plan, NETWORKS["vgg19"](2 * M, M))
-    halves = program.with_segments({node.name: int(node.layer != "embedding") for node in program.nodes})
-    with pytest.raises(InputError, match=r"ratios are not for this model .got '1 segments', expected 2"):
+    halves = program.with_segments(
+        {node.name: int(node.layer != "embedding") for node in program.nodes}
+    )
+    with pytest.raises(
+        InputError, match=r"ratios are not for this model .got '1 segments', expected 2"
+    ):
         read_program(plan, halves)
 
 
 def test_moves_between_segments_name_the_segment_that_they_go_to() -> None:
     program = NETWORKS["vit"](2 * M, M)
-    split = program.with_segments({node.name: int(node.layer != "embedding") for node in program.nodes})
+    split = program.with_segments(
+        {node.name: int(node.layer != "embedding") for node in program.nodes}
+    )
     theory = every_rule(split, M)
     decision = HapDecision(program=drawn_program(theory, 1), ratios=[UNEVEN[M], IDLE[M]])
-    moves = [step for step in write_program(theory, decision).instructions if step.do == "Repartition"]
+    moves = [
+        step for step in write_program(theory, decision).instructions if step.do == "Repartition"
+    ]
     assert moves and {step.segment for step in moves} == {1}
     assert read_program(plan_of(theory, decision), split).decision == decision

@@ -1,5 +1,5 @@
-"""PyTorch modules as single-device programs: numbers against autograd, work against torch's own counter and the
-built-in graphs, and what is said of operators without a rule."""
+"""PyTorch modules as single-device programs: numbers against autograd, work against torch's own
+counter and the built-in graphs, and what is said of operators without a rule."""
 
 from __future__ import annotations
 
@@ -74,9 +74,13 @@ def unpacked(found: Traced, computed: Outcome) -> Outcome:
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-moe"])
 def test_distributed_programs_of_traced_modules_compute_what_autograd_does(name: str) -> None:
-    """The whole way: module, theory, a program of rules at random, simulated devices under uneven ratios."""
+    """The whole way: module, theory, a program of rules at random, simulated devices under uneven
+    ratios."""
     found, module, arguments = traced(name)
-    devices = [Device(name="a", flops_per_second=3.86e12), *[Device(name="b", flops_per_second=2.15e12)] * 2]
+    devices = [
+        Device(name="a", flops_per_second=3.86e12),
+        *[Device(name="b", flops_per_second=2.15e12)] * 2,
+    ]
     theory = theory_of(found.program, devices, measured_by_hap(3), all_dimensions=True)
     reduced, draw = reduce_theory(compile_problem(theory.data)), random.Random(2)
     prices = [draw.random() ** 3 for _ in theory.data.triples]
@@ -88,7 +92,9 @@ def test_distributed_programs_of_traced_modules_compute_what_autograd_does(name:
 
 def entries(program: SingleProgram) -> int:
     """Parameters, each once."""
-    return sum(n.elements for n in program.nodes if n.kind == PARAMETER and n.name not in program.copies)
+    return sum(
+        n.elements for n in program.nodes if n.kind == PARAMETER and n.name not in program.copies
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -98,8 +104,11 @@ def test_traced_and_built_in_graphs_agree(name: str) -> None:
     found, built = trace(module, arguments, name=name).program, model(name, 4, 4)
     assert entries(found) == entries(built) == sum(p.numel() for p in module.parameters())
     here, there = summed(found, products_of), summed(built, products_of)
-    assert (here.forward, here.backward) == pytest.approx((there.forward, there.backward), rel=1e-12)
-    # elementwise work as well, but for rotary positions, which the module writes out, and its separate gate
+    assert (here.forward, here.backward) == pytest.approx(
+        (there.forward, there.backward), rel=1e-12
+    )
+    # elementwise work as well, but for rotary positions, which the module writes out, and its
+    # separate gate
     tolerance = 0.05 if name == "llama-blocks" else 1e-12
     assert summed(found).total == pytest.approx(summed(built).total, rel=tolerance)
 
@@ -116,7 +125,10 @@ def test_products_are_what_torch_counts(name: str) -> None:
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     counted = summed(found.program, products_of)
-    assert (counted.forward, counted.backward) == (forward.get_total_flops(), backward.get_total_flops())
+    assert (counted.forward, counted.backward) == (
+        forward.get_total_flops(),
+        backward.get_total_flops(),
+    )
 
 
 class Everything(nn.Module):
@@ -138,11 +150,19 @@ class Everything(nn.Module):
         y = x @ self.weight
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale
         one, two = y.split([4, 4], dim=-1)
-        y = torch.cat([two.neg(), one / 2 - 0.25], dim=-1) + torch.stack([y, 1 - y], dim=0).sum(dim=0)
+        y = torch.cat([two.neg(), one / 2 - 0.25], dim=-1) + torch.stack([y, 1 - y], dim=0).sum(
+            dim=0
+        )
         q = self.grouped(y).unflatten(-1, (4, 2)).transpose(1, 2)
         k, v = q[:, ::1][:, :2], q[:, 2:]
-        y = F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True).transpose(1, 2).flatten(2)
-        scores = torch.softmax((y @ y.transpose(1, 2)).masked_fill(self.mask, float("-inf")), dim=-1)
+        y = (
+            F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
+        scores = torch.softmax(
+            (y @ y.transpose(1, 2)).masked_fill(self.mask, float("-inf")), dim=-1
+        )
         y = self.dropout(torch.bmm(scores, y)) + torch.arange(4.0, dtype=y.dtype)[:, None]
         pooled = F.adaptive_avg_pool2d(F.relu_(self.convolve(images)), 1).squeeze(-1).squeeze(-1)
         y = torch.tanh(y.mean(1))
@@ -155,7 +175,11 @@ class Everything(nn.Module):
 def test_every_other_operator() -> None:
     torch.manual_seed(1)
     module = Everything().double()
-    arguments = torch.randn(3, 4, 6).double(), torch.randn(3, 2, 4, 4).double(), torch.tensor([0, 3, 4])
+    arguments = (
+        torch.randn(3, 4, 6).double(),
+        torch.randn(3, 2, 4, 4).double(),
+        torch.tensor([0, 3, 4]),
+    )
     found = trace(module, arguments)
     computed = reference(found.program, found.values(module, arguments))
     agree(unpacked(found, computed), by_autograd(module, arguments))
@@ -163,7 +187,8 @@ def test_every_other_operator() -> None:
 
 @pytest.mark.parametrize("name", ["vit", "bert-moe"])
 def test_attention_is_brought_to_the_built_in_form(name: str) -> None:
-    """One product before it and one behind: the theory has as many triples as the built-in graph's."""
+    """One product before it and one behind: the theory has as many triples as the built-in
+    graph's."""
     _, module, arguments = traced(name)
     found = trace(module, arguments, name=name, unsliced={0: [1]}).program
     assert "permute" not in {node.kind for node in found.nodes}
@@ -171,7 +196,9 @@ def test_attention_is_brought_to_the_built_in_form(name: str) -> None:
     if name == "vit":
         devices = [Device(name="d", flops_per_second=1e12)] * 3
         programs = (found, model("vit", 6, 3, tiny=True))
-        here, there = (len(theory_of(p, devices, measured_by_hap(3)).data.triples) for p in programs)
+        here, there = (
+            len(theory_of(p, devices, measured_by_hap(3)).data.triples) for p in programs
+        )
         assert here == there
 
 
@@ -205,7 +232,10 @@ def test_operators_without_a_rule_are_listed() -> None:
     ):
         trace(Strange(), arguments)
     assert (
-        survey(Everything(), (torch.randn(3, 4, 6), torch.randn(3, 2, 4, 4), torch.tensor([0, 3, 4]))) == []
+        survey(
+            Everything(), (torch.randn(3, 4, 6), torch.randn(3, 2, 4, 4), torch.tensor([0, 3, 4]))
+        )
+        == []
     )
 
 
@@ -243,7 +273,9 @@ def test_losses_and_their_gradients(loss: str) -> None:
     found = trace(module, (x, seen))
     values, expected = found.values(module, (x, seen)), by_autograd(module, (x, seen))
     agree(unpacked(found, reference(found.program, values)), expected)
-    theory = theory_of(found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3))
+    theory = theory_of(
+        found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3)
+    )
     program = greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: 1.0)
     decision = HapDecision(program=program, ratios=[[0.5, 0.2, 0.3]])
     agree(unpacked(found, execute(theory, decision, values)), expected)
@@ -258,13 +290,18 @@ def test_a_negative_log_likelihood_of_anything_else_is_refused() -> None:
 @pytest.mark.parametrize("label", [-100, -1, 4])
 def test_labels_that_are_no_classes_are_refused(label: int) -> None:
     """Also in a slice of the rows alone; tracing reads no labels."""
-    module, x = Written(lambda m, x, labels: F.cross_entropy(m.two(m.one(x)), labels)), torch.randn(3, 4)
+    module, x = (
+        Written(lambda m, x, labels: F.cross_entropy(m.two(m.one(x)), labels)),
+        torch.randn(3, 4),
+    )
     labels = torch.tensor([1, 2, label])
     found = trace(module, (x, labels))
     values = found.values(module, (x, labels))
     with pytest.raises(InputError, match=rf"no ignore_index\) \(got {label}, expected 0 to 3\)"):
         reference(found.program, values)
-    theory = theory_of(found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3))
+    theory = theory_of(
+        found.program, [Device(name="a", flops_per_second=1e12)] * 3, measured_by_hap(3)
+    )
     program = greedy_program(reduce_theory(compile_problem(theory.data)), lambda step: 1.0)
     with pytest.raises(InputError, match=f"got {label}"):
         execute(theory, HapDecision(program=program, ratios=[[1 / 3] * 3]), values)
@@ -273,9 +310,13 @@ def test_labels_that_are_no_classes_are_refused(label: int) -> None:
 def test_parameters_that_are_not_trained_are_refused() -> None:
     module, x = Written(lambda m, x: m.two(m.one(x)).mean()), torch.randn(3, 4)
     module.one.weight.requires_grad_(False)
-    with pytest.raises(UnsupportedError, match=r"parameter in one.weight: does not require gradients"):
+    with pytest.raises(
+        UnsupportedError, match=r"parameter in one.weight: does not require gradients"
+    ):
         trace(module, (x,))
-    assert [(entry.operator, entry.where) for entry in survey(module, (x,))] == [("parameter", "one.weight")]
+    assert [(entry.operator, entry.where) for entry in survey(module, (x,))] == [
+        ("parameter", "one.weight")
+    ]
 
 
 def without_gradients(m: Any, x: Any) -> Any:
@@ -287,7 +328,10 @@ def without_gradients(m: Any, x: Any) -> Any:
 @pytest.mark.parametrize("outside", [torch.no_grad, torch.enable_grad])
 def test_regions_without_gradients_are_refused_where_they_read_parameters(outside: Any) -> None:
     """Whatever holds where `trace` is called."""
-    with outside(), pytest.raises(UnsupportedError, match=r"torch.no_grad in .*\(one.bias, one.weight\)"):
+    with (
+        outside(),
+        pytest.raises(UnsupportedError, match=r"torch.no_grad in .*\(one.bias, one.weight\)"),
+    ):
         trace(Written(without_gradients), (torch.randn(3, 4),))
 
 
@@ -303,13 +347,18 @@ def test_regions_without_gradients_may_read_data() -> None:
     torch.manual_seed(4)
     module, x = Written(data_without_gradients).double(), torch.randn(3, 4).double()
     found = trace(module, (x,))
-    agree(unpacked(found, reference(found.program, found.values(module, (x,)))), by_autograd(module, (x,)))
+    agree(
+        unpacked(found, reference(found.program, found.values(module, (x,)))),
+        by_autograd(module, (x,)),
+    )
 
 
 def test_what_torch_cannot_export_is_one_line() -> None:
     module = Written(lambda m, x, y: m.two(m.one(x))[: int(y[0])].mean())
     for call in (trace, survey):
-        with pytest.raises(UnsupportedError, match=r"torch\.export finds no graph: GuardOnDataDep") as error:
+        with pytest.raises(
+            UnsupportedError, match=r"torch\.export finds no graph: GuardOnDataDep"
+        ) as error:
             call(module, (torch.randn(3, 4), torch.tensor([2])))
         assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
@@ -346,7 +395,9 @@ def from_a_region(m: Any, x: Any) -> Any:
 )
 def test_changes_in_place_that_another_view_shows_are_refused(forward: Any, operator: str) -> None:
     module, x = Written(forward), torch.randn(3, 4)
-    with pytest.raises(UnsupportedError, match=rf"aten.{operator} in the module itself: in place, where"):
+    with pytest.raises(
+        UnsupportedError, match=rf"aten.{operator} in the module itself: in place, where"
+    ):
         trace(module, (x,))
     assert f"aten.{operator}" in [entry.operator for entry in survey(module, (x,))]
 
@@ -388,7 +439,10 @@ def test_other_changes_in_place_compute_what_autograd_does(forward: Any) -> None
     module, x = Written(forward).double(), torch.randn(3, 4).double()
     found = trace(module, (x,))
     assert module.shift.tolist() == [0, 1, 2, 3], "tracing changes nothing"
-    agree(unpacked(found, reference(found.program, found.values(module, (x,)))), by_autograd(module, (x,)))
+    agree(
+        unpacked(found, reference(found.program, found.values(module, (x,)))),
+        by_autograd(module, (x,)),
+    )
 
 
 def test_a_module_without_a_scalar_is_refused() -> None:

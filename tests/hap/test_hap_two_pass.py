@@ -1,4 +1,5 @@
-"""The full theory of both passes: prices by hand, and how far mirroring is from it where both are proven."""
+"""The full theory of both passes: prices by hand, and how far mirroring is from it where both are
+proven."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def proven(data: HapData) -> float:
 
 
 def best(program: SingleProgram, links: Links) -> float:
-    """The optimum over all ways to hold the parameters; a way whose goal cannot be reached has none."""
+    """The optimum over all ways to hold the parameters; a way whose goal cannot be reached has
+    none."""
     found = []
     for held in holdings(program, len(MIXED)):
         data = two_pass_theory(program, MIXED, links, held)
@@ -85,7 +87,8 @@ def test_a_network_without_cost_shares_everything() -> None:
 
 
 def test_prices_by_hand() -> None:
-    """One pass each: half of what the mirrored theory asks for a collective, a third of a product's work."""
+    """One pass each: half of what the mirrored theory asks for a collective, a third of a product's
+    work."""
     program, links = layers(2, 60, 600), Links(4, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)
     data = two_pass_theory(program, MIXED, links, whole(program))
     found = {t.instruction: t for t in data.triples}
@@ -112,7 +115,9 @@ def test_prices_by_hand() -> None:
 def test_mirroring_loses_nothing_on_one_layer(speed: float) -> None:
     """Proven on both sides, for slow and fast networks."""
     links = ring(4, speed)
-    assert best(layers(1), links) == pytest.approx(proven(theory_of(layers(1), MIXED, links).data), rel=2e-6)
+    assert best(layers(1), links) == pytest.approx(
+        proven(theory_of(layers(1), MIXED, links).data), rel=2e-6
+    )
 
 
 @pytest.mark.slow

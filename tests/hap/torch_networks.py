@@ -1,6 +1,8 @@
-"""The networks of `networks` as ordinary PyTorch modules that return their loss, to be traced or trained.
+"""The networks of `networks` as ordinary PyTorch modules that return their loss, to be traced or
+trained.
 
-Written as they usually are: separate projections of queries, keys and values, views and transpositions between them.
+Written as they usually are: separate projections of queries, keys and values, views and
+transpositions between them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ class Attention(nn.Module):
     """Self-attention over heads, optionally causal and with rotary positions."""
 
     def __init__(
-        self, s: Sizes, tokens: int, *, causal: bool = False, rotary: bool = False, bias: bool = True
+        self,
+        s: Sizes,
+        tokens: int,
+        *,
+        causal: bool = False,
+        rotary: bool = False,
+        bias: bool = True,
     ):
         super().__init__()
         self.s, self.causal, self.rotary = s, causal, rotary
@@ -101,14 +109,18 @@ class Experts(nn.Module):
         """[b, s, h] -> [b, s, h]."""
         weights = route(torch.softmax(self.router(x), dim=-1), self.active, self.capacity)
         y = torch.einsum("bsec,bsh->bech", (weights > 0).to(x.dtype), x)
-        y = torch.einsum("becf,ehf->bech", self.gelu(torch.einsum("bech,efh->becf", y, self.up)), self.down)
+        y = torch.einsum(
+            "becf,ehf->bech", self.gelu(torch.einsum("bech,efh->becf", y, self.up)), self.down
+        )
         return torch.einsum("bsec,bech->bsh", weights, y)
 
 
 class Block(nn.Module):
     """Attention and feed-forward with norms before (`first`) or behind the sums."""
 
-    def __init__(self, attention: nn.Module, feed: nn.Module, norms: Callable[[], nn.Module], *, first: bool):
+    def __init__(
+        self, attention: nn.Module, feed: nn.Module, norms: Callable[[], nn.Module], *, first: bool
+    ):
         super().__init__()
         self.attention, self.feed, self.norm1, self.norm2, self.first = (
             attention,
@@ -159,7 +171,9 @@ class Bert(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 Attention(s, tokens),
-                Experts(s, experts, tokens) if experts is not None and i % 2 == 1 else FeedForward(s),
+                Experts(s, experts, tokens)
+                if experts is not None and i % 2 == 1
+                else FeedForward(s),
                 lambda: nn.LayerNorm(s.hidden),
                 first=False,
             )
@@ -186,7 +200,10 @@ class Gpt2(nn.Module):
         self.positions = nn.Parameter(torch.randn(tokens, s.hidden))
         self.blocks = nn.ModuleList(
             Block(
-                Attention(s, tokens, causal=True), FeedForward(s), lambda: nn.LayerNorm(s.hidden), first=True
+                Attention(s, tokens, causal=True),
+                FeedForward(s),
+                lambda: nn.LayerNorm(s.hidden),
+                first=True,
             )
             for _ in range(s.layers)
         )
@@ -250,7 +267,8 @@ class Vgg19(nn.Module):
 
 
 def network(name: str, batch: int, devices: int, *, tiny: bool = False, meta: bool = False) -> Made:
-    """The network of that name as `models.model` has it, with example arguments; on the meta device if asked."""
+    """The network of that name as `models.model` has it, with example arguments; on the meta device
+    if asked."""
     with torch.device("meta" if meta else "cpu"):
         return _makers()[name](batch, devices, tiny)
 
@@ -262,7 +280,10 @@ def _makers() -> dict[str, Callable[[int, int, bool], Made]]:
     def vit(layers: int) -> Callable[[int, int, bool], Made]:
         def make(b: int, m: int, t: bool) -> Made:
             n = tokens(196, t, m)
-            return Vit(sizes(layers, t, m), n, 768, 10), (torch.randn(b, n, 768), torch.randint(10, (b,)))
+            return Vit(sizes(layers, t, m), n, 768, 10), (
+                torch.randn(b, n, 768),
+                torch.randint(10, (b,)),
+            )
 
         return make
 
@@ -271,7 +292,10 @@ def _makers() -> dict[str, Callable[[int, int, bool], Made]]:
     ) -> Callable[..., Made]:
         def make(b: int, m: int, t: bool) -> Made:
             n, v = tokens(length, t, m), 6 * m if t else vocabulary
-            return build(sizes(12, t, m), n, v), (torch.randint(v, (b, n)), torch.randint(v, (b, n)))
+            return build(sizes(12, t, m), n, v), (
+                torch.randint(v, (b, n)),
+                torch.randint(v, (b, n)),
+            )
 
         return make
 

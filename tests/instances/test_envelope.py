@@ -51,7 +51,12 @@ def documents(draw: st.DrawFn) -> Document:
     count, layers = len(devices), draw(st.integers(1, 3))
     matrix = [[draw(st.floats(1e-3, 1e30)) for _ in range(count)] for _ in range(count)]
     sizes = st.fixed_dictionaries(
-        {"name": names, "param_bytes": amounts, "activation_bytes": amounts, "tensor_bytes": amounts}
+        {
+            "name": names,
+            "param_bytes": amounts,
+            "activation_bytes": amounts,
+            "tensor_bytes": amounts,
+        }
     )
     rows = st.lists(amounts, min_size=layers, max_size=layers)
     data: Document = {
@@ -59,7 +64,12 @@ def documents(draw: st.DrawFn) -> Document:
         "bandwidth": [[matrix[min(i, j)][max(i, j)] for j in range(count)] for i in range(count)],
         "layers": [draw(sizes) for _ in range(layers)],
         "layer_seconds": [
-            {"type": name, "tensor": draw(st.integers(1, 4)), "micro_batch": 1, "seconds": draw(rows)}
+            {
+                "type": name,
+                "tensor": draw(st.integers(1, 4)),
+                "micro_batch": 1,
+                "seconds": draw(rows),
+            }
             for name in types
         ],
         "global_batch": draw(st.integers(1, 10**9)),
@@ -130,18 +140,33 @@ FINITE = "expected a finite number"
     ("wrong", "message"),
     [
         (3, 'not an object (got 3, expected an object with "format": "hetplan-instance")'),
-        ([], 'not an object (got a list of 0, expected an object with "format": "hetplan-instance")'),
+        (
+            [],
+            'not an object (got a list of 0, expected an object with "format": "hetplan-instance")',
+        ),
         ({}, "format: not a hetplan-instance file (expected hetplan-instance)"),
         (broken("version", value=2), "version: version not readable here (got 2, expected 1)"),
-        (broken("version", value=True), "version: version not readable here (got True, expected 1)"),
+        (
+            broken("version", value=True),
+            "version: version not readable here (got True, expected 1)",
+        ),
         (broken("name"), "name: required key is missing"),
         (broken("name", value=5), "name: not usable (got 5, expected a valid string)"),
         (broken("extra", value=1), "extra: unknown key"),
         (broken("k" * 10**6, value=1), f"{'k' * 199}…: unknown key"),
         (broken(*NODE, value=-1), f"data.devices[1].node: not usable (got -1, {AT_LEAST_0})"),
-        (broken(*NODE, value=1.0), "data.devices[1].node: not usable (got 1.0, expected a valid integer)"),
-        (broken(*LINK, value=float("nan")), f"data.bandwidth[0][1]: not usable (got nan, {FINITE})"),
-        (broken(*LINK, value=float("inf")), f"data.bandwidth[0][1]: not usable (got inf, {FINITE})"),
+        (
+            broken(*NODE, value=1.0),
+            "data.devices[1].node: not usable (got 1.0, expected a valid integer)",
+        ),
+        (
+            broken(*LINK, value=float("nan")),
+            f"data.bandwidth[0][1]: not usable (got nan, {FINITE})",
+        ),
+        (
+            broken(*LINK, value=float("inf")),
+            f"data.bandwidth[0][1]: not usable (got inf, {FINITE})",
+        ),
         (broken(*SIZE, value=-5), f"data.layers[0].param_bytes: not usable (got -5, {AT_LEAST_0})"),
         (
             broken(*SIZE, value="5"),
@@ -160,7 +185,9 @@ def test_refusals(wrong: Any, message: str) -> None:
 
 
 def test_unknown_problem_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"f: problem: unknown problem 'tsp' \(expected one of amp"):
+    with pytest.raises(
+        InputError, match=r"f: problem: unknown problem 'tsp' \(expected one of amp"
+    ):
         parse_instance(broken("problem", value="tsp"), where="f")
 
 

@@ -1,4 +1,5 @@
-"""The packaged instances: each one validates, and its best-known record is what the evaluator says."""
+"""The packaged instances: each one validates, and its best-known record is what the evaluator
+says."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ REGISTERED = [entry for entry in ENTRIES if entry.problem in FAMILIES]
 
 def test_there_is_a_library() -> None:
     assert find("amp/tiny-mixed") is not None
-    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES), "names are unique across problems"
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES), (
+        "names are unique across problems"
+    )
     assert {entry.problem for entry in ENTRIES} <= set(FAMILIES)
 
 
@@ -70,7 +73,13 @@ def test_dropping_two_files_adds_an_instance(tmp_path: Path) -> None:
 
 
 def test_filters(tmp_path: Path) -> None:
-    for name in ("amp/a-1.json", "amp/a-2.json.gz", "amp/a-1.best.json", "amp/b.json", "hap/a-3.json"):
+    for name in (
+        "amp/a-1.json",
+        "amp/a-2.json.gz",
+        "amp/a-1.best.json",
+        "amp/b.json",
+        "hap/a-3.json",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert [e.name for e in library(root=tmp_path)] == ["a-1", "a-2", "b", "a-3"]

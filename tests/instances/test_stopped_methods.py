@@ -1,4 +1,5 @@
-"""The general methods of every family, stopped anywhere: a valid bound, and whatever decision there was by then."""
+"""The general methods of every family, stopped anywhere: a valid bound, and whatever decision there
+was by then."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 from stopping import cancelled_after, over
 
-# Of each family one that general solvers do not finish at once, with the looks at which its model is half built.
+# Of each family one that general solvers do not finish at once, with the looks at which its model
+# is half built.
 INSTANCES = {
     "amp/amp-homogeneous-memory": (0, 40, 3000),
     "astra/four-types-32x96-equal": (0, 50, 200),

@@ -20,7 +20,8 @@ Edit = Callable[[dict[str, Any]], None]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder: one instance, its record worse than what is known, beside a file that is none."""
+    """A user's folder: one instance, its record worse than what is known, beside a file that is
+    none."""
     entry = find(NAME)
     assert entry is not None
     here = tmp_path / "mine"
@@ -43,7 +44,8 @@ def answer(**edits: Any) -> dict[str, Any]:
 
 
 def worse(folder: Path) -> dict[str, Any]:
-    """A feasible decision above the optimum, with its own objective: the paper's greedy or any single stage."""
+    """A feasible decision above the optimum, with its own objective: the paper's greedy or any
+    single stage."""
     from hetplan.solvers.registry import solve
     from hetplan.solvers.run import Run
 
@@ -126,12 +128,16 @@ def test_bounds_of_heuristics_and_of_nobody_are_not_taken(folder: Path) -> None:
     for method in ("greedy", "somebody-elses"):
         change = update(folder, answer(method=method))
         found = record(folder)
-        assert found is not None and found.bound is None and found.objective == answer()["objective"]
+        assert (
+            found is not None and found.bound is None and found.objective == answer()["objective"]
+        )
         assert change.refused == ()
     bare = answer(
         status="unknown", objective=None, gap=None, decision=None, bound=0.9 * answer()["objective"]
     )
-    assert not update(folder, bare).news, "without a decision nothing ties the answer to this instance"
+    assert not update(folder, bare).news, (
+        "without a decision nothing ties the answer to this instance"
+    )
 
 
 def test_a_record_that_is_refuted_is_told_and_left(folder: Path) -> None:

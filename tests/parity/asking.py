@@ -83,7 +83,10 @@ def served(requests: list[dict[str, Any]], folder: Path, width: int) -> Answers:
 
 def losses(answer: dict[str, Any]) -> dict[int, float]:
     """By step, as rank 0 told them."""
-    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+)", answer["err"])}
+    return {
+        int(step): float(loss)
+        for step, loss in re.findall(r"step (\d+): loss (\S+)", answer["err"])
+    }
 
 
 def latest(folder: Path) -> int:

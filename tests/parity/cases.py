@@ -21,7 +21,8 @@ MIXED = Experts(5, 2)
 
 
 class Perceptron(nn.Sequential):
-    """A user's own model: an nn.Sequential with data, without tensor parallelism; its loss is given apart."""
+    """A user's own model: an nn.Sequential with data, without tensor parallelism; its loss is given
+    apart."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -31,7 +32,9 @@ class Perceptron(nn.Sequential):
     def initial(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(len(name) + parameter.numel())
         return (
-            torch.empty(parameter.shape, dtype=torch.float64).normal_(generator=generator).to(parameter.dtype)
+            torch.empty(parameter.shape, dtype=torch.float64)
+            .normal_(generator=generator)
+            .to(parameter.dtype)
         )
 
     def batch(self, step: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,13 +50,19 @@ def squared(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": lambda: build(gpt2(3, 16, 4, **SMALL, positions=12), 6),
-    "gpt-no-dropout": lambda: build(replace(gpt2(3, 16, 4, **SMALL, positions=12), dropout=False), 6),
+    "gpt-no-dropout": lambda: build(
+        replace(gpt2(3, 16, 4, **SMALL, positions=12), dropout=False), 6
+    ),
     "untied": lambda: build(gpt2(2, 16, 4, **SMALL, positions=12, tied=False), 5),
-    "narrow": lambda: build(gpt2(1, 16, 4, **SMALL, positions=12, position_offset=2, embedding_width=8), 5),
+    "narrow": lambda: build(
+        gpt2(1, 16, 4, **SMALL, positions=12, position_offset=2, embedding_width=8), 5
+    ),
     "llama": lambda: build(llama(3, 16, 4, 20, **SMALL, kv_heads=2), 6),
     "window": lambda: build(llama(2, 16, 4, 20, **SMALL, window=3), 6),
     "bert": lambda: build(bert(2, 16, 4, 24, **SMALL), 6),
-    "moe": lambda: build(replace(gpt2(2, 16, 4, **SMALL, positions=12, experts=MIXED), dropout=False), 6),
+    "moe": lambda: build(
+        replace(gpt2(2, 16, 4, **SMALL, positions=12, experts=MIXED), dropout=False), 6
+    ),
     "mixtral": lambda: build(llama(2, 16, 4, 12, **SMALL, experts=Experts(3, 2)), 6),
     "vit": lambda: build_vit(encoder(16, 2, 4, 24), image=8, patch=4, classes=5),
     "vgg": lambda: build_vgg((4, 0, 6, 0), image=8, classes=5, inner=12),
@@ -75,7 +84,11 @@ def names_of(model: str) -> list[str]:
     """The model's layers."""
     with torch.device("meta"):
         made = MODELS[model]()
-    return list(made.layers) if isinstance(getattr(made, "layers", None), nn.ModuleDict) else list("0123")
+    return (
+        list(made.layers)
+        if isinstance(getattr(made, "layers", None), nn.ModuleDict)
+        else list("0123")
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,9 @@ class Case:
             for stage in replica.stages:
                 ranges = [stage.layers] if isinstance(stage.layers[0], int) else stage.layers
                 width = len(stage.tensor)
-                grid = [[used + g * width + t for t in range(width)] for g in range(len(stage.rows))]
+                grid = [
+                    [used + g * width + t for t in range(width)] for g in range(len(stage.rows))
+                ]
                 used += len(stage.rows) * width
                 if self.reverse:
                     grid = [[world - d for d in group] for group in grid]
@@ -170,7 +185,11 @@ AWKWARD = [
     Case("more stages than micro-batches", "gpt", [R(even([0, 1, 2, 4, 5]), [(1, 3)])]),
     Case("a stage without blocks, tied ends apart", "gpt", [R(even([0, 1, 4, 5]), [(2, 2)])]),
     Case("one layer, two replicas", "one", [R([S((0, 1))], [(1, 2)]), R([S((0, 1))], [(2, 1)])]),
-    Case("one layer in three unequal tensor parts", "one", [R([S((0, 1), tensor=(1, 2, 1))], [(2, 2)])]),
+    Case(
+        "one layer in three unequal tensor parts",
+        "one",
+        [R([S((0, 1), tensor=(1, 2, 1))], [(2, 2)])],
+    ),
     Case(
         "ranks with zero rows",
         "gpt",
@@ -178,7 +197,11 @@ AWKWARD = [
     ),
     Case("a row group that never gets a row", "llama", [R([S((0, 5), rows=(9, 1))], [(4, 1)])]),
     Case("widths 3 to 1", "llama", [R([S((0, 2), rows=(3, 2, 1)), S((2, 5))], [(2, 4), (1, 3)])]),
-    Case("widths 1 to 2 to 1", "gpt", [R([S((0, 1)), S((1, 3), rows=(2, 1)), S((3, 5))], [(1, 3), (2, 2)])]),
+    Case(
+        "widths 1 to 2 to 1",
+        "gpt",
+        [R([S((0, 1)), S((1, 3), rows=(2, 1)), S((3, 5))], [(1, 3), (2, 2)])],
+    ),
     Case(
         "tensor widths 1 to 3 to 2",
         "gpt",
@@ -191,7 +214,11 @@ AWKWARD = [
     ),
     Case("fewer heads than tensor ranks", "llama", [R([S((0, 5), tensor=(1, 1, 1))], [(2, 2)])]),
     Case("uneven experts", "moe", [R([S((0, 4), tensor=(3, 1, 1))], [(2, 2)])]),
-    Case("more ranks than experts", "mixtral", [R([S((0, 2)), S((2, 4), tensor=(1, 1, 1, 1))], [(2, 2)])]),
+    Case(
+        "more ranks than experts",
+        "mixtral",
+        [R([S((0, 2)), S((2, 4), tensor=(1, 1, 1, 1))], [(2, 2)])],
+    ),
     Case(
         "replicas cut differently",
         "gpt",
@@ -200,7 +227,10 @@ AWKWARD = [
     Case(
         "replicas of different width",
         "gpt",
-        [R([S((0, 5), tensor=(1, 2))], [(1, 3)]), R([S((0, 3)), S((3, 5), tensor=(2, 1, 1))], [(2, 2)])],
+        [
+            R([S((0, 5), tensor=(1, 2))], [(1, 3)]),
+            R([S((0, 3)), S((3, 5), tensor=(2, 1, 1))], [(2, 2)]),
+        ],
     ),
     Case(
         "unequal counts of micro-batches",
@@ -222,7 +252,12 @@ AWKWARD = [
     Case(
         "interleaved with different widths",
         "gpt",
-        [R([S([(0, 1), (2, 3)], rows=(2, 1)), S([(1, 2), (3, 5)], tensor=(1, 2))], [(2, 3), (2, 1)])],
+        [
+            R(
+                [S([(0, 1), (2, 3)], rows=(2, 1)), S([(1, 2), (3, 5)], tensor=(1, 2))],
+                [(2, 3), (2, 1)],
+            )
+        ],
         {"schedule": "interleaved-1f1b"},
     ),
     Case(
@@ -262,21 +297,34 @@ def families() -> list[Case]:
                 Case(
                     f"AMP: {schedule}, {model}",
                     model,
-                    [R([S((0, 1), tensor=(1, 1)), S((1, last), tensor=(1, 1))], [(3, 1)]) for _ in range(2)],
+                    [
+                        R([S((0, 1), tensor=(1, 1)), S((1, last), tensor=(1, 1))], [(3, 1)])
+                        for _ in range(2)
+                    ],
                     {"schedule": schedule},
                 )
             )
     for model in ("vgg", "perceptron", "moe", "mixtral", "narrow", "untied", "window", "two"):
         last = len(names_of(model))
         found.append(
-            Case(f"pipeline of two, {model}", model, [R(even([0, last // 2, last]), [(2, 2), (1, 1)])])
+            Case(
+                f"pipeline of two, {model}",
+                model,
+                [R(even([0, last // 2, last]), [(2, 2), (1, 1)])],
+            )
         )
         found.append(
-            Case(f"data parallel, {model}", model, [R([S((0, last))], [(2, 2)]), R([S((0, last))], [(1, 3)])])
+            Case(
+                f"data parallel, {model}",
+                model,
+                [R([S((0, last))], [(2, 2)]), R([S((0, last))], [(1, 3)])],
+            )
         )
     for model in ("vgg", "perceptron", "bert", "vit"):
         last = len(names_of(model))
-        found.append(Case(f"two tensor ranks, {model}", model, [R([S((0, last), tensor=(2, 1))], [(1, 3)])]))
+        found.append(
+            Case(f"two tensor ranks, {model}", model, [R([S((0, last), tensor=(2, 1))], [(1, 3)])])
+        )
     for level in (0, 1, 2, 3):
         for model in ("gpt", "moe"):
             last = len(names_of(model))

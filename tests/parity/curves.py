@@ -25,8 +25,17 @@ PLANS: dict[str, Plan] = {
     for case in (
         Case("data parallel", "gpt", [R([S((0, 5))], [(1, 3), (1, 1)]) for _ in range(2)]),
         Case("one pipeline", "gpt", [R(even([0, 1, 2, 5]), [(8, 1)])], {"schedule": "gpipe"}),
-        Case("unequal replicas", "gpt", [R([S((0, 5), tensor=(1, 2))], [(1, 3)]), R([S((0, 5))], [(5, 1)])]),
-        Case("ZeRO 1", "gpt", [R(even([0, 2, 5]), [(2, 2)]), R([S((0, 5))], [(1, 4)])], zero(1, 1, 2, 3)),
+        Case(
+            "unequal replicas",
+            "gpt",
+            [R([S((0, 5), tensor=(1, 2))], [(1, 3)]), R([S((0, 5))], [(5, 1)])],
+        ),
+        Case(
+            "ZeRO 1",
+            "gpt",
+            [R(even([0, 2, 5]), [(2, 2)]), R([S((0, 5))], [(1, 4)])],
+            zero(1, 1, 2, 3),
+        ),
         Case(
             "ZeRO 2",
             "gpt",
@@ -51,7 +60,12 @@ def prepare() -> None:
 
 
 def train(
-    plan: Plan, optimizer: str, steps: int = STEPS, *, resume: Path | None = None, save: Path | None = None
+    plan: Plan,
+    optimizer: str,
+    steps: int = STEPS,
+    *,
+    resume: Path | None = None,
+    save: Path | None = None,
 ) -> list[float]:
     """The losses of some steps on one batch."""
     torch.set_default_dtype(torch.float64)

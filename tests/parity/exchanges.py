@@ -1,4 +1,5 @@
-"""Every exchange of a group, on values that tell who sent them; as a target of `parity.forked`, of one rank."""
+"""Every exchange of a group, on values that tell who sent them; as a target of `parity.forked`, of
+one rank."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ WAYS: tuple[Staging, ...] = ("auto", "always")
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """All of them, by the way that tensors go and by the host's memory; what goes wrong is an assertion."""
+    """All of them, by the way that tensors go and by the host's memory; what goes wrong is an
+    assertion."""
     backends = set()
     for way in WAYS:
         transport = Transport.over(local_device(DEVICE), way)

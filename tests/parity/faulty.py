@@ -1,4 +1,5 @@
-"""Models that misbehave on one rank, to test the supervisor (`parity.faulty:killed` …), and layers that are none."""
+"""Models that misbehave on one rank, to test the supervisor (`parity.faulty:killed` …), and layers
+that are none."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def note_moment() -> None:
         Path(os.environ["FAULT"]).write_text(str(time.monotonic()))
 
 
-def with_fault(plan: Plan, fault: Callable[[], None], number: int = PASS, rank: int = RANK) -> nn.Module:
+def with_fault(
+    plan: Plan, fault: Callable[[], None], number: int = PASS, rank: int = RANK
+) -> nn.Module:
     """The stand-in of a plan with a fault in every layer."""
     with torch.device("meta"):
         module = stand_in(plan.workload.layers)
@@ -103,7 +106,8 @@ def hungry(plan: Plan) -> nn.Module:
 
 
 def unlucky(plan: Plan) -> nn.Module:
-    """Killed where the environment says: `KILL_AT=rank:pass`; once only, where `KILLED` names a file to note it in."""
+    """Killed where the environment says: `KILL_AT=rank:pass`; once only, where `KILLED` names a
+    file to note it in."""
     with torch.device("meta"):
         module = stand_in(plan.workload.layers)
     rank, number = map(int, os.environ["KILL_AT"].split(":"))

@@ -1,10 +1,11 @@
 """Ranks by fork: torch is imported once, and one process group serves many cases.
 
-`main([TARGET, FOLDER])` runs `target(rank, world, folder)` in every rank of each world size that the module
-`TARGET` lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails writes its traceback to
-FOLDER/failed-WORLD-RANK.txt.
+`main([TARGET, FOLDER])` runs `target(rank, world, folder)` in every rank of each world size that
+the module `TARGET` lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails
+writes its traceback to FOLDER/failed-WORLD-RANK.txt.
 
-PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as far as there are.
+PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as
+far as there are.
 PARITY_RANKS: the largest world size.
 """
 
@@ -28,7 +29,9 @@ def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
     if os.environ.get("PARITY_DEVICE") == "cuda each":
         os.environ["LOCAL_RANK"] = str(rank)
     store = dist.FileStore(str(folder / f"store-{target.__name__}-{world}"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
     target.work(rank, world, folder)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""A user's model of which a part is frozen: trained under several plans, each going on from the one before."""
+"""A user's model of which a part is frozen: trained under several plans, each going on from the one
+before."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BATCH = 5
 TWO = [R([S((0, 4))], [(1, 3)]), R([S((0, 4))], [(1, 2)])]
 PLANS = [Case(f"ZeRO {level}", "perceptron", TWO, zero(level)).plan for level in (2, 0, 3, 1)]
 PLANS += [
-    Case(f"pipeline, ZeRO {z}", "perceptron", [R(even([0, 1, 4]), [(1, 5)])], zero(z)).plan for z in (0, 3)
+    Case(f"pipeline, ZeRO {z}", "perceptron", [R(even([0, 1, 4]), [(1, 5)])], zero(z)).plan
+    for z in (0, 3)
 ]
 FROZEN = ("0.weight", "1.1.bias")
 OPTIMIZERS = {
@@ -82,4 +84,6 @@ def alone(name: str) -> tuple[list[float], dict[str, Tensor]]:
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
-    return losses, {key: value.detach() for key, value in module.named_parameters() if key in FROZEN}
+    return losses, {
+        key: value.detach() for key, value in module.named_parameters() if key in FROZEN
+    }

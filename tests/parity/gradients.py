@@ -1,4 +1,5 @@
-"""Every case's gradients, from its ranks and from one process; some by the ways that tensors on GPUs go, too."""
+"""Every case's gradients, from its ranks and from one process; some by the ways that tensors on
+GPUs go, too."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from parity.warm import remember
 SEED, STEP = 3, 2
 WORLDS = sorted({case.world for case in CASES})
 EXCHANGING = 3  # ranks that try every exchange, too
-# Run again with everything copied to other buffers and back, and messages on lanes instead of with tags.
+# Run again with everything copied to other buffers and back, and messages on lanes instead of with
+# tags.
 STAGED = (
     "two tensor ranks, vgg",
     "a stage without blocks, tied ends apart",
@@ -48,10 +50,14 @@ def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:
     """Loss and fragments of gradients of one step."""
     with torch.device("meta"):
         module = MODELS[case.model]()
-    model = Distributed(module, case.plan, loss=LOSSES.get(case.model), device=DEVICE, seed=SEED, **options)
+    model = Distributed(
+        module, case.plan, loss=LOSSES.get(case.model), device=DEVICE, seed=SEED, **options
+    )
     model.step = STEP
     loss = model.train_step()
-    return loss, [vars(f) | {"values": f.values.reshape(-1).clone().cpu()} for f in model.gradients()]
+    return loss, [
+        vars(f) | {"values": f.values.reshape(-1).clone().cpu()} for f in model.gradients()
+    ]
 
 
 def work(rank: int, world: int, folder: Path) -> None:
@@ -66,7 +72,9 @@ def work(rank: int, world: int, folder: Path) -> None:
         torch.set_default_dtype(getattr(torch, case.dtype))
         found[case.name] = step_of(case)
         if case.name in STAGED:
-            with patch.object(Transport, "opened", lambda own, streams: own.on_lanes(streams(), "gloo")):
+            with patch.object(
+                Transport, "opened", lambda own, streams: own.on_lanes(streams(), "gloo")
+            ):
                 found[f"staged: {case.name}"] = step_of(case, staging="always")
         dist.barrier()
         if rank == 0:
@@ -127,7 +135,8 @@ def single(case: Case) -> tuple[float, dict[str, Tensor]]:
 def assembled(
     shapes: dict[str, Tensor], fragments: list[dict[str, Any]], apart: float = 0.0
 ) -> dict[str, Tensor]:
-    """Unsplit tensors from all ranks' fragments; what nobody answers for stays NaN, what two do must be equal.
+    """Unsplit tensors from all ranks' fragments; what nobody answers for stays NaN, what two do
+    must be equal.
 
     apart: how far they may be apart, beside 1 and the value: GPUs add up in any order.
     """
@@ -139,7 +148,9 @@ def assembled(
         into = flat.setdefault(name, torch.full((like.numel(),), torch.nan, dtype=like.dtype))
         have = into[f["first"] : f["last"]]
         known = ~have.isnan()
-        agree = torch.isclose(have[known], f["values"][known].to(have.dtype), rtol=apart, atol=apart)
+        agree = torch.isclose(
+            have[known], f["values"][known].to(have.dtype), rtol=apart, atol=apart
+        )
         assert bool(agree.all()), f"{name}: two ranks disagree"
         into[f["first"] : f["last"]] = f["values"]
     whole = {}

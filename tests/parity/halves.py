@@ -57,7 +57,9 @@ def work(rank: int, world: int, folder: Path) -> None:
             model = distribute(module, case.plan, device=DEVICE, seed=SEED, precision=precision)
             model.step = STEP
             loss = model.train_step()
-            fragments = [vars(f) | {"values": f.values.reshape(-1).clone().cpu()} for f in model.gradients()]
+            fragments = [
+                vars(f) | {"values": f.values.reshape(-1).clone().cpu()} for f in model.gradients()
+            ]
             found[case.name, precision] = (loss, fragments)
     if world == PLANS[CURVE].world_size:
         found["curves"] = {precision: train(precision) for precision in ("fp32", *PRECISIONS)}

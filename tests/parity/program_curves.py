@@ -1,6 +1,7 @@
 """Losses of a small GPT-2 trained by SPMD programs, in the process groups of `parity.programs`.
 
-Two ranks train it and leave a checkpoint half way; three go on from there by another program, in two runs a step.
+Two ranks train it and leave a checkpoint half way; three go on from there by another program, in
+two runs a step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """SPMD programs of the packaged networks on ranks, a target of `parity.forked`.
 
-Programs are drawn at random from each network's theory, so that all rules occur, under uneven ratios, some of them 0.
+Programs are drawn at random from each network's theory, so that all rules occur, under uneven
+ratios, some of them 0.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from parity import program_curves
 
 @dataclass(frozen=True)
 class Case:
-    """A program of a network. seed: of the prices that choose it. runs: of the program in an iteration."""
+    """A program of a network. seed: of the prices that choose it. runs: of the program in an
+    iteration."""
 
     network: str
     world: int
@@ -42,7 +44,9 @@ class Case:
     @property
     def name(self) -> str:
         """Network, ranks and seed."""
-        return f"{self.network}-{self.world}-{self.seed}-{len(self.ratios)}-{self.runs}-{self.dtype}"
+        return (
+            f"{self.network}-{self.world}-{self.seed}-{len(self.ratios)}-{self.runs}-{self.dtype}"
+        )
 
     @property
     def program(self) -> SingleProgram:
@@ -64,7 +68,10 @@ class Case:
         parameters = {p.name for p in self.program.parameters}
         first = random_values(self.program, 1)
         others = [random_values(self.program, 2 + run) for run in range(1, self.runs)]
-        return [first, *({**other, **{name: first[name] for name in parameters}} for other in others)]
+        return [
+            first,
+            *({**other, **{name: first[name] for name in parameters}} for other in others),
+        ]
 
     @property
     def model(self) -> ProgramModel:
@@ -80,7 +87,8 @@ class Case:
         """Of one device."""
         each = [reference(self.program, values) for values in self.values]
         gradients = {
-            name: np.mean([one.gradients[name] for one in each], axis=0) for name in each[0].gradients
+            name: np.mean([one.gradients[name] for one in each], axis=0)
+            for name in each[0].gradients
         }
         return Outcome(sum(one.loss for one in each) / self.runs, gradients)
 
@@ -124,7 +132,8 @@ def step_of(case: Case, **options: Any) -> tuple[float, dict[str, Any]]:
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """One step of each case of this size; every rank writes what it holds of the gradients. Then loss curves."""
+    """One step of each case of this size; every rank writes what it holds of the gradients. Then
+    loss curves."""
     found: dict[str, Any] = {}
     for case in CASES:
         if case.world == world:
@@ -150,6 +159,7 @@ def kinds_used() -> set[str]:
 
 
 def factory(plan: Plan) -> ProgramModel:
-    """The model of a case by its plan's name, as `--factory` wants it; its data are those of no particular case."""
+    """The model of a case by its plan's name, as `--factory` wants it; its data are those of no
+    particular case."""
     case = next(case for case in CASES if case.plan == plan)
     return ProgramModel(case.program, initial=lambda name, shape: case.values[0][name])

@@ -1,4 +1,5 @@
-"""Uneven plans rehearsed on virtual devices: `python rehearsals.py FILE [NAMES…]` writes what was measured."""
+"""Uneven plans rehearsed on virtual devices: `python rehearsals.py FILE [NAMES…]` writes what was
+measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each plan goes on from another one's checkpoint, of which `parity.curves` has written one each."""
+"""Each plan goes on from another one's checkpoint, of which `parity.curves` has written one
+each."""
 
 from __future__ import annotations
 

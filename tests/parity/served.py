@@ -1,11 +1,14 @@
-"""Many runs by one process: hetplan and torch are imported once, and every run is a fork of its own session.
+"""Many runs by one process: hetplan and torch are imported once, and every run is a fork of its own
+session.
 
-`parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how many run at a time.
-requests holds a list of `{"name", "program", "arguments", "environment", "signal"}`, answers gets by name `{"code",
-"out", "err", "seconds"}`; then "done" is written back. program: "hetplan", "rank" for one under torchrun, or "forked"
-(`parity.forked`); arguments: of several commands with "&&" between them. signal: sent to the run behind its first step.
-seconds: from the fault, where the run's environment names a file `FAULT` that the faulty rank writes the moment to,
-until no process of the session is left, not even a zombie.
+`parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how
+many run at a time. requests holds a list of `{"name", "program", "arguments", "environment",
+"signal"}`, answers gets by name `{"code", "out", "err", "seconds"}`; then "done" is written back.
+program: "hetplan", "rank" for one under torchrun, or "forked"
+(`parity.forked`); arguments: of several commands with "&&" between them. signal: sent to the run
+behind its first step. seconds: from the fault, where the run's environment names a file `FAULT`
+that the faulty rank writes the moment to, until no process of the session is left, not even a
+zombie.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ from typing import Any
 
 POLL, LIMIT = 0.05, 600.0  # seconds
 PR_SET_PDEATHSIG = 1
-PROGRAMS = {"hetplan": "hetplan.cli.main", "rank": "hetplan.runtime.__main__", "forked": "parity.forked"}
+PROGRAMS = {
+    "hetplan": "hetplan.cli.main",
+    "rank": "hetplan.runtime.__main__",
+    "forked": "parity.forked",
+}
 Request = dict[str, Any]
 
 
@@ -112,7 +119,10 @@ class Running:
                 os.killpg(self.group, signal.SIGKILL)
         if self.code is None or alive(self.group):
             return None
-        gone, fault = time.monotonic(), Path(self.request.get("environment", {}).get("FAULT", os.devnull))
+        gone, fault = (
+            time.monotonic(),
+            Path(self.request.get("environment", {}).get("FAULT", os.devnull)),
+        )
         seconds = gone - float(fault.read_text()) if fault.is_file() else None
         return {
             "code": self.code,

@@ -1,5 +1,5 @@
-"""What is done once, before processes are forked: torch imports hundreds of modules when it is first used in a way, and
-a model's shapes are found on the meta device, layer by layer."""
+"""What is done once, before processes are forked: torch imports hundreds of modules when it is
+first used in a way, and a model's shapes are found on the meta device, layer by layer."""
 
 from __future__ import annotations
 
@@ -30,17 +30,30 @@ def used_once() -> None:
     torch.optim.AdamW([parameter]).step()
 
 
-def remembered(names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, compute: Any) -> Outputs:
-    """`outputs_of`, once for all layers with the same parameters: forked ranks need not find them again."""
-    held = [(type(layer), n, p.shape, p.dtype) for layer in layers for n, p in layer.named_parameters()]
-    key = (tuple(names), tuple(held), example.shape[1:], example.dtype, compute, torch.get_default_dtype())
+def remembered(
+    names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, compute: Any
+) -> Outputs:
+    """`outputs_of`, once for all layers with the same parameters: forked ranks need not find them
+    again."""
+    held = [
+        (type(layer), n, p.shape, p.dtype) for layer in layers for n, p in layer.named_parameters()
+    ]
+    key = (
+        tuple(names),
+        tuple(held),
+        example.shape[1:],
+        example.dtype,
+        compute,
+        torch.get_default_dtype(),
+    )
     if key not in _known:
         _known[key] = _outputs_of(names, layers, example, compute)
     return _known[key]
 
 
 def remember(models: Iterable[tuple[Any, Sequence[str], Any]]) -> None:
-    """Find the shapes of models (how they are made, names of layers, type) now, and keep them for forked ranks."""
+    """Find the shapes of models (how they are made, names of layers, type) now, and keep them for
+    forked ranks."""
     patch.object(chain, "outputs_of", remembered).start()
     for make, names, dtype in models:
         torch.set_default_dtype(dtype)

@@ -1,4 +1,5 @@
-"""Pictures of plans: everything that the replay has is in them, pages are whole and fetch nothing, files open."""
+"""Pictures of plans: everything that the replay has is in them, pages are whole and fetch nothing,
+files open."""
 
 from __future__ import annotations
 
@@ -52,14 +53,18 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in VOID or (tag == "rect" and f"<{tag}" and not self.get_starttag_text().endswith("/>")):  # type: ignore[union-attr]
+        if tag not in VOID or (
+            tag == "rect" and f"<{tag}" and not self.get_starttag_text().endswith("/>")
+        ):  # type: ignore[union-attr]
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes <{self.open[-1] if self.open else ''}>"
+        assert self.open and self.open[-1] == tag, (
+            f"</{tag}> closes <{self.open[-1] if self.open else ''}>"
+        )
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
@@ -91,7 +96,9 @@ def test_memory_and_places_are_of_every_device() -> None:
 
 
 def test_sampling_keeps_shares() -> None:
-    lane = [Span("forward", i / 1e4, (i + 0.9) / 1e4) for i in range(6000)] + [Span("backward", 0.7, 0.9)]
+    lane = [Span("forward", i / 1e4, (i + 0.9) / 1e4) for i in range(6000)] + [
+        Span("backward", 0.7, 0.9)
+    ]
     found = sampled(lane, 1.0)
     assert len(found) < 20 and all(span.end > span.start for span in found)
     spent = {k: sum(s.end - s.start for s in found if s.kind == k) for k in ("forward", "backward")}
@@ -111,13 +118,22 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
             assert value is None or value.startswith("data:")
     assert "http" not in text and "@import" not in text and "url(" not in text
     words = " ".join(found.text)
-    for expected in ("One iteration", "Memory of each device", "Where everything is", "What else there was"):
+    for expected in (
+        "One iteration",
+        "Memory of each device",
+        "Where everything is",
+        "What else there was",
+    ):
         assert expected in words
     for candidate in planning().candidates:
         assert candidate.name in words
     for kind in KINDS:
         assert f"--{kind}:" in text
-    bars = [a for tag, a in found.tags if tag == "rect" and (a.get("fill") or "").startswith("var(--forward")]
+    bars = [
+        a
+        for tag, a in found.tags
+        if tag == "rect" and (a.get("fill") or "").startswith("var(--forward")
+    ]
     assert len(bars) >= sum(s.kind == "forward" for row in picture().rows for s in row.computes)
 
 

@@ -1,4 +1,5 @@
-"""What is carried over from proven problems is what solving would have given, and nothing else is carried over."""
+"""What is carried over from proven problems is what solving would have given, and nothing else is
+carried over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`import hetplan as hp`: typed objects in and out, nothing heavy until it is used, and the quick-start notebook."""
+"""`import hetplan as hp`: typed objects in and out, nothing heavy until it is used, and the
+quick-start notebook."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def test_clusters_by_file_name_or_object(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(cluster_document()))
     by_file = hp.plan("gpt2", tmp_path / "c.yaml", global_batch=8, strategies=["dp"])
     by_object = hp.plan(
-        hp.load_model("gpt2"), hp.load_cluster(tmp_path / "c.yaml"), global_batch=8, strategies=["dp"]
+        hp.load_model("gpt2"),
+        hp.load_cluster(tmp_path / "c.yaml"),
+        global_batch=8,
+        strategies=["dp"],
     )
     assert by_file.candidates[0].predicted_seconds == by_object.candidates[0].predicted_seconds
     by_name = hp.plan("gpt2", "g4dn-4", global_batch=32, strategies=["dp"])
@@ -64,7 +68,11 @@ def test_the_quick_start_notebook_runs(tmp_path: Path) -> None:
     cells = ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
     assert len(cells) >= 4
     ran = subprocess.run(
-        [sys.executable, "-c", "\n".join(cells)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", "\n".join(cells)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert "per iteration" in ran.stdout and (tmp_path / "plan.json").exists()

@@ -61,7 +61,9 @@ ALL = (0, LAYERS)
 def bytes_of(first: int, last: int, *kinds: str) -> float:
     """Bytes of some layers."""
     sizes = state_sizes(workload())
-    return sum(sizes[l, kind] for l in range(first, last) for kind in kinds or ("weights", "states"))
+    return sum(
+        sizes[l, kind] for l in range(first, last) for kind in kinds or ("weights", "states")
+    )
 
 
 def test_nothing_moves_where_nothing_changes() -> None:
@@ -87,8 +89,13 @@ def test_what_nobody_holds_comes_from_a_checkpoint() -> None:
 
 def test_a_neighbour_in_the_node_is_asked_first() -> None:
     before = made([[(ALL, [0])], [(ALL, [2])]])
-    found = moves(before, made([[(ALL, [0])], [(ALL, [1])], [(ALL, [3])], [(ALL, [2])]]), workload())
-    assert found.links == {(0, 1): pytest.approx(bytes_of(*ALL)), (2, 3): pytest.approx(bytes_of(*ALL))}
+    found = moves(
+        before, made([[(ALL, [0])], [(ALL, [1])], [(ALL, [3])], [(ALL, [2])]]), workload()
+    )
+    assert found.links == {
+        (0, 1): pytest.approx(bytes_of(*ALL)),
+        (2, 3): pytest.approx(bytes_of(*ALL)),
+    }
 
 
 def test_tensor_ranks_move_halves() -> None:
@@ -97,9 +104,12 @@ def test_tensor_ranks_move_halves() -> None:
     assert moves(after, before, workload()).links == {(1, 0): pytest.approx(bytes_of(*ALL) / 2)}
 
 
-@pytest.mark.parametrize(("zero", "kinds"), [(1, ("states",)), (2, ("states",)), (3, ("weights", "states"))])
+@pytest.mark.parametrize(
+    ("zero", "kinds"), [(1, ("states",)), (2, ("states",)), (3, ("weights", "states"))]
+)
 def test_shards_move_as_parts(zero: int, kinds: tuple[str, ...]) -> None:
-    """From two devices to four: the first half stays on device 0, of which device 1 needs the second quarter."""
+    """From two devices to four: the first half stays on device 0, of which device 1 needs the
+    second quarter."""
     before = made([[(ALL, [0])], [(ALL, [1])]], zero=zero)
     after = made([[(ALL, [d])] for d in range(4)], zero=zero)
     found = moves(before, after, workload())
@@ -201,7 +211,8 @@ def test_nonsense_losses(texts: list[str], message: str) -> None:
 
 
 def test_programs_hold_what_they_read() -> None:
-    """Data parallelism as an SPMD program moves what it does as ZeRO 0: nothing, and to a sliced program less."""
+    """Data parallelism as an SPMD program moves what it does as ZeRO 0: nothing, and to a sliced
+    program less."""
     on = make_workload("gpt2", example_cluster("home"), 16)
     planning = make_plans(on, ["hap", "poplar"], Run(Options(time_limit=3, threads=1)), settings={})
     plans = {c.name: c.plan for c in planning.candidates if c.plan is not None}

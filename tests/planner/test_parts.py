@@ -19,7 +19,13 @@ from hetplan.solvers.run import Run
 
 THREE = [
     *cluster_document()["nodes"],
-    {"count": 2, "devices": 1, "device": "RTX-3090", "intra_node_gbit_per_s": 100, "network_gbit_per_s": 10},
+    {
+        "count": 2,
+        "devices": 1,
+        "device": "RTX-3090",
+        "intra_node_gbit_per_s": 100,
+        "network_gbit_per_s": 10,
+    },
 ]
 
 
@@ -61,7 +67,9 @@ def test_plans_of_parts_hold_on_the_whole_cluster(planning: Planning, workload: 
         used = {candidate.plan.devices[d].type for d in candidate.plan.ranks}
         assert used == set(names)
         assert replay(candidate.plan, workload).seconds == candidate.predicted_seconds
-        assert [d.type for d in candidate.plan.devices] == [d.type for d in workload.cluster.devices]
+        assert [d.type for d in candidate.plan.devices] == [
+            d.type for d in workload.cluster.devices
+        ]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,8 @@ def test_tables_of_parts_have_the_numbers_of_the_cluster(
 def test_the_front_is_what_nothing_beats(planning: Planning, workload: Workload) -> None:
     front = pareto(planning.candidates, workload)
     points = [
-        (c.predicted_seconds or 9.9, c.money_per_million_tokens(workload) or 9.9) for c in planning.candidates
+        (c.predicted_seconds or 9.9, c.money_per_million_tokens(workload) or 9.9)
+        for c in planning.candidates
     ]
     fits = [i for i, c in enumerate(planning.candidates) if c.fits_memory]
     for i, j in product(fits, fits):

@@ -1,4 +1,5 @@
-"""The planner: what each strategy proposes is a plan that holds, and the ranking never lets a misfit win."""
+"""The planner: what each strategy proposes is a plan that holds, and the ranking never lets a
+misfit win."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def decision_of(plan: Plan) -> AmpDecision:
         data=len(plan.replicas),
         tensor=len(first.stages[0].tensor_shares),
         micro_batch=first.micro_batches[0].samples,
-        placement=[[r.stages[j].devices[0] for r in plan.replicas] for j in range(len(first.stages))],
+        placement=[
+            [r.stages[j].devices[0] for r in plan.replicas] for j in range(len(first.stages))
+        ],
         stages=[stage.layers[0] for stage in first.stages],
     )
 
@@ -147,8 +150,12 @@ def offer(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> Callable[..., 
             monkeypatch.setattr(
                 f"fakes.workloads.{name}", lambda workload, run, made=made: [made], raising=False
             )
-            monkeypatch.setattr("hetplan.planner.candidates.simulated", lambda candidate, _: candidate)
-            monkeypatch.setitem(STRATEGIES, name, Strategy(name, f"fakes.workloads:{name}", "given"))
+            monkeypatch.setattr(
+                "hetplan.planner.candidates.simulated", lambda candidate, _: candidate
+            )
+            monkeypatch.setitem(
+                STRATEGIES, name, Strategy(name, f"fakes.workloads:{name}", "given")
+            )
 
     return register
 
@@ -158,7 +165,12 @@ def test_ranking(offer: Callable[..., None], workload: Workload) -> None:
         slow={"predicted_seconds": 9.0},
         fast={"predicted_seconds": 3.0},
         misfit={"predicted_seconds": 1.0, "fits_memory": False},
-        nothing={"predicted_seconds": None, "plan": None, "fits_memory": None, "message": "no idea"},
+        nothing={
+            "predicted_seconds": None,
+            "plan": None,
+            "fits_memory": None,
+            "message": "no idea",
+        },
         quick_misfit={"predicted_seconds": 0.5, "fits_memory": False},
     )
     names = ["nothing", "misfit", "slow", "quick_misfit", "fast"]
@@ -173,7 +185,10 @@ def test_ranking(offer: Callable[..., None], workload: Workload) -> None:
 
 def test_money_limit(offer: Callable[..., None], workload: Workload) -> None:
     offer(cheap={"predicted_seconds": 1.0}, dear={"predicted_seconds": 2.0})
-    money = [c.money_per_million_tokens(workload) for c in make_plans(workload, ["cheap", "dear"]).candidates]
+    money = [
+        c.money_per_million_tokens(workload)
+        for c in make_plans(workload, ["cheap", "dear"]).candidates
+    ]
     price = workload.cluster.price_per_hour()
     assert price is not None and money[0] is not None and money[1] is not None
     assert money[0] == pytest.approx(price / 3600 * 1.0 / (8 * 1024) * 1e6)
@@ -192,7 +207,10 @@ def test_equal_times_are_ranked_by_money(offer: Callable[..., None], workload: W
     document["replicas"] = document["replicas"][2:]  # the two T4 alone
     for replica in document["replicas"]:
         replica["micro_batches"] = [{"count": 4, "samples": 1}]
-    offer(all_devices={"predicted_seconds": 1.0}, half={"predicted_seconds": 1.0, "plan": Plan(**document)})
+    offer(
+        all_devices={"predicted_seconds": 1.0},
+        half={"predicted_seconds": 1.0, "plan": Plan(**document)},
+    )
     planning = make_plans(workload, ["all_devices", "half"], a_run())
     assert [c.strategy for c in planning.candidates] == ["half", "all_devices"]
 
@@ -240,10 +258,13 @@ def test_interrupted_methods_say_so(workload: Workload) -> None:
 def test_what_answers_at_once_stands_before_anything_is_proven(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One candidate of every strategy comes before the first that may take its time, and none comes twice."""
+    """One candidate of every strategy comes before the first that may take its time, and none comes
+    twice."""
     asked: list[tuple[str, tuple[str, ...] | None]] = []
 
-    def propose(self: Strategy, *_: object, methods: tuple[str, ...] | None = None) -> list[Candidate]:
+    def propose(
+        self: Strategy, *_: object, methods: tuple[str, ...] | None = None
+    ) -> list[Candidate]:
         asked.append((self.name, methods))
         return []
 
@@ -281,7 +302,8 @@ def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:
 
 
 def test_plan_of_a_decision_with_every_degree(workload: Workload) -> None:
-    """Two stages of one data rank of two tensor ranks: groups, cuts and micro-batches arrive in the plan."""
+    """Two stages of one data rank of two tensor ranks: groups, cuts and micro-batches arrive in the
+    plan."""
     count = len(workload.profile.layers)
     decision = AmpDecision(
         pipeline=2,

@@ -1,4 +1,5 @@
-"""Precision as a choice: those that are allowed and that every device has, planned apart, ranked together."""
+"""Precision as a choice: those that are allowed and that every device has, planned apart, ranked
+together."""
 
 from __future__ import annotations
 
@@ -15,13 +16,23 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
 AMPERE = [
-    {"devices": 2, "device": "A100-SXM4-40GB", "intra_node_gbit_per_s": 2400, "network_gbit_per_s": 100}
+    {
+        "devices": 2,
+        "device": "A100-SXM4-40GB",
+        "intra_node_gbit_per_s": 2400,
+        "network_gbit_per_s": 100,
+    }
 ]
-GAMING = [{"devices": 2, "device": "RTX-3090", "intra_node_gbit_per_s": 100, "network_gbit_per_s": 10}]
+GAMING = [
+    {"devices": 2, "device": "RTX-3090", "intra_node_gbit_per_s": 100, "network_gbit_per_s": 10}
+]
 
 
-def planned(nodes: list[dict[str, object]] | None, precision: str | list[str], **more: object) -> Planning:
-    """gpt2 by AMP and data parallelism on two devices of a kind, or on two fast and two slow ones."""
+def planned(
+    nodes: list[dict[str, object]] | None, precision: str | list[str], **more: object
+) -> Planning:
+    """gpt2 by AMP and data parallelism on two devices of a kind, or on two fast and two slow
+    ones."""
     on = cluster() if nodes is None else cluster(nodes=nodes)
     arguments = {"strategies": ["amp", "dp"], "threads": 1, "time_limit": 300.0, **more}
     return hp.plan("gpt2", on, global_batch=8, precision=precision, **arguments)  # type: ignore[arg-type]
@@ -29,7 +40,12 @@ def planned(nodes: list[dict[str, object]] | None, precision: str | list[str], *
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("fp16", ("fp16",)), ("fp32, bf16,fp32", ("fp32", "bf16")), (AUTO, PREFERRED), (["bf16"], ("bf16",))],
+    [
+        ("fp16", ("fp16",)),
+        ("fp32, bf16,fp32", ("fp32", "bf16")),
+        (AUTO, PREFERRED),
+        (["bf16"], ("bf16",)),
+    ],
 )
 def test_names(given: str | list[str], expected: tuple[str, ...]) -> None:
     assert precisions_of(given) == expected
@@ -44,7 +60,12 @@ def test_wrong_names(given: str | list[str]) -> None:
 def test_one_precision_is_planned_as_ever() -> None:
     one, listed = planned(None, "fp16"), planned(None, ["fp16"])
     assert [c.name for c in one.candidates] == [c.name for c in listed.candidates]
-    assert {c.name for c in one.candidates} == {"amp/auto", "amp/paper", "amp/megatron", "dp/enumeration"}
+    assert {c.name for c in one.candidates} == {
+        "amp/auto",
+        "amp/paper",
+        "amp/megatron",
+        "dp/enumeration",
+    }
     assert one.precisions == ("fp16",) and {c.precision for c in one.candidates} == {"fp16"}
     assert one.document()["workload"]["precision"] == "fp16"
 
@@ -72,9 +93,9 @@ def test_the_winner_is_in_its_own_workload_and_document() -> None:
     document = both.document()
     assert document["workload"]["precisions"] == ["fp32", "fp16"]
     assert document["workload"]["precision"] == document["candidates"][0]["precision"] == "fp16"
-    assert hp.replay(hp.Plan(**document["candidates"][0]["plan"]), both.workload).seconds == pytest.approx(
-        document["candidates"][0]["predicted_seconds"]
-    )
+    assert hp.replay(
+        hp.Plan(**document["candidates"][0]["plan"]), both.workload
+    ).seconds == pytest.approx(document["candidates"][0]["predicted_seconds"])
 
 
 def test_what_a_device_lacks_is_left_out_and_said() -> None:
@@ -91,15 +112,20 @@ def test_no_precision_is_left() -> None:
 
 
 def test_equal_times_and_bytes_are_one_problem() -> None:
-    """A100: fp16 and bf16 have one peak and one size; RTX-3090 likewise; the preferred one is planned."""
+    """A100: fp16 and bf16 have one peak and one size; RTX-3090 likewise; the preferred one is
+    planned."""
     for nodes in (AMPERE, GAMING):
         found = planned(nodes, AUTO, strategies=["dp"])
         assert found.precisions == ("bf16", "fp32")
         assert "fp16 is not planned apart: times and bytes are those of bf16" in found.notes
         swapped = planned(nodes, "fp16,bf16", strategies=["dp"])
         assert swapped.precisions == ("fp16",)
-        bf16, fp16 = (next(c for c in p.candidates if c.precision != "fp32") for p in (found, swapped))
-        assert bf16.predicted_seconds == fp16.predicted_seconds and bf16.peak_bytes == fp16.peak_bytes
+        bf16, fp16 = (
+            next(c for c in p.candidates if c.precision != "fp32") for p in (found, swapped)
+        )
+        assert (
+            bf16.predicted_seconds == fp16.predicted_seconds and bf16.peak_bytes == fp16.peak_bytes
+        )
 
 
 def test_peaks_apart_are_planned_apart() -> None:
@@ -117,7 +143,9 @@ def test_a_profile_is_of_one_precision() -> None:
 
 
 def test_parts_and_notes_name_the_precision() -> None:
-    every = [make_workload("gpt2", cluster(), 8, precision=precision) for precision in ("fp16", "fp32")]
+    every = [
+        make_workload("gpt2", cluster(), 8, precision=precision) for precision in ("fp16", "fp32")
+    ]
     found = make_plans(every, ["dp"], Run(Options(threads=1, time_limit=300)), parts=True)
     on_parts = [c.name for c in found.candidates if "@" in c.name]
     assert on_parts and all("+fp16@" in name or "+fp32@" in name for name in on_parts)

@@ -59,12 +59,17 @@ def test_devices_are_handed_out_in_order_and_groups_keep_their_types(workload: W
         for placement in found:
             assert sorted(d for row in placement for group in row for d in group) == list(range(24))
             for row, before in zip(placement, chosen.placement, strict=True):
-                assert [[types[d] for d in group] for group in row] == [[types[d] for d in g] for g in before]
+                assert [[types[d] for d in group] for group in row] == [
+                    [types[d] for d in g] for g in before
+                ]
     assert APART.placement in list(placements(workload, MIXED))
 
 
-def test_the_shorter_replay_is_found_from_either(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its price by AMP's evaluator, and the optimum's bound; not beyond what it may be dearer."""
+def test_the_shorter_replay_is_found_from_either(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its price by AMP's evaluator, and the optimum's bound; not beyond what it may be
+    dearer."""
     monkeypatch.setattr("hetplan.planner.rearranged.NEAR", 1.0)
     both = [candidate(workload, chosen) for chosen in (APART, MIXED)]
     faster, slower = sorted(both, key=lambda c: c.predicted_seconds or 0.0)
@@ -72,7 +77,11 @@ def test_the_shorter_replay_is_found_from_either(workload: Workload, monkeypatch
     assert faster.predicted_seconds < slower.predicted_seconds * 0.999
     found = rearranged(workload, slower, Run())
     assert found is not None and found.plan is not None and found.predicted_seconds is not None
-    assert found.name == "amp/rearranged" and found.status == "feasible" and found.bound == slower.bound
+    assert (
+        found.name == "amp/rearranged"
+        and found.status == "feasible"
+        and found.bound == slower.bound
+    )
     assert found.predicted_seconds <= faster.predicted_seconds and found.fits_memory
     data = pose(workload, memory=False)
     assert found.objective == evaluate(family("amp"), data, decision_of(found.plan)).objective

@@ -1,5 +1,5 @@
-"""Recomputation as a choice: the workload that models see is the one that the replay prices, and it is chosen where
-memory makes it pay."""
+"""Recomputation as a choice: the workload that models see is the one that the replay prices, and it
+is chosen where memory makes it pay."""
 
 from __future__ import annotations
 
@@ -80,21 +80,26 @@ def test_it_is_chosen_where_nothing_else_fits() -> None:
 
 def test_where_memory_is_free_it_is_not_tried() -> None:
     planning = make_plans(small(), ["dp", "amp"], a_run())
-    assert planning.notes == ("dp, amp: recomputation not tried: without memory limits nothing is faster",)
+    assert planning.notes == (
+        "dp, amp: recomputation not tried: without memory limits nothing is faster",
+    )
     assert all(c.plan is None or c.plan.recomputation == "none" for c in planning.candidates)
 
 
 def test_where_it_gains_nothing_that_is_told() -> None:
     search = Search(STRATEGIES["amp"], with_memory(5.0), a_run())
     found, notes = search.candidates()
-    plain = min(c.predicted_seconds or 9.9 for c in found if c.plan and c.plan.recomputation == "none")
+    plain = min(
+        c.predicted_seconds or 9.9 for c in found if c.plan and c.plan.recomputation == "none"
+    )
     chosen = [c for c in found if c.plan is not None and c.plan.recomputation != "none"]
     assert all((c.predicted_seconds or 9.9) < plain for c in chosen)
     assert len(notes) + len({c.plan.recomputation for c in chosen if c.plan}) >= 1
 
 
 def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() -> None:
-    """2.6 GiB: with full recomputation the model's best plan lacks the working memory of the layer at work."""
+    """2.6 GiB: with full recomputation the model's best plan lacks the working memory of the layer
+    at work."""
     workload = with_memory(2.6)
     found, _ = Search(STRATEGIES["amp"], workload, a_run()).candidates()
     (within,) = (c for c in found if WITHIN in c.message)
@@ -102,7 +107,9 @@ def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() ->
     assert within.replayed is not None and within.replayed.fits
     (loose,) = STRATEGIES["amp"].propose(recomputed(workload, "full"), a_run(), methods=("auto",))
     assert loose.objective is not None and within.objective is not None
-    assert loose.objective < within.objective and within.bound == pytest.approx(within.objective, rel=1e-6)
+    assert loose.objective < within.objective and within.bound == pytest.approx(
+        within.objective, rel=1e-6
+    )
     for candidate in found:
         if candidate.method.startswith("auto"):
             assert candidate.replayed is not None and candidate.replayed.fits

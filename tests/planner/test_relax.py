@@ -21,7 +21,9 @@ from hetplan.solvers.run import Run
 
 def tiny(gib: float = 2.0, model: str = "gpt2-medium") -> Workload:
     """A model on devices that cannot hold it."""
-    return small(model=model, devices={name: {"memory_gib": gib} for name in ("T4", "V100-SXM2-16GB")})
+    return small(
+        model=model, devices={name: {"memory_gib": gib} for name in ("T4", "V100-SXM2-16GB")}
+    )
 
 
 NAMES = ("amp", "astra", "poplar")

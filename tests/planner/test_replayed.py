@@ -1,4 +1,5 @@
-"""What is ranked: the replay's seconds and memory, beside the closed forms; what explains the winner."""
+"""What is ranked: the replay's seconds and memory, beside the closed forms; what explains the
+winner."""
 
 from __future__ import annotations
 
@@ -38,9 +39,14 @@ def test_the_ranking_is_by_the_replay(planning: Planning, workload: Workload) ->
         assert candidate.predicted_seconds == again.seconds
         assert candidate.peak_bytes == again.peak_bytes
         assert candidate.closed_form_seconds != candidate.predicted_seconds
-        assert candidate.optimism == pytest.approx(again.seconds / (candidate.closed_form_seconds or 0))
+        assert candidate.optimism == pytest.approx(
+            again.seconds / (candidate.closed_form_seconds or 0)
+        )
         told = candidate.plan.prediction
-        assert told is not None and (told.strategy, told.method) == (candidate.strategy, candidate.method)
+        assert told is not None and (told.strategy, told.method) == (
+            candidate.strategy,
+            candidate.method,
+        )
         assert (told.predicted_seconds, told.objective, told.bound) == (
             candidate.predicted_seconds,
             candidate.objective,
@@ -54,7 +60,10 @@ def test_a_plan_that_only_the_closed_form_lets_fit_never_wins(workload: Workload
     (floor,) = STRATEGIES["dp"].propose(workload, Run())
     held = max(simulated(floor, workload).peak_bytes or ())
     # Devices with a byte less than the replay needs, and a strategy that thinks that it needs less.
-    tight = {t: {"memory_gib": (held - 1 + workload.reserved_bytes) / 2**30} for t in workload.cluster.types}
+    tight = {
+        t: {"memory_gib": (held - 1 + workload.reserved_bytes) / 2**30}
+        for t in workload.cluster.types
+    }
     little = small(devices=tight)
     claimed = replace(floor, fits_memory=True, peak_bytes=tuple(held / 2 for _ in range(4)))
     judged = simulated(claimed, little)
@@ -88,7 +97,9 @@ def test_plans_of_too_many_passes_are_not_replayed(workload: Workload) -> None:
 def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload: Workload) -> None:
     explained = explain(planning)
     assert explained.seconds == planning.candidates[0].predicted_seconds
-    assert sum(part.seconds for part in explained.critical) == pytest.approx(explained.seconds, rel=1e-9)
+    assert sum(part.seconds for part in explained.critical) == pytest.approx(
+        explained.seconds, rel=1e-9
+    )
     found = planning.candidates[0].replayed
     assert found is not None and explained.busiest is not None and explained.tightest is not None
     replica, stage, share = explained.busiest
@@ -96,14 +107,24 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     assert share == pytest.approx(max(found.timeline.busy) / found.seconds)
     assert found.timeline.busy[unit] == max(found.timeline.busy)
     _, held, limit = explained.tightest
-    assert held / limit == max(p / q for p, q in zip(found.peak_bytes, found.limit_bytes, strict=True))
+    assert held / limit == max(
+        p / q for p, q in zip(found.peak_bytes, found.limit_bytes, strict=True)
+    )
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.papers] == ["amp/paper"]
     rows = {row[0] for row in explanation_table(explained, workload).rows}
-    assert {"decides the iteration", "closed form", "busiest", "tightest memory", "papers' own"} <= rows
+    assert {
+        "decides the iteration",
+        "closed form",
+        "busiest",
+        "tightest memory",
+        "papers' own",
+    } <= rows
 
 
-def test_the_same_plan_under_another_name_is_no_runner_up(planning: Planning, workload: Workload) -> None:
+def test_the_same_plan_under_another_name_is_no_runner_up(
+    planning: Planning, workload: Workload
+) -> None:
     best = planning.candidates[0]
     twin = replace(best, method="twin")
     slow = replace(best, strategy="slow", predicted_seconds=9.0, plan=planning.candidates[-1].plan)

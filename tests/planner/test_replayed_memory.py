@@ -1,4 +1,5 @@
-"""Problems within the replay's memory: never looser than the replay, and for AMP exactly as tight."""
+"""Problems within the replay's memory: never looser than the replay, and for AMP exactly as
+tight."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def with_memory(gib: float) -> Workload:
 
 
 def decisions(data: AmpData) -> Iterator[AmpDecision]:
-    """Every division of four devices into stages, replicas and ranks in their order, with several cuts."""
+    """Every division of four devices into stages, replicas and ranks in their order, with several
+    cuts."""
     layers = len(data.layers)
     for tensor, size in sorted({(entry.tensor, entry.micro_batch) for entry in data.layer_seconds}):
         for pipeline in (1, 2, 4):
@@ -67,8 +69,8 @@ def replayed(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None:
-    """Of every decision the bytes beside the working memory are the replay's; a lone stage is charged twice for tied
-    weights, which is more."""
+    """Of every decision the bytes beside the working memory are the replay's; a lone stage is
+    charged twice for tied weights, which is more."""
     workload = with_memory(16)
     capacity = workload.device_bytes()["T4"]
     compared = 0
@@ -87,7 +89,9 @@ def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None
 
 
 @pytest.mark.parametrize(("mode", "gib"), [("none", 3.4), ("full", 2.6), ("selective", 3.0)])
-def test_amps_optimum_is_the_best_that_the_replay_has_room_for(mode: Recomputation, gib: float) -> None:
+def test_amps_optimum_is_the_best_that_the_replay_has_room_for(
+    mode: Recomputation, gib: float
+) -> None:
     workload = with_memory(gib)
     posed = recomputed(workload, mode)
     (found,) = amp_optimum(posed, a_run(), None)
@@ -105,7 +109,11 @@ def test_a_known_bound_ends_it() -> None:
     workload = with_memory(16)
     (whole,) = amp_optimum(workload, a_run(), None)
     (again,) = amp_optimum(workload, a_run(), whole.bound)
-    assert again.status == "optimal" and again.objective == whole.objective and again.bound == whole.bound
+    assert (
+        again.status == "optimal"
+        and again.objective == whole.objective
+        and again.bound == whole.bound
+    )
 
 
 def test_what_has_no_room_at_all_is_infeasible() -> None:

@@ -1,4 +1,5 @@
-"""What changes of the cluster are worth: changes by hand, gains that cannot be negative where nothing is taken away."""
+"""What changes of the cluster are worth: changes by hand, gains that cannot be negative where
+nothing is taken away."""
 
 from __future__ import annotations
 
@@ -34,9 +35,15 @@ def workload() -> Workload:
 def test_additions_are_linked_like_their_kind(workload: Workload) -> None:
     more = addition("4xT4", workload.cluster).apply(workload.cluster)
     assert more.counts() == {"V100-SXM2-16GB": 2, "T4": 6}
-    assert (more.nodes[2].intra_bandwidth, more.nodes[2].network_bandwidth) == (50 * GBIT, 50 * GBIT)
+    assert (more.nodes[2].intra_bandwidth, more.nodes[2].network_bandwidth) == (
+        50 * GBIT,
+        50 * GBIT,
+    )
     other = addition("1xA100-SXM4-80GB", workload.cluster).apply(workload.cluster)
-    assert other.nodes[2].intra_bandwidth == 170 * GBIT and other.nodes[2].network_bandwidth == 50 * GBIT
+    assert (
+        other.nodes[2].intra_bandwidth == 170 * GBIT
+        and other.nodes[2].network_bandwidth == 50 * GBIT
+    )
     assert other.specs["A100-SXM4-80GB"].memory_gib == 80
 
 
@@ -46,7 +53,9 @@ def test_removals(workload: Workload) -> None:
         "V100-SXM2-16GB": 2,
         "T4": 1,
     }
-    assert removal("2xT4", workload.cluster).apply(workload.cluster).counts() == {"V100-SXM2-16GB": 2}
+    assert removal("2xT4", workload.cluster).apply(workload.cluster).counts() == {
+        "V100-SXM2-16GB": 2
+    }
 
 
 def test_networks(workload: Workload) -> None:
@@ -116,13 +125,18 @@ def test_links_of_one_kind(workload: Workload) -> None:
 
 
 def test_gains(workload: Workload) -> None:
-    """A network that is faster, and devices that need not be used, can only help; a loss of half cannot."""
+    """A network that is faster, and devices that need not be used, can only help; a loss of half
+    cannot."""
     asked = [*marginal(workload.cluster), addition("1xT4", workload.cluster)]
-    found = what_if(workload, asked, Run(Options(time_limit=20, threads=1)), strategies=["amp", "dp"])
+    found = what_if(
+        workload, asked, Run(Options(time_limit=20, threads=1)), strategies=["amp", "dp"]
+    )
     assert found.base.best is not None
     for variant in found.variants:
         assert variant.best is not None and variant.gain is not None
-        difference = (found.base.best.predicted_seconds or 0) - (variant.best.predicted_seconds or 0)
+        difference = (found.base.best.predicted_seconds or 0) - (
+            variant.best.predicted_seconds or 0
+        )
         assert variant.gain == difference
         if variant.change.name.startswith("remove"):
             assert variant.gain <= 0
@@ -137,7 +151,8 @@ def test_gains(workload: Workload) -> None:
 
 
 def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
-    """Over a slow network AMP's plans, which use every device, are slower than those of the fast node alone."""
+    """Over a slow network AMP's plans, which use every device, are slower than those of the fast
+    node alone."""
     nodes = [
         {"devices": 2, "device": name, "intra_node_gbit_per_s": 170, "network_gbit_per_s": 1}
         for name in ("V100-SXM2-16GB", "T4")
@@ -146,7 +161,9 @@ def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
     found = what_if(workload, [removal("node1", workload.cluster)], strategies=["dp"])
     (variant,) = found.variants
     assert found.base.best is not None and found.base.best.plan is not None
-    assert found.base.best.method == "enumeration@idle: node1" and found.base.best.plan.world_size == 2
+    assert (
+        found.base.best.method == "enumeration@idle: node1" and found.base.best.plan.world_size == 2
+    )
     assert len(found.base.best.plan.devices) == 4
     assert variant.gain == 0.0
 
@@ -159,11 +176,14 @@ def test_a_measured_profile_knows_no_new_devices(workload: Workload) -> None:
     change = addition("1xA100-SXM4-80GB", workload.cluster)
     with pytest.raises(InputError, match="the measured profile has no table for 'A100-SXM4-80GB'"):
         changed_workload(measured, change)
-    assert changed_workload(measured, addition("2xT4", workload.cluster)).profile is measured.profile
+    assert (
+        changed_workload(measured, addition("2xT4", workload.cluster)).profile is measured.profile
+    )
 
 
 def test_devices_of_no_use_cost_nothing(workload: Workload) -> None:
-    """Eight samples do not divide over five devices: the plan as it is stays, with the new one idle."""
+    """Eight samples do not divide over five devices: the plan as it is stays, with the new one
+    idle."""
     found = what_if(workload, [addition("1xT4", workload.cluster)], strategies=["dp"])
     (variant,) = found.variants
     assert variant.gain == 0.0

@@ -11,7 +11,8 @@ from hetplan.formulations.poplar.data import Device, PoplarData
 
 
 def curve(rng: random.Random, largest: int, shape: str) -> list[float]:
-    """t(1..largest): `convex` (flat, then linear), `tiles` (steps), `wild` (any), `integers` (many ties)."""
+    """t(1..largest): `convex` (flat, then linear), `tiles` (steps), `wild` (any), `integers` (many
+    ties)."""
     if shape == "convex":
         flat, slope = rng.uniform(0.5, 4.0), rng.uniform(0.3, 2.0)
         return [max(flat, slope * b) + 0.01 * b for b in range(1, largest + 1)]
@@ -57,7 +58,8 @@ def _allocations(limits: list[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def _shares_oracle(data: PoplarData) -> tuple[float, float] | None:
-    """Shares and micro-batches both vary: at the least time a device may run slower than it could."""
+    """Shares and micro-batches both vary: at the least time a device may run slower than it
+    could."""
     curves = [device.step_seconds for device in data.devices]
     peaks, batch = [_peak(curve) for curve in curves], data.global_batch
 
@@ -70,7 +72,8 @@ def _shares_oracle(data: PoplarData) -> tuple[float, float] | None:
         return spent
 
     tables = [  # per device and share the seconds of every micro-batch
-        [[0.0]] + [[seconds(c, g, b) for b in range(1, len(c) + 1)] for g in range(1, batch + 1) if c]
+        [[0.0]]
+        + [[seconds(c, g, b) for b in range(1, len(c) + 1)] for g in range(1, batch + 1) if c]
         for c in curves
     ]
     rows = list(_allocations([len(table) - 1 for table in tables], batch))
@@ -80,7 +83,9 @@ def _shares_oracle(data: PoplarData) -> tuple[float, float] | None:
     within = least * (1 + 1e-9)
     wastes = []
     for row in rows:
-        options = [[w for w in table[g] if w <= within] for table, g in zip(tables, row, strict=True)]
+        options = [
+            [w for w in table[g] if w <= within] for table, g in zip(tables, row, strict=True)
+        ]
         if all(options):
             wastes.append(sum((least - max(o)) * p for o, p in zip(options, peaks, strict=True)))
     return least + data.comm_seconds, min(wastes)
@@ -102,7 +107,8 @@ def _steps_oracle(data: PoplarData) -> tuple[float, float] | None:
             top = max(busy)
             waste = sum((top - b) * _peak(c) for b, c in zip(busy, curves, strict=True))
             steps.setdefault(sum(row), []).append((top + data.comm_seconds, waste))
-    for options in steps.values():  # dominated allocations can be left out: both terms add up over steps
+    # dominated allocations can be left out: both terms add up over steps
+    for options in steps.values():
         options.sort()
         kept: list[tuple[float, float]] = []
         for option in options:

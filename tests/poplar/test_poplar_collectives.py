@@ -1,4 +1,5 @@
-"""Measured collectives in place of the cluster's links: a ring that takes as long, stage by stage."""
+"""Measured collectives in place of the cluster's links: a ring that takes as long, stage by
+stage."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ def measured(ranks: int = 4, operations: tuple[str, ...] = tuple(LATENCY)) -> Co
         for name in operations
     ]  # fmt: skip
     provenance = {"kind": "measured", "source": "a test", "date": "2026-01-01"}
-    document = {"backend": "gloo", "device": "T4", "ranks": ranks, "provenance": provenance, "fits": fits}
+    document = {
+        "backend": "gloo",
+        "device": "T4",
+        "ranks": ranks,
+        "provenance": provenance,
+        "fits": fits,
+    }
     return Collectives.model_validate(document)
 
 

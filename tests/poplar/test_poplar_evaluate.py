@@ -26,7 +26,8 @@ def steps(*rows: tuple[int, list[int]]) -> PoplarDecision:
 
 
 def test_shares_by_hand() -> None:
-    """5 as 2 + 2 + 1 takes 1.5 + 1.5 + 1; 3 as 1 + 1 + 1 takes 6; speeds 4/3 and 1/2 samples per second."""
+    """5 as 2 + 2 + 1 takes 1.5 + 1.5 + 1; 3 as 1 + 1 + 1 takes 6; speeds 4/3 and 1/2 samples per
+    second."""
     found = evaluate(data(1), shares((5, 2), (3, 1)))
     assert found.objective == 6.25
     assert found.parts["compute_seconds"] == 6.0 and found.parts["comm_seconds"] == 0.25
@@ -62,7 +63,11 @@ def test_idle_devices_need_no_micro_batch() -> None:
         (0, steps((2, [2, 2])), "expected devices for ZeRO 0"),
         (2, shares((5, 2), (3, 1)), "expected steps for ZeRO 2"),
         (2, steps((4, [2])), "decision.steps[0].micro_batches has 1 entries"),
-        (2, steps((1, [3, 2]), (1, [0, 3])), "decision.steps[1].micro_batches[1] is 3, expected at most 2"),
+        (
+            2,
+            steps((1, [3, 2]), (1, [0, 3])),
+            "decision.steps[1].micro_batches[1] is 3, expected at most 2",
+        ),
         (2, steps((2, [2, 2]), (3, [0, 0])), "decision.steps[1] is empty"),
         (2, steps((1, [2, 2])), "add up to 4"),
     ],
@@ -75,7 +80,9 @@ def test_broken_decisions_are_rejected(stage: int, decision: PoplarDecision, say
 
 def test_decisions_carry_only_their_own_kind() -> None:
     assert shares((1, 1)).model_dump(mode="json") == {"devices": [{"samples": 1, "micro_batch": 1}]}
-    assert steps((1, [1])).model_dump(mode="json") == {"steps": [{"count": 1, "micro_batches": [1]}]}
+    assert steps((1, [1])).model_dump(mode="json") == {
+        "steps": [{"count": 1, "micro_batches": [1]}]
+    }
     both: dict[str, list[object]] = {"devices": [], "steps": []}
     for wrong in ({}, both):
         with pytest.raises(InputError, match="either devices"):
@@ -89,7 +96,10 @@ def test_decisions_carry_only_their_own_kind() -> None:
         ({"global_batch": 0}, "global_batch"),
         ({"comm_seconds": -1.0}, "comm_seconds"),
         ({"devices": []}, "devices"),
-        ({"devices": [{"name": "x", "step_seconds": [1.0, 0.0]}]}, r"devices\[0\].step_seconds\[1\]"),
+        (
+            {"devices": [{"name": "x", "step_seconds": [1.0, 0.0]}]},
+            r"devices\[0\].step_seconds\[1\]",
+        ),
     ],
 )
 def test_unusable_data_is_named(changes: dict[str, object], says: str) -> None:

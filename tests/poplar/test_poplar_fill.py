@@ -1,4 +1,5 @@
-"""Sums that have to be hit exactly, against enumeration; and grouping, which must not change anything."""
+"""Sums that have to be hit exactly, against enumeration; and grouping, which must not change
+anything."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def loss_of(pools: list[Pool], losses: tuple[Counter[int], ...]) -> float:
     for pool, row in zip(pools, losses, strict=True):
         assert row.total() == pool.copies and min(row.values()) >= 0
     return sum(
-        float(p.loss[d]) * n for p, row in zip(pools, losses, strict=True) for d, n in row.items() if n
+        float(p.loss[d]) * n
+        for p, row in zip(pools, losses, strict=True)
+        for d, n in row.items()
+        if n
     )
 
 
@@ -81,7 +85,8 @@ def test_fill_equals_enumeration(seed: int) -> None:
 
 
 def test_the_thinned_fill_hits_the_sum_at_little_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 devices of random pools: at most a few percent worse than the exact fill, and never a wrong sum."""
+    """200 devices of random pools: at most a few percent worse than the exact fill, and never a
+    wrong sum."""
     rng = random.Random(5)
     for _ in range(20):
         pools = [Pool(p.copies * 50, p.loss) for p in random_pools(rng)]
@@ -100,7 +105,8 @@ def test_the_thinned_fill_hits_the_sum_at_little_loss(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("shape", ["convex", "tiles", "wild"])
 def test_large_groups_agree_with_cp_sat(stage: int, shape: str) -> None:
-    """120 devices of two kinds: counting per group, against the counting model of a general solver."""
+    """120 devices of two kinds: counting per group, against the counting model of a general
+    solver."""
     rng = random.Random(stage)
     kinds = [Device(name=n, step_seconds=curve(rng, m, shape)) for n, m in (("x", 12), ("y", 7))]
     devices = [kinds[i % 3 == 0] for i in range(120)]
@@ -117,7 +123,10 @@ def test_kinked_curves_of_eight_devices_agree(stage: int) -> None:
     rng = random.Random(stage)
     kinds = [Device(name=n, step_seconds=curve(rng, 16, "wild")) for n in "xyz"]
     data = PoplarData(
-        zero_stage=stage, global_batch=200, comm_seconds=0.4, devices=[kinds[i % 3] for i in range(8)]
+        zero_stage=stage,
+        global_batch=200,
+        comm_seconds=0.4,
+        devices=[kinds[i % 3] for i in range(8)],
     )
     results = [
         solve(POPLAR, data, method, Run(Options(threads=1, time_limit=60)))
@@ -129,7 +138,8 @@ def test_kinked_curves_of_eight_devices_agree(stage: int) -> None:
 
 
 def test_counted_loads_go_to_steps_that_are_long_enough() -> None:
-    """Two steps of 5 s, one of 1 s; on device x the small batch is slow, on y the large one: 11 s, not 15."""
+    """Two steps of 5 s, one of 1 s; on device x the small batch is slow, on y the large one: 11 s,
+    not 15."""
     devices = [Device(name="x", step_seconds=[5.0, 1.0]), Device(name="y", step_seconds=[1.0, 5.0])]
     data = PoplarData(zero_stage=2, global_batch=9, comm_seconds=0.0, devices=devices)
     levels = build_levels(compile_problem(data))

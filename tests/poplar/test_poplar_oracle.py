@@ -88,7 +88,8 @@ def test_ties_go_to_the_least_under_utilisation() -> None:
 
 @pytest.mark.parametrize("method", ["cp-sat", "milp", "pyomo"])
 def test_general_solvers_break_ties_too(method: str) -> None:
-    """A second solve at the least time: the same eq. 4 as enumeration's wherever it says so, which is nearly always."""
+    """A second solve at the least time: the same eq. 4 as enumeration's wherever it says so, which
+    is nearly always."""
     told: Counter[object] = Counter()
     for seed in SEEDS:
         data, best = known(seed)
@@ -153,7 +154,9 @@ def test_no_time_for_a_second_solve_leaves_the_first_plan() -> None:
         raise Stopped
 
     kept = settle(levels, outcome, Run(), stopped)
-    assert kept.decision == first.decision and kept.details["tie_break"] == "not settled: out of time"
+    assert (
+        kept.decision == first.decision and kept.details["tie_break"] == "not settled: out of time"
+    )
     limited = Outcome(stop=Stop.LIMIT, decision=first.decision)
     assert settle(levels, limited, Run(), stopped) is limited
 
@@ -191,7 +194,9 @@ def test_ties_are_not_settled_at_a_time_that_is_not_proven() -> None:
 
 
 @pytest.mark.parametrize("pairs", [0.0, 1e9])
-def test_the_path_of_large_instances_is_exact_too(monkeypatch: pytest.MonkeyPatch, pairs: float) -> None:
+def test_the_path_of_large_instances_is_exact_too(
+    monkeypatch: pytest.MonkeyPatch, pairs: float
+) -> None:
     """Covering first, sums hit exactly only where covering fails; ties as far as `pairs` allows."""
     monkeypatch.setattr(exact_steps, "SUMS_WORK", 0.0)
     monkeypatch.setattr(cover_ties, "PAIR_WORK", pairs)
@@ -244,7 +249,10 @@ def test_heuristics_are_feasible_and_never_better(method: str) -> None:
         result = run(data, method)
         assert result.bound is None
         if best is None:
-            assert result.status == "infeasible" and "no device holds even one sample" in result.message
+            assert (
+                result.status == "infeasible"
+                and "no device holds even one sample" in result.message
+            )
         elif result.objective is not None:
             assert result.objective >= best[0] * (1 - 1e-9)
             ratios.append(result.objective / best[0])
@@ -255,7 +263,8 @@ def test_heuristics_are_feasible_and_never_better(method: str) -> None:
 
 
 def test_the_baselines_by_hand() -> None:
-    """Two devices of 3 : 1 peak FLOP/s, mbs 4 and 2, 18 samples: DeepSpeed 2 and 2, Whale 4 and 1 a step."""
+    """Two devices of 3 : 1 peak FLOP/s, mbs 4 and 2, 18 samples: DeepSpeed 2 and 2, Whale 4 and 1 a
+    step."""
     devices = [
         Device(name="a", step_seconds=[1.0, 2.0, 3.0, 4.0], flops_per_second=3e12),
         Device(name="b", step_seconds=[4.0, 7.0], flops_per_second=1e12),
@@ -279,7 +288,8 @@ def test_the_baselines_by_hand() -> None:
 
 
 def test_whale_reads_the_catalogue() -> None:
-    """A T4 (8.1 TFLOP/s in single precision) beside an A100 (19.5): shares follow the datasheets, not the curves."""
+    """A T4 (8.1 TFLOP/s in single precision) beside an A100 (19.5): shares follow the datasheets,
+    not the curves."""
     same = [0.1 * b for b in range(1, 33)]
     devices = [Device(name=name, step_seconds=same) for name in ("A100-SXM4-80GB", "T4")]
     data = PoplarData(zero_stage=0, global_batch=276, comm_seconds=0.0, devices=devices)
@@ -290,17 +300,25 @@ def test_whale_reads_the_catalogue() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_long_batches_equal_a_plain_programme(seed: int) -> None:
-    """One or two devices, hundreds of samples: most steps are placed without a table, the rest as if all were.
+    """One or two devices, hundreds of samples: most steps are placed without a table, the rest as
+    if all were.
 
-    Least time first, then least under-utilisation, by adding one step after the other in whole milliseconds.
+    Least time first, then least under-utilisation, by adding one step after the other in whole
+    milliseconds.
     """
     rng = random.Random(seed)
     shape = rng.choice(["convex", "tiles", "wild", "integers", "linear"])
-    drawn = [0.25 * b for b in range(1, 7)] if shape == "linear" else curve(rng, rng.randint(1, 6), shape)
+    drawn = (
+        [0.25 * b for b in range(1, 7)]
+        if shape == "linear"
+        else curve(rng, rng.randint(1, 6), shape)
+    )
     ms = [round(1000 * t) for t in drawn]
     count, batch, comm = rng.randint(1, 2), rng.randint(100, 700), rng.choice([0, 400, 2000])
     device = Device(name="x", step_seconds=[t / 1000 for t in ms])
-    data = PoplarData(zero_stage=3, global_batch=batch, comm_seconds=comm / 1000, devices=[device] * count)
+    data = PoplarData(
+        zero_stage=3, global_batch=batch, comm_seconds=comm / 1000, devices=[device] * count
+    )
     steps: dict[int, tuple[int, int]] = {}
     for loads in product(range(len(ms) + 1), repeat=count):
         if any(loads):

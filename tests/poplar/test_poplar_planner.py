@@ -38,11 +38,15 @@ def candidates(workload: Workload) -> dict[str, Candidate]:
 
 
 def test_every_stage_is_tried(candidates: dict[str, Candidate]) -> None:
-    """1.1B on 16 GB cards: no sample fits at stage 0, later stages get a proven plan and the paper's."""
+    """1.1B on 16 GB cards: no sample fits at stage 0, later stages get a proven plan and the
+    paper's."""
     tried = {f"{m}-zero{s}" for s in range(1, 4) for m in ("auto", "paper")}
     assert set(candidates) == {"auto-zero0"} | tried
     assert candidates["auto-zero0"].status == "infeasible"
-    assert "no device holds its model states and one sample at ZeRO 0" in candidates["auto-zero0"].message
+    assert (
+        "no device holds its model states and one sample at ZeRO 0"
+        in candidates["auto-zero0"].message
+    )
     for stage in (1, 2, 3):
         best, paper = candidates[f"auto-zero{stage}"], candidates[f"paper-zero{stage}"]
         assert best.status == "optimal" and best.gap is not None and best.gap <= 1e-6
@@ -53,12 +57,17 @@ def test_every_stage_is_tried(candidates: dict[str, Candidate]) -> None:
 def test_iteration_and_bound_stand_on_one_footing(
     workload: Workload, candidates: dict[str, Candidate]
 ) -> None:
-    """The all-gather that ZeRO 2 pays once per iteration is in objective, bound and iteration alike."""
+    """The all-gather that ZeRO 2 pays once per iteration is in objective, bound and iteration
+    alike."""
     posed = pose(workload, 2)
     inner = solve(family("poplar"), posed.data, "auto")
     assert posed.once_seconds > 0 and inner.objective is not None and inner.bound is not None
     found = candidates["auto-zero2"]
-    assert found.predicted_seconds == found.objective == pytest.approx(inner.objective + posed.once_seconds)
+    assert (
+        found.predicted_seconds
+        == found.objective
+        == pytest.approx(inner.objective + posed.once_seconds)
+    )
     assert found.bound == pytest.approx(inner.bound + posed.once_seconds)
     assert "once per iteration" in found.message
     for other in ("auto-zero1", "auto-zero3"):
@@ -66,14 +75,18 @@ def test_iteration_and_bound_stand_on_one_footing(
         assert candidates[other].message == ""
 
 
-def test_equation_4_is_told_of_every_plan(workload: Workload, candidates: dict[str, Candidate]) -> None:
+def test_equation_4_is_told_of_every_plan(
+    workload: Workload, candidates: dict[str, Candidate]
+) -> None:
     for stage in (1, 2, 3):
         inner = solve(family("poplar"), pose(workload, stage).data, "auto")
         found = candidates[f"auto-zero{stage}"].document(workload)["details"]["under_utilisation"]
         assert found == pytest.approx(inner.details["under_utilisation"]) and found > 0
 
 
-def test_plans_give_each_rank_its_batches(workload: Workload, candidates: dict[str, Candidate]) -> None:
+def test_plans_give_each_rank_its_batches(
+    workload: Workload, candidates: dict[str, Candidate]
+) -> None:
     usable = workload.device_bytes()
     for name, candidate in candidates.items():
         if candidate.plan is None:
@@ -92,10 +105,14 @@ def test_plans_give_each_rank_its_batches(workload: Workload, candidates: dict[s
 def test_what_devices_process_is_told_in_order() -> None:
     devices = [Device(name="a", step_seconds=[1.0, 2.0, 3.0]), Device(name="b", step_seconds=[2.0])]
     whole = PoplarData(zero_stage=0, global_batch=8, comm_seconds=0.0, devices=devices)
-    shares = PoplarDecision(devices=[Share(samples=8, micro_batch=3), Share(samples=0, micro_batch=0)])
+    shares = PoplarDecision(
+        devices=[Share(samples=8, micro_batch=3), Share(samples=0, micro_batch=0)]
+    )
     assert pieces_of(whole, shares) == [((2, 3), (1, 2)), ()]
     stepwise = PoplarData(zero_stage=3, global_batch=8, comm_seconds=0.0, devices=devices)
-    steps = PoplarDecision(steps=[Step(count=2, micro_batches=[3, 0]), Step(count=1, micro_batches=[1, 1])])
+    steps = PoplarDecision(
+        steps=[Step(count=2, micro_batches=[3, 0]), Step(count=1, micro_batches=[1, 1])]
+    )
     assert pieces_of(stepwise, steps) == [((2, 3), (1, 1)), ((2, 0), (1, 1))]
     (table,) = describe(stepwise, steps)
     assert table.rows[0][:3] == ("1 a (0)", "7", "2 x 3 + 1 x 1")
@@ -118,7 +135,8 @@ def test_no_curve_at_all_is_no_setting(nothing: str) -> None:
 
 
 def test_stages_can_be_chosen(workload: Workload) -> None:
-    """The lowest stage at which every device holds a sample, as Algorithm 1 finds it, or one by number."""
+    """The lowest stage at which every device holds a sample, as Algorithm 1 finds it, or one by
+    number."""
     lowest = propose(workload, Run(), PoplarSettings(zero="lowest"))
     assert {candidate.method for candidate in lowest} == {"auto-zero1", "paper-zero1"}
     third = propose(workload, Run(), PoplarSettings(zero=3))
@@ -128,18 +146,21 @@ def test_stages_can_be_chosen(workload: Workload) -> None:
 def test_overlap_shortens_the_iteration(workload: Workload) -> None:
     for stage in (1, 2, 3):
         plain, hidden = (
-            propose(workload, Run(), PoplarSettings(zero=stage, overlap=share))[0] for share in (0.0, 0.9)
+            propose(workload, Run(), PoplarSettings(zero=stage, overlap=share))[0]
+            for share in (0.0, 0.9)
         )
         assert plain.predicted_seconds is not None and hidden.predicted_seconds is not None
         assert hidden.predicted_seconds < plain.predicted_seconds
 
 
 def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Workload) -> None:
-    """Nothing hides behind computation that does not take place: iterations are never shorter than that."""
+    """Nothing hides behind computation that does not take place: iterations are never shorter than
+    that."""
     whole, half = pose(workload, 3), pose(workload, 3, Assumptions(overlap=0.5))
     longest = max(max(device.step_seconds) for device in whole.data.devices)
     slow = replace(
-        workload.cluster, nodes=tuple(replace(n, network_bandwidth=1e8) for n in workload.cluster.nodes)
+        workload.cluster,
+        nodes=tuple(replace(n, network_bandwidth=1e8) for n in workload.cluster.nodes),
     )
     far = replace(workload, cluster=slow)
     before, after = pose(far, 3), pose(far, 3, Assumptions(overlap=1.0))
@@ -149,14 +170,20 @@ def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Wo
     assert half.data.comm_seconds == pytest.approx(whole.data.comm_seconds / 2)
     assert half.notes == ("overlap: 50 % of the communication is taken to hide behind computation",)
     best = propose(workload, Run(), PoplarSettings(zero=3, overlap=0.5))[0]
-    assert best.plan is not None and half.notes[0] in best.plan.origin and half.notes[0] in best.message
+    assert (
+        best.plan is not None
+        and half.notes[0] in best.plan.origin
+        and half.notes[0] in best.message
+    )
 
 
 def test_no_stage_at_all_is_a_proven_no() -> None:
     """What a device cannot hold even at stage 3 is infeasible, with the reason."""
     huge = paper_workload(example_cluster("poplar-b"), "llama2-13b")
     (found,) = propose(huge, Run(), PoplarSettings(zero="lowest"))
-    assert found.status == "infeasible" and "cannot run one sample at any ZeRO stage" in found.message
+    assert (
+        found.status == "infeasible" and "cannot run one sample at any ZeRO stage" in found.message
+    )
 
 
 def test_shards_by_memory_tell_their_gain() -> None:
@@ -177,7 +204,8 @@ def test_shards_by_memory_tell_their_gain() -> None:
 
 
 def test_devices_without_samples_keep_their_shards() -> None:
-    """Two samples for four devices: from ZeRO 1 on the idle ones stay in the plan, under ZeRO 0 they do not."""
+    """Two samples for four devices: from ZeRO 1 on the idle ones stay in the plan, under ZeRO 0
+    they do not."""
     workload = replace(paper_workload(example_cluster("poplar-b"), "llama-0.5b"), global_batch=2)
     for stage in (0, 1, 2, 3):
         best = propose(workload, Run(), PoplarSettings(zero=stage))[0]
@@ -244,15 +272,20 @@ def test_measured_curves_replace_times_and_memory(workload: Workload, tmp_path: 
     best = propose(workload, Run(), settings)[0]
     assert best.plan is not None and best.status == "optimal"
     at_two = pose(workload, 2, settings.assumptions())
-    assert {len(device.step_seconds) for device in at_two.data.devices if device.name == "T4"} == {3}
+    assert {len(device.step_seconds) for device in at_two.data.devices if device.name == "T4"} == {
+        3
+    }
 
 
 def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
-    """What is measured, within how much memory, where trying stopped, what is extrapolated; in the plan file too."""
+    """What is measured, within how much memory, where trying stopped, what is extrapolated; in the
+    plan file too."""
     others = [name for name in workload.cluster.types if name != "T4"]
 
     def notes(**changes: object) -> str:
-        return "; ".join(pose(workload, 3, Assumptions(curves={"T4": curve_of(workload, **changes)})).notes)
+        return "; ".join(
+            pose(workload, 3, Assumptions(curves={"T4": curve_of(workload, **changes)})).notes
+        )
 
     assert f"measured batch curves: T4; {others[0]} from the predicted profile" in notes()
     assert "T4: measured within 9.313 GiB of 13.5 GiB" in notes()
@@ -275,7 +308,8 @@ def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
 
 
 def test_a_measured_refusal_is_not_told_as_a_predicted_one(workload: Workload) -> None:
-    """Where no sample fitted when it was tried, the reason is that, not a memory model that says otherwise."""
+    """Where no sample fitted when it was tried, the reason is that, not a memory model that says
+    otherwise."""
     nothing = {"largest": [0, 0, 0, 0], "zero_stage": None, "points": []}
     curves = {name: curve_of(workload, device=name, **nothing) for name in workload.cluster.types}
     told = pose(workload, 3, Assumptions(curves=curves)).unfit
@@ -285,7 +319,9 @@ def test_a_measured_refusal_is_not_told_as_a_predicted_one(workload: Workload) -
     assert told is not None and "GB free on V100" in told and "measured so on T4" in told
 
 
-def test_long_curves_are_cut_with_a_word(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_curves_are_cut_with_a_word(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not pose(workload, 3).notes
     monkeypatch.setattr(pose_module, "LONGEST_CURVE", 2)
     posed = pose(workload, 3)
@@ -305,7 +341,9 @@ def test_curves_of_other_workloads_are_refused(workload: Workload, tmp_path: Pat
             pose(workload, 3, Assumptions(curves={curve.device: curve}))
         curve.save(tmp_path / "other.json")
         for zero in ("all", "lowest", 3):  # an unusable file is never an infeasible stage
-            settings = PoplarSettings.model_validate({"zero": zero, "curves": str(tmp_path / "other.json")})
+            settings = PoplarSettings.model_validate(
+                {"zero": zero, "curves": str(tmp_path / "other.json")}
+            )
             with pytest.raises(InputError, match=says):
                 propose(workload, Run(), settings)
     curve = curve_of(workload)

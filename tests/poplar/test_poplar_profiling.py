@@ -30,7 +30,9 @@ def test_natural_spline_by_hand() -> None:
 
 def test_natural_spline_keeps_lines_and_is_smooth() -> None:
     x = np.array([1.0, 2.0, 4.0, 8.0, 9.0])
-    assert natural_spline(x, 3 * x + 1, np.arange(1.0, 10.0)) == pytest.approx(3 * np.arange(1.0, 10.0) + 1)
+    assert natural_spline(x, 3 * x + 1, np.arange(1.0, 10.0)) == pytest.approx(
+        3 * np.arange(1.0, 10.0) + 1
+    )
     y, h = np.array([1.0, 0.3, 2.0, 1.7, 5.0]), 1e-4
     for knot in x[1:-1]:
         left, here, right = natural_spline(x, y, np.array([knot - h, knot, knot + h]))
@@ -41,7 +43,11 @@ def test_natural_spline_keeps_lines_and_is_smooth() -> None:
 
 def test_curves_pass_through_their_points() -> None:
     points = {1: 0.4, 2: 0.5, 4: 0.7, 8: 1.5, 11: 2.0}
-    for curve in (spline_curve(points, 11), spline_curve(points, 11, "seconds"), linear_curve(points, 11)):
+    for curve in (
+        spline_curve(points, 11),
+        spline_curve(points, 11, "seconds"),
+        linear_curve(points, 11),
+    ):
         assert curve[0] == 0.0 and len(curve) == 12
         assert [curve[b] for b in points] == list(points.values())
     assert linear_curve(points, 14)[14] == pytest.approx(2.5)
@@ -52,7 +58,9 @@ def test_dips_are_reported() -> None:
     """A spline of the seconds through a flat stretch beside a steep one swings below both."""
     points = {1: 1.0, 2: 1.0, 6: 1.0, 8: 9.0, 12: 9.5}
     found = dips(points, spline_curve(points, 12, "seconds"))
-    assert found and all(2 < dip.first <= dip.last < 6 and dip.lowest < dip.measured == 1.0 for dip in found)
+    assert found and all(
+        2 < dip.first <= dip.last < 6 and dip.lowest < dip.measured == 1.0 for dip in found
+    )
     assert "below both neighbouring measurements" in str(found[0])
     assert dips(points, linear_curve(points, 12)) == []
 
@@ -117,7 +125,9 @@ def test_the_paper_measures_few_points_and_plans_on_splines() -> None:
     """On a smooth curve Algorithm 2 gets the optimum from the points that Algorithm 1 measured."""
     fast = [0.2 + 0.05 * b for b in range(1, 61)]
     slow = [0.3 + 0.11 * b for b in range(1, 31)]
-    devices = [Device(name="fast", step_seconds=fast)] * 2 + [Device(name="slow", step_seconds=slow)] * 2
+    devices = [Device(name="fast", step_seconds=fast)] * 2 + [
+        Device(name="slow", step_seconds=slow)
+    ] * 2
     for stage in (0, 2):
         data = PoplarData(zero_stage=stage, global_batch=512, comm_seconds=0.1, devices=devices)
         paper, best = (solve(family("poplar"), data, method) for method in ("paper", "exact"))
@@ -128,7 +138,8 @@ def test_the_paper_measures_few_points_and_plans_on_splines() -> None:
 
 
 def test_the_remainder_goes_where_equations_2_and_3_say() -> None:
-    """Speeds 1 and 1/3, 10 samples: 7 and 2, then T = 7 and u = (0, 1/3), so the slow device takes the tenth."""
+    """Speeds 1 and 1/3, 10 samples: 7 and 2, then T = 7 and u = (0, 1/3), so the slow device takes
+    the tenth."""
     devices = [
         Device(name="fast", step_seconds=[1.0 * b for b in range(1, 9)]),
         Device(name="slow", step_seconds=[3.0 * b for b in range(1, 9)]),
@@ -139,7 +150,8 @@ def test_the_remainder_goes_where_equations_2_and_3_say() -> None:
 
 
 def test_the_sweep_takes_the_step_of_least_wall_time() -> None:
-    """12 samples, C = 1: steps of 1 s take (1, 0), of 2 s (2, 1), of 4 s (4, 2): walls 24, 12, 10, last step full."""
+    """12 samples, C = 1: steps of 1 s take (1, 0), of 2 s (2, 1), of 4 s (4, 2): walls 24, 12, 10,
+    last step full."""
     devices = [
         Device(name="fast", step_seconds=[1.0, 2.0, 3.0, 4.0]),
         Device(name="slow", step_seconds=[2.0, 4.0]),
@@ -152,10 +164,14 @@ def test_the_sweep_takes_the_step_of_least_wall_time() -> None:
 
 
 def test_the_paper_tells_where_its_splines_dip() -> None:
-    """Flat up to 4 samples, then twice as steep: told in the message, which every table shows, and in the details."""
+    """Flat up to 4 samples, then twice as steep: told in the message, which every table shows, and
+    in the details."""
     curve = [1.0 if b <= 4 else b / 2 for b in range(1, 9)]
     data = PoplarData(
-        zero_stage=1, global_batch=20, comm_seconds=0.0, devices=[Device(name="kinked", step_seconds=curve)]
+        zero_stage=1,
+        global_batch=20,
+        comm_seconds=0.0,
+        devices=[Device(name="kinked", step_seconds=curve)],
     )
     found = solve(family("poplar"), data, "paper")
     dipping = found.details["dips"]

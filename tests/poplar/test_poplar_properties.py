@@ -60,7 +60,9 @@ def test_a_larger_micro_batch_never_hurts(data: PoplarData, seconds: float, whic
 @given(instances(), st.sampled_from([0.25, 3.0, 1e-3, 1e4]))
 @settings(max_examples=80)
 def test_scaling_all_times_scales_the_optimum(data: PoplarData, factor: float) -> None:
-    devices = [Device(name=d.name, step_seconds=[t * factor for t in d.step_seconds]) for d in data.devices]
+    devices = [
+        Device(name=d.name, step_seconds=[t * factor for t in d.step_seconds]) for d in data.devices
+    ]
     scaled = changed(data, devices=devices, comm_seconds=data.comm_seconds * factor)
     assert least(scaled) == pytest.approx(factor * least(data), rel=1e-9)
 

@@ -1,4 +1,5 @@
-"""ZeRO memory and collectives, workloads posed, the paper's experiments, packaged optima, the report."""
+"""ZeRO memory and collectives, workloads posed, the paper's experiments, packaged optima, the
+report."""
 
 from __future__ import annotations
 
@@ -47,11 +48,13 @@ def test_volumes_are_those_of_the_zero_paper() -> None:
     assert volumes[1] == volumes[2] == pytest.approx(volumes[0])
     assert volumes[3] == pytest.approx(1.5 * volumes[0])
     assert [c.per_step > 0 for c in found] == [False, False, True, True]
-    assert volumes[0] == pytest.approx(2 * 7 / 8 * 1e9 / 12.5e9, rel=0.01)  # 100 Gbit/s between the nodes
+    # 100 Gbit/s between the nodes
+    assert volumes[0] == pytest.approx(2 * 7 / 8 * 1e9 / 12.5e9, rel=0.01)
 
 
 def test_the_ring_goes_through_those_who_take_part() -> None:
-    """Stage 0 leaves out what holds no sample; from stage 1 on every device holds shards and is in the ring."""
+    """Stage 0 leaves out what holds no sample; from stage 1 on every device holds shards and is in
+    the ring."""
     cluster = example_cluster("poplar-c")  # 4 + 4 devices, the nodes joined at 100 Gbit/s
     states = States(1e9, 1e9, 6e9, layer=0.0, per_sample=1.0, layers=1)
     held = parts([1.0] * 8, "equal")
@@ -69,9 +72,11 @@ def test_the_ring_goes_through_those_who_take_part() -> None:
 
 
 def test_a_device_that_holds_no_sample_is_in_the_ring_from_stage_1_on() -> None:
-    """7B states of 16 bytes a parameter: the 40 GB cards hold no sample at stage 0 of a 2.x GB model's size."""
+    """7B states of 16 bytes a parameter: the 40 GB cards hold no sample at stage 0 of a 2.x GB
+    model's size."""
     workload = paper_workload(example_cluster("poplar-c"), "llama-1.1b")
-    tight = replace(workload, reserved_bytes=16 * 2**30)  # 16 GiB left of 32: 17.6 GB of states do not fit
+    # 16 GiB left of 32: 17.6 GB of states do not fit
+    tight = replace(workload, reserved_bytes=16 * 2**30)
     posed = pose(tight, 0)
     holding = [i for i, device in enumerate(posed.data.devices) if device.step_seconds]
     assert holding == [0, 1, 2, 3]
@@ -98,14 +103,19 @@ def test_unequal_memory_of_equal_devices_gives_unequal_micro_batches(cluster_a: 
         usable = cluster_a.device_bytes()
         for i, device in enumerate(posed.data.devices):
             batch = len(device.step_seconds)
-            assert posed.device_bytes(i, batch) <= usable[device.name] < posed.device_bytes(i, batch + 1)
+            assert (
+                posed.device_bytes(i, batch)
+                <= usable[device.name]
+                < posed.device_bytes(i, batch + 1)
+            )
     assert largest[3]["A100-PCIE-40GB"] > largest[0]["A100-PCIE-40GB"]
 
 
 def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
     plain, hidden = pose(cluster_a, 2), pose(cluster_a, 2, Assumptions(overlap=0.5))
     assert hidden.data.comm_seconds == pytest.approx(plain.data.comm_seconds / 2)
-    assert plain.once_seconds == pytest.approx(plain.data.comm_seconds)  # the all-gather of the weights
+    # the all-gather of the weights
+    assert plain.once_seconds == pytest.approx(plain.data.comm_seconds)
     assert pose(cluster_a, 3).once_seconds == 0.0
     spline = pose(cluster_a, 0, Assumptions(interpolation="spline"))
     for a, b in zip(spline.data.devices, pose(cluster_a, 0).data.devices, strict=True):
@@ -117,7 +127,8 @@ def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
 
 
 def test_shards_by_memory_gain_where_memory_is_short() -> None:
-    """7B on cluster A at stage 2: with equal shards the 40 GB devices hold no sample, by memory they do."""
+    """7B on cluster A at stage 2: with equal shards the 40 GB devices hold no sample, by memory
+    they do."""
     workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
     equal, by_memory = pose(workload, 2), pose(workload, 2, Assumptions(shards="memory"))
     assert not equal.holds_everywhere and by_memory.holds_everywhere
@@ -135,7 +146,8 @@ def test_the_stage_is_raised_until_the_model_fits() -> None:
 
 
 def test_a_device_without_room_for_its_shards_stops_the_stage() -> None:
-    posed = pose(paper_workload(example_cluster("poplar-c"), "llama2-7b"), 1)  # 80 GB would do, 32 do not
+    # 80 GB would do, 32 do not
+    posed = pose(paper_workload(example_cluster("poplar-c"), "llama2-7b"), 1)
     assert posed.unfit is not None and "cannot hold its part" in posed.unfit
     assert solve(POPLAR, posed.data, "exact").status == "infeasible"
 
@@ -146,7 +158,8 @@ def test_proportions_of_cluster_c() -> None:
 
 
 def test_the_packaged_experiments_are_complete() -> None:
-    """Every combination but the two that do not fit: 1.1B on 16 GB cards without sharing anything."""
+    """Every combination but the two that do not fit: 1.1B on 16 GB cards without sharing
+    anything."""
     packaged = {entry.name: entry for entry in library("poplar")}
     missing = {case.name for case in experiments() if case.name not in packaged}
     assert missing == {"poplar-b-llama-1.1b-zero0", "poplar-b-bert-1.1b-zero0"}
@@ -175,7 +188,9 @@ def test_exact_keeps_the_packaged_optima() -> None:
         assert record is not None
         data = entry.load().data
         result = solve(POPLAR, data, "exact")
-        assert result.status == "optimal" and result.objective == pytest.approx(record.objective, rel=1e-9)
+        assert result.status == "optimal" and result.objective == pytest.approx(
+            record.objective, rel=1e-9
+        )
         assert result.details["tie_break"] == "proven"
         kept, found = (
             evaluate(POPLAR, data, decision).parts["under_utilisation"]
@@ -200,7 +215,9 @@ def test_general_solvers_agree_on_packaged_instances(name: str, method: str) -> 
     record = entry.best_known()
     result = solve(POPLAR, entry.load().data, method, Run(Options(threads=1, time_limit=60)))
     assert record is not None
-    assert result.status == "optimal" and result.objective == pytest.approx(record.objective, rel=1e-6)
+    assert result.status == "optimal" and result.objective == pytest.approx(
+        record.objective, rel=1e-6
+    )
 
 
 def test_the_report_says_that_it_predicts() -> None:
@@ -209,7 +226,9 @@ def test_the_report_says_that_it_predicts() -> None:
     assert [document["zero_stage"] for document in documents] == [0, 1, 2, 3]
     speeds, idle, ranges, measured = tables
     assert any("predicted by hetplan, not measured" in note for note in speeds.notes)
-    assert any("ranges over experiments only, none per ZeRO stage" in note for note in measured.notes)
+    assert any(
+        "ranges over experiments only, none per ZeRO stage" in note for note in measured.notes
+    )
     assert any("1.02 to 3.92" in cell for row in measured.rows for cell in row)
     assert [row[0] for row in ranges.rows] == ["0", "1", "2", "3"]
     for document in documents:
@@ -217,14 +236,19 @@ def test_the_report_says_that_it_predicts() -> None:
         assert seconds["exact"] <= seconds["paper"] * (1 + 1e-9) < seconds["deepspeed"]
         ratio = document["predicted_ratios"]["paper_over_deepspeed"]
         assert ratio == pytest.approx(seconds["deepspeed"] / seconds["paper"])
-        (span,) = [r for r in found["predicted_ranges"] if r["zero_stage"] == document["zero_stage"]]
+        (span,) = [
+            r for r in found["predicted_ranges"] if r["zero_stage"] == document["zero_stage"]
+        ]
         assert span["paper_over_deepspeed"] == {"low": ratio, "high": ratio, "experiments": 1}
         assert document["under_utilisation"]["exact"] < document["under_utilisation"]["deepspeed"]
     assert len(idle.rows) == 4 and "eq. 4" in idle.title
     stated = {(row["slow"], row["model"]): (row["low"], row["high"]) for row in found["measured"]}
     assert stated[None, None] == (1.02, 3.92)
     assert stated["deepspeed", "Llama 1.1B"] == (None, 2.27)
-    assert stated["deepspeed", "BERT 1.1B"] == (None, 3.92) and stated["whale", "BERT 1.1B"] == (None, 1.98)
+    assert stated["deepspeed", "BERT 1.1B"] == (None, 3.92) and stated["whale", "BERT 1.1B"] == (
+        None,
+        1.98,
+    )
 
 
 def test_the_report_counts_what_an_iteration_pays_once() -> None:
@@ -246,7 +270,8 @@ def test_the_report_lists_what_does_not_fit() -> None:
 
 
 def test_whale_counts_single_precision_whatever_is_trained_in() -> None:
-    """Cluster C trains in fp16, where A800 and V100S have 312 : 130; Whale goes by fp32, 19.5 : 16.4."""
+    """Cluster C trains in fp16, where A800 and V100S have 312 : 130; Whale goes by fp32, 19.5 :
+    16.4."""
     workload = paper_workload(example_cluster("poplar-c"), "bert-1.1b")
     assert workload.precision == "fp16"
     posed = pose(workload, 1)

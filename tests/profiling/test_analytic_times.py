@@ -1,4 +1,5 @@
-"""Analytical times: invariants, closed cases and one published measurement that nothing was fitted to."""
+"""Analytical times: invariants, closed cases and one published measurement that nothing was fitted
+to."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_more_work_is_never_faster(
 ) -> None:
     size = {"m": m, "k": k, "n": n}
     small = layer_time(matmul_layer(**size), spec, "fp16", micro_batch=batch)
-    large = layer_time(matmul_layer(**{**size, side: size[side] + extra}), spec, "fp16", micro_batch=batch)
+    large = layer_time(
+        matmul_layer(**{**size, side: size[side] + extra}), spec, "fp16", micro_batch=batch
+    )
     more = layer_time(matmul_layer(**size), spec, "fp16", micro_batch=batch + 1)
     for other in (large, more):
         assert other.forward >= small.forward and other.backward >= small.backward
@@ -46,8 +49,12 @@ def test_more_work_is_never_faster(
 
 
 @settings(deadline=None)
-@given(specs, st.sampled_from(["gpt2", "llama-1.1b", "vit-base", "transgan-amp"]), st.integers(1, 16))
-def test_faster_devices_and_more_ranks_are_never_slower(spec: DeviceSpec, name: str, batch: int) -> None:
+@given(
+    specs, st.sampled_from(["gpt2", "llama-1.1b", "vit-base", "transgan-amp"]), st.integers(1, 16)
+)
+def test_faster_devices_and_more_ranks_are_never_slower(
+    spec: DeviceSpec, name: str, batch: int
+) -> None:
     layer = load_model(name).layers[1]
     double = replace_spec(spec, 2.0)
     whole = layer_time(layer, spec, "fp16", micro_batch=batch)
@@ -61,7 +68,9 @@ def test_faster_devices_and_more_ranks_are_never_slower(spec: DeviceSpec, name: 
 
 def replace_spec(spec: DeviceSpec, factor: float) -> DeviceSpec:
     peaks = {precision: factor * peak for precision, peak in spec.peak_tflops.items()}
-    return spec.model_copy(update={"peak_tflops": peaks, "memory_gb_per_s": factor * spec.memory_gb_per_s})
+    return spec.model_copy(
+        update={"peak_tflops": peaks, "memory_gb_per_s": factor * spec.memory_gb_per_s}
+    )
 
 
 def test_large_product_is_bound_by_flops() -> None:
@@ -82,12 +91,15 @@ def test_thin_product_and_elementwise_are_bound_by_memory() -> None:
 
 def test_tiny_layer_costs_its_launches() -> None:
     layer = Layer("x", "x", 1, (Matmul("a", 1, 1, 1), Elementwise("b", 1, 1)), 1, ())
-    t = layer_time(layer, device("H100-SXM5-80GB"), "fp16", efficiency=Efficiency(launch_seconds=1e-5))
+    t = layer_time(
+        layer, device("H100-SXM5-80GB"), "fp16", efficiency=Efficiency(launch_seconds=1e-5)
+    )
     assert (t.forward, t.backward) == pytest.approx((2e-5, 3e-5), rel=1e-12)
 
 
 def test_narrow_products_waste_tiles() -> None:
-    """Sixteen columns cost as many tiles as sixty-four: the effect behind the narrow blocks of AMP's GAN."""
+    """Sixteen columns cost as many tiles as sixty-four: the effect behind the narrow blocks of
+    AMP's GAN."""
     spec = replace_spec(device("T4"), 1.0).model_copy(update={"memory_gb_per_s": 1e6})
     narrow = layer_time(matmul_layer(65536, 512, 16), spec, "fp16")
     wide = layer_time(matmul_layer(65536, 512, 64), spec, "fp16")
@@ -95,9 +107,12 @@ def test_narrow_products_waste_tiles() -> None:
 
 
 def test_published_layer_time_of_a_22b_model() -> None:
-    """Korthikanti et al. 2022, Table 4: one layer of the 22B model, tensor degree 8, micro-batch 4, on A100s:
+    """Korthikanti et al. 2022, Table 4: one layer of the 22B model, tensor degree 8, micro-batch 4,
+    on A100s:
     7.7 ms forward and 19.6 ms in all, without recomputation. Nothing here was fitted to it."""
-    model = load_model(text_model("22b", "", 2048, gpt2(48, 6144, 64, vocabulary=51200, positions=2048)))
+    model = load_model(
+        text_model("22b", "", 2048, gpt2(48, 6144, 64, vocabulary=51200, positions=2048))
+    )
     layer = model.layers[1]
     t = layer_time(layer, device("A100-SXM4-80GB"), "fp16", micro_batch=4, tensor=8)
     reduce = tensor_reduce_seconds(layer, "fp16", 4, 8, bandwidth=250e9, latency=6e-6)
@@ -113,7 +128,9 @@ def test_published_layer_time_of_a_22b_model() -> None:
     st.floats(1e6, 1e12),
     st.floats(0, 1e-3),
 )
-def test_all_reduce_is_monotone(size: int, extra: int, ranks: int, bandwidth: float, latency: float) -> None:
+def test_all_reduce_is_monotone(
+    size: int, extra: int, ranks: int, bandwidth: float, latency: float
+) -> None:
     base = all_reduce_seconds(size, ranks, bandwidth, latency)
     tolerance = 1 + 1e-12
     assert base <= all_reduce_seconds(size + extra, ranks, bandwidth, latency) * tolerance

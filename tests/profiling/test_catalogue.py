@@ -7,7 +7,14 @@ import re
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import GIB, DeviceOverride, DeviceSpec, catalogue, device, overridden
+from hetplan.profiling.catalogue import (
+    GIB,
+    DeviceOverride,
+    DeviceSpec,
+    catalogue,
+    device,
+    overridden,
+)
 
 REQUIRED = [
     "P100-PCIE-16GB",
@@ -37,8 +44,9 @@ REQUIRED = [
 NAMED_MEMORY = {name: int(name.rsplit("-", 1)[1][:-2]) for name in REQUIRED if name.endswith("GB")}
 
 
-# Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock (fp32; matrix units
-# with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per pin. Independent of the peaks.
+# Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock
+# (fp32; matrix units with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per
+# pin. Independent of the peaks.
 CHIPS = {
     "P100-PCIE-16GB": (56, 128, 256, 1.303, 4096, 1.43),
     "V100-SXM2-16GB": (80, 128, 1024, 1.53, 4096, 1.752),
@@ -72,7 +80,9 @@ def test_peaks_follow_from_the_chip(name: str) -> None:
     spec = device(name)
     boost = HOPPER_BOOST if matrix == 4096 else clock
     assert spec.peak_flops("fp32") == pytest.approx(multiprocessors * plain * boost * 1e9, rel=0.01)
-    assert spec.peak_flops("fp16") == pytest.approx(multiprocessors * matrix * clock * 1e9, rel=0.01)
+    assert spec.peak_flops("fp16") == pytest.approx(
+        multiprocessors * matrix * clock * 1e9, rel=0.01
+    )
     assert spec.peak_tflops.get("bf16", spec.peak_tflops["fp16"]) == spec.peak_tflops["fp16"]
     assert spec.memory_bytes_per_s == pytest.approx(bus / 8 * rate * 1e9, rel=0.01)
 
@@ -87,19 +97,24 @@ def test_entries_are_plausible_and_sourced(name: str) -> None:
     assert spec.memory_gib == NAMED_MEMORY.get(name, spec.memory_gib)
     assert 200 <= spec.memory_gb_per_s <= 10_000
     assert {"fp16", "fp32"} <= set(spec.peak_tflops)
-    # Dense fp16 with fp32 accumulation: twice plain fp32 at least, and no sparse figure (GH100: 1979).
+    # Dense fp16 with fp32 accumulation: twice plain fp32 at least, and no sparse figure (GH100:
+    # 1979).
     assert 1.9 * spec.peak_tflops["fp32"] <= spec.peak_tflops["fp16"] <= 1000
     # FLOPs per byte: above 240 only sparse or fp16-accumulation figures on known cards would land.
     assert 10 <= spec.peak_flops("fp16") / spec.memory_bytes_per_s <= 310
     assert spec.price_per_hour is not None and 0.01 <= spec.price_per_hour <= 20
     assert spec.vendor == "nvidia" and spec.price_source
     assert re.search(r"\b20\d\d\b", spec.price_source), "a price has a date"
-    assert "datasheet" in spec.source or "whitepaper" in spec.source or "specifications" in spec.source
+    assert (
+        "datasheet" in spec.source or "whitepaper" in spec.source or "specifications" in spec.source
+    )
 
 
 def test_bf16_only_where_the_hardware_has_it() -> None:
     without = {name for name, spec in catalogue().items() if "bf16" not in spec.peak_tflops}
-    assert without == {n for n in REQUIRED if n.startswith(("P100", "V100", "T4", "RTX-2080", "Titan"))}
+    assert without == {
+        n for n in REQUIRED if n.startswith(("P100", "V100", "T4", "RTX-2080", "Titan"))
+    }
 
 
 def test_figures_in_si_units() -> None:
@@ -129,7 +144,9 @@ def test_missing_precision_names_device_and_alternatives() -> None:
 
 
 def test_override_replaces_only_what_is_given() -> None:
-    changed = overridden("T4", DeviceOverride(peak_tflops={"fp16": 30.0}, price_per_hour=0.2), where="x")
+    changed = overridden(
+        "T4", DeviceOverride(peak_tflops={"fp16": 30.0}, price_per_hour=0.2), where="x"
+    )
     base = device("T4")
     assert changed.peak_tflops == {**base.peak_tflops, "fp16": 30.0}
     assert changed.price_per_hour == 0.2 and changed.price_source == "the cluster file"

@@ -11,7 +11,13 @@ from hetplan.errors import InputError
 from hetplan.profiling import detect
 from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.cluster import load_cluster
-from hetplan.profiling.detect import Host, catalogued, local_network_gbit, read_hostfile, slurm_hosts
+from hetplan.profiling.detect import (
+    Host,
+    catalogued,
+    local_network_gbit,
+    read_hostfile,
+    slurm_hosts,
+)
 from hetplan.runtime import local_node
 
 
@@ -114,7 +120,10 @@ def test_command_line(
     assert main([*arguments, "--hostfile", str(hosts), "--device", "T4", "--network", "25"]) == 0
     cluster = load_cluster(target)
     assert [(n.devices, n.device) for n in cluster.nodes] == [(4, "T4"), (4, "T4"), (2, "T4")]
-    assert cluster.bandwidth()[0, 4] == 25e9 / 8 and cluster.bandwidth()[0, 1] == detect.PCIE_GBIT * 1e9 / 8
+    assert (
+        cluster.bandwidth()[0, 4] == 25e9 / 8
+        and cluster.bandwidth()[0, 1] == detect.PCIE_GBIT * 1e9 / 8
+    )
     assert "links within a node are assumed" in target.read_text()
     assert main([*arguments, "--slurm", "n[1-3]", "--device", "T4", "--devices", "8"]) == 0
     assert len(load_cluster(target).devices) == 24
@@ -128,7 +137,9 @@ def test_command_line(
     assert main([*arguments, "--device", "T5"]) == 2
 
 
-def test_local_gpus_fill_what_hosts_do_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_gpus_fill_what_hosts_do_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_node, "local_node", lambda: Host("here", 4, "T4", 100.0, 50.0))
     target = tmp_path / "cluster.yaml"
     assert main(["cluster", "detect", "-o", str(target)]) == 0

@@ -104,8 +104,14 @@ devices:
             f"nodes: [{NODE.replace('10', 'fast')}]\n",
             r"network_gbit_per_s: .*got 'fast', expected a valid number",
         ),
-        (f"nodes: [{NODE.replace('devices: 2', 'devices: 2.5')}]\n", r"nodes\[0\]\.devices: .*got 2.5"),
-        (f"nodes: [{NODE.replace('devices: 2', 'devices: true')}]\n", r"nodes\[0\]\.devices: .*got True"),
+        (
+            f"nodes: [{NODE.replace('devices: 2', 'devices: 2.5')}]\n",
+            r"nodes\[0\]\.devices: .*got 2.5",
+        ),
+        (
+            f"nodes: [{NODE.replace('devices: 2', 'devices: true')}]\n",
+            r"nodes\[0\]\.devices: .*got True",
+        ),
         (f"nodes: [{NODE.replace('{', '{count: 0, ')}]\n", r"nodes\[0\]\.count: .*got 0"),
         (
             f"nodes: [{NODE.replace('{', '{count: 4096, ')}]\n",
@@ -115,8 +121,14 @@ devices:
             f"nodes: [{NODE}]\ndevices: {{x: {{memory_gib: 1}}}}\n",
             r"c\.yaml: devices\.x: peak_tflops is missing",
         ),
-        (f"nodes: [{NODE}]\ndevices: {{T4: {{memory_gib: -1}}}}\n", r"devices\.T4\.memory_gib: .*got -1"),
-        (f"nodes: [{NODE}]\ndevices: {{T4: {{peak_tflops: {{fp8: 1}}}}}}\n", r"devices\.T4\.peak_tflops"),
+        (
+            f"nodes: [{NODE}]\ndevices: {{T4: {{memory_gib: -1}}}}\n",
+            r"devices\.T4\.memory_gib: .*got -1",
+        ),
+        (
+            f"nodes: [{NODE}]\ndevices: {{T4: {{peak_tflops: {{fp8: 1}}}}}}\n",
+            r"devices\.T4\.peak_tflops",
+        ),
     ],
 )
 def test_errors_name_file_place_got_and_expected(tmp_path: Path, text: str, message: str) -> None:
@@ -161,7 +173,9 @@ def test_matrices_are_symmetric_and_follow_the_rule(entries: list[dict[str, obje
     bandwidth, latency = cluster.bandwidth(), cluster.latency()
     assert np.array_equal(bandwidth, bandwidth.T) and np.array_equal(latency, latency.T)
     assert (
-        len(cluster.devices) == sum(e.count * e.devices for e in file.nodes) == sum(cluster.counts().values())
+        len(cluster.devices)
+        == sum(e.count * e.devices for e in file.nodes)
+        == sum(cluster.counts().values())
     )
     for i, one in enumerate(cluster.devices):
         for j, other in enumerate(cluster.devices):

@@ -14,7 +14,13 @@ from fakes.workloads import cluster, cluster_document
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.profiling import efficiency
-from hetplan.profiling.efficiency import Learned, MeasuredOperator, OperatorData, load_efficiency, train
+from hetplan.profiling.efficiency import (
+    Learned,
+    MeasuredOperator,
+    OperatorData,
+    load_efficiency,
+    train,
+)
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Provenance
@@ -36,12 +42,20 @@ def data(count: int = 400, device: str = "T4") -> OperatorData:
         ideal = max(2 * m * k * n / PEAK, 2 * elements / BANDWIDTH)
         found.append(
             MeasuredOperator(
-                kind="product", count=1.0, m=m, k=k, n=n, elements=elements, seconds=ideal / rule(elements)
+                kind="product",
+                count=1.0,
+                m=m,
+                k=k,
+                n=n,
+                elements=elements,
+                seconds=ideal / rule(elements),
             )
         )
         size = 2.0 ** random.uniform(12, 28)
         found.append(
-            MeasuredOperator(kind="elementwise", elements=size, seconds=2 * size / BANDWIDTH / rule(size))
+            MeasuredOperator(
+                kind="elementwise", elements=size, seconds=2 * size / BANDWIDTH / rule(size)
+            )
         )
     return OperatorData(
         device=device, precision="fp16", element_bytes=2, flops_per_second=PEAK, bytes_per_second=BANDWIDTH,
@@ -88,11 +102,22 @@ class TestTrees:
         assert found.provenance.learned == ["T4"]
 
     def test_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        measured, trained, profile = (tmp_path / f"{name}.json" for name in ("operators", "trees", "profile"))
+        measured, trained, profile = (
+            tmp_path / f"{name}.json" for name in ("operators", "trees", "profile")
+        )
         data().save(measured)
         assert main(["profile", "train", str(measured), "-o", str(trained)]) == 0
         assert "kept apart" in capsys.readouterr().out
-        arguments = ["profile", "--predict", "--model", "gpt2", "--cluster", "g4dn-4", "-o", str(profile)]
+        arguments = [
+            "profile",
+            "--predict",
+            "--model",
+            "gpt2",
+            "--cluster",
+            "g4dn-4",
+            "-o",
+            str(profile),
+        ]
         assert main([*arguments, "--micro-batches", "1", "--efficiency", str(trained)]) == 0
         assert main([*arguments, "--precision", "fp32", "--efficiency", str(trained)]) == 2
         capsys.readouterr()
@@ -108,7 +133,8 @@ class TestTrees:
     def test_what_comes_with_hetplan_is_used_where_the_device_is_that(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The packaged trees are those of the packaged operators, and serve the device of their name alone."""
+        """The packaged trees are those of the packaged operators, and serve the device of their
+        name alone."""
         folder = Path(efficiency.__file__).with_name("learned")
         for path in sorted(folder.glob("*.efficiency.json.gz")):
             found = load_efficiency(path)
@@ -116,7 +142,10 @@ class TestTrees:
             operators = efficiency.load_operators(path.with_name(name))
             again = train(operators)
             for one, other in zip(found.kinds, again.kinds, strict=True):
-                assert one.error == pytest.approx(other.error, rel=0.05) and one.error < one.roofline_error
+                assert (
+                    one.error == pytest.approx(other.error, rel=0.05)
+                    and one.error < one.roofline_error
+                )
             assert operators.provenance.kind == "measured" and operators.device == found.device
         own = efficiency.packaged("Intel(R) Xeon(R) Processor, 1 thread", "fp32")
         assert own is not None and efficiency.packaged("T4", "fp16") is None
@@ -132,7 +161,16 @@ class TestTrees:
         }
         path = tmp_path / "cluster.yaml"
         path.write_text(json.dumps(content))
-        arguments = ["profile", "--predict", "--model", "gpt2", "--sequence", "128", "--cluster", str(path)]
+        arguments = [
+            "profile",
+            "--predict",
+            "--model",
+            "gpt2",
+            "--sequence",
+            "128",
+            "--cluster",
+            str(path),
+        ]
         assert main([*arguments, "--precision", "fp32", "--micro-batches", "1"]) == 0
         out = capsys.readouterr().out
         assert f"learned efficiency: {own.device}" in out

@@ -13,7 +13,8 @@ from hetplan.profiling.configurations import FAMILIES
 from hetplan.profiling.huggingface import from_config
 from hetplan.profiling.models import load_model
 
-# The files as they are published on the Hugging Face hub, less what is about dropout, tokens and generation.
+# The files as they are published on the Hugging Face hub, less what is about dropout, tokens and
+# generation.
 GPT2_XL: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25,
     "n_layer": 48, "n_positions": 1024, "vocab_size": 50257, "layer_norm_epsilon": 1e-05,
@@ -89,7 +90,9 @@ CALCULON: dict[str, Any] = {  # GPT-3 175B
     "model_type": "calculon", "vocab_size": 51200, "hidden": 12288, "feedforward": 49152, "seq_size": 2048,
     "attn_heads": 96, "attn_size": 128, "num_blocks": 96,
 }  # fmt: skip
-FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()} | {"calculon": CALCULON}
+FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()} | {
+    "calculon": CALCULON
+}
 ESSENTIAL = {
     "gpt2": {"vocab_size", "n_embd", "n_layer", "n_head"},
     "llama": {
@@ -173,7 +176,10 @@ def test_biases_count_where_the_file_has_them() -> None:
 
 
 def test_same_chain_as_the_built_in() -> None:
-    assert load_model(from_config(LLAMA3, name="x")).layers == load_model("llama3-8b", sequence=4096).layers
+    assert (
+        load_model(from_config(LLAMA3, name="x")).layers
+        == load_model("llama3-8b", sequence=4096).layers
+    )
     assert load_model(from_config(BERT, name="x")).layers == load_model("bert-base").layers
 
 
@@ -189,7 +195,8 @@ def test_sliding_window_bounds_attention() -> None:
     )
     assert load_model(windowed, sequence=4096).layers == load_model(full, sequence=4096).layers
     assert (
-        load_model(windowed, sequence=8192).forward_flops() < load_model(full, sequence=8192).forward_flops()
+        load_model(windowed, sequence=8192).forward_flops()
+        < load_model(full, sequence=8192).forward_flops()
     )
 
 
@@ -220,7 +227,10 @@ def test_found_by_file_or_folder_and_named_after_it(tmp_path: Path) -> None:
             {**GPT2_XL, "n_head": 7},
             r"not a multiple of the number of heads \(got 1600, expected a multiple of 7",
         ),
-        ({**LLAMA3, "num_key_value_heads": 5}, r"num_key_value_heads \(got 32, expected a multiple of 5"),
+        (
+            {**LLAMA3, "num_key_value_heads": 5},
+            r"num_key_value_heads \(got 32, expected a multiple of 5",
+        ),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "num_experts_per_tok is too large"),
     ],
 )

@@ -50,14 +50,34 @@ BROKEN: list[tuple[str, str, Any, str]] = [
         PIPEDREAM.replace("=8.000", "=nan"),
         r"line 2: backward_compute_time is not usable",
     ),
-    ("pipedream", "g.txt", PIPEDREAM + "\tnode4 -- node9\n", r"names a node that is not there .*node9"),
+    (
+        "pipedream",
+        "g.txt",
+        PIPEDREAM + "\tnode4 -- node9\n",
+        r"names a node that is not there .*node9",
+    ),
     ("pipedream", "g.txt", PIPEDREAM + "\tnode4 -- node1\n", r"circle"),
     ("pipedream", "g.txt", PIPEDREAM + "nonsense\n", r"line 9: not usable"),
     ("pipedream", "g.txt", "", r"no node"),
-    ("piper", "p.json", without(piper(), "nodes", 1, "TMPCs"), r"nodes\[1\]\.TMPCs: required key is missing"),
+    (
+        "piper",
+        "p.json",
+        without(piper(), "nodes", 1, "TMPCs"),
+        r"nodes\[1\]\.TMPCs: required key is missing",
+    ),
     ("piper", "p.json", changed(piper(), -1, *TIME), r"nodes\[0\]\.TMPCs\.2\[1\]\.timePerSample"),
-    ("piper", "p.json", changed(piper(), 8, "edges", 0, "destId"), r"edges\[0\]\.destId: .*not there"),
-    ("dnn-partitioning", "d.json", without(placement(), "edges"), r"edges: required key is missing"),
+    (
+        "piper",
+        "p.json",
+        changed(piper(), 8, "edges", 0, "destId"),
+        r"edges\[0\]\.destId: .*not there",
+    ),
+    (
+        "dnn-partitioning",
+        "d.json",
+        without(placement(), "edges"),
+        r"edges: required key is missing",
+    ),
     (
         "dnn-partitioning",
         "d.json",
@@ -71,7 +91,12 @@ BROKEN: list[tuple[str, str, Any, str]] = [
         r"nodes\[0\]\.fpgaLat",
     ),
     ("metis", "m.json", metis(), r"name is not usable"),
-    ("metis", METIS, without(metis(), "execution_time"), r"execution_time: required key is missing"),
+    (
+        "metis",
+        METIS,
+        without(metis(), "execution_time"),
+        r"execution_time: required key is missing",
+    ),
     ("metis", METIS, changed(metis(), [1], *SIZES), r"2 entries"),
     ("calculon", "c.json", {"hidden": 64}, r"feedforward: required key is missing"),
     ("calculon", "c.json", {}, r"neither a model nor a system"),
@@ -85,7 +110,12 @@ BROKEN: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "name", "content", "message"), BROKEN)
 def test_broken_files_are_one_line_with_their_place(
-    kind: str, name: str, content: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    name: str,
+    content: Any,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(tmp_path / name, content)
     assert main(["import", kind, str(path), "-o", str(tmp_path / "out")]) == 2

@@ -67,7 +67,9 @@ def test_metis(tmp_path: Path) -> None:
     assert found.layers[0].saved_bytes == pytest.approx((1e6 - 8 * 2000) / 2)
 
 
-def test_metis_memory_of_another_length_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metis_memory_of_another_length_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = metis()
     document["execution_memory"]["layer_memory_total_mb"] = [1.0]
     found = imported("metis", write(tmp_path / "DeviceType.X_tp1_bs1.json", document), tmp_path)
@@ -129,7 +131,9 @@ def test_calculon_model_and_system(tmp_path: Path) -> None:
     model = load_model(target)
     assert model.sequence == 32 and len(model.layers) == 5
     # qkv 64 x 384, projection 128 x 64, feed-forward 2 x 64 x 256, biases and norms
-    assert model.layers[1].params == 64 * 384 + 384 + 128 * 64 + 64 + 2 * 64 * 256 + 256 + 64 + 4 * 64
+    assert (
+        model.layers[1].params == 64 * 384 + 384 + 128 * 64 + 64 + 2 * 64 * 256 + 256 + 64 + 4 * 64
+    )
     system = {
         "matrix": {"float16": {"tflops": 312}, "float8": {"tflops": 9}},
         "mem1": {"GiB": 80, "GBps": 2048},

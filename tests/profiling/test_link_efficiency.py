@@ -1,4 +1,5 @@
-"""Learned efficiency of links: a rule found again, errors on messages kept apart, and predictions that follow."""
+"""Learned efficiency of links: a rule found again, errors on messages kept apart, and predictions
+that follow."""
 
 from __future__ import annotations
 
@@ -11,8 +12,19 @@ import pytest
 from fakes.workloads import small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling.collectives import OPERATIONS, Collectives, FittedCollective, SizePoint, fit_line
-from hetplan.profiling.link_efficiency import LearnedLinks, load_link_efficiency, moved_share, train_links
+from hetplan.profiling.collectives import (
+    OPERATIONS,
+    Collectives,
+    FittedCollective,
+    SizePoint,
+    fit_line,
+)
+from hetplan.profiling.link_efficiency import (
+    LearnedLinks,
+    load_link_efficiency,
+    moved_share,
+    train_links,
+)
 from hetplan.profiling.profile import Provenance
 from hetplan.runtime.costs import Costs
 
@@ -31,7 +43,10 @@ def measured(ranks: int, device: str = "X") -> Collectives:
     for operation in OPERATIONS:
         times = [seconds(operation, size) for size in SIZES]
         line = fit_line(SIZES, times)
-        points = [SizePoint(bytes=n, seconds=t, median_seconds=t) for n, t in zip(SIZES, times, strict=True)]
+        points = [
+            SizePoint(bytes=n, seconds=t, median_seconds=t)
+            for n, t in zip(SIZES, times, strict=True)
+        ]
         fits.append(
             FittedCollective(
                 operation=operation, group="node", ranks=ranks, latency_seconds=line.latency,
@@ -46,7 +61,13 @@ def measured(ranks: int, device: str = "X") -> Collectives:
 
 @pytest.mark.parametrize(
     ("operation", "share"),
-    [("send", 1), ("all-reduce", 1.5), ("all-gather", 3), ("reduce-scatter", 0.75), ("all-to-all", 0.75)],
+    [
+        ("send", 1),
+        ("all-reduce", 1.5),
+        ("all-gather", 3),
+        ("reduce-scatter", 0.75),
+        ("all-to-all", 0.75),
+    ],
 )
 def test_bytes_that_pass_a_link(operation: str, share: float) -> None:
     assert moved_share(operation, 4) == share
@@ -64,7 +85,9 @@ class TestTrees:
         assert found.error < 0.15 < found.plain_error
         links = LearnedLinks(found)
         shares = [links.share("all-reduce", "node", 4, size) for size in SIZES]
-        assert shares == sorted(shares) and shares[-1] == pytest.approx(1, rel=0.1) and shares[0] < 0.1
+        assert (
+            shares == sorted(shares) and shares[-1] == pytest.approx(1, rel=0.1) and shares[0] < 0.1
+        )
         assert links.share("all-reduce", "between", 4, 2.0**20) == links.share(
             "all-reduce", "node", 4, 2.0**20
         )
@@ -106,7 +129,8 @@ class TestTrees:
             assert main(arguments) == 0
             found = json.loads(capsys.readouterr().out)
             seconds.append(found["candidates"][found["winner"]]["predicted_seconds"])
-        assert seconds[1] != seconds[0]  # large gradients: learned shares near 1, no latency beside them
+        # large gradients: learned shares near 1, no latency beside them
+        assert seconds[1] != seconds[0]
         document = json.loads(trained.read_text())
         document["trees"] = "{}"
         trained.write_text(json.dumps(document))

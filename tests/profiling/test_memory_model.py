@@ -1,7 +1,9 @@
-"""The memory model against torch's own books: weights, gradients, optimizer states, activations, recomputation.
+"""The memory model against torch's own books: weights, gradients, optimizer states, activations,
+recomputation.
 
-Activations are those of the kernels that GPUs have: fused attention, norms, dropout with a byte per element, SwiGLU in
-one kernel. Sequence parallelism and published sizes by the formulas of Korthikanti et al. 2022.
+Activations are those of the kernels that GPUs have: fused attention, norms, dropout with a byte per
+element, SwiGLU in one kernel. Sequence parallelism and published sizes by the formulas of
+Korthikanti et al. 2022.
 """
 
 from __future__ import annotations
@@ -67,13 +69,18 @@ def test_states_are_those_of_adam() -> None:
         module(torch.empty(1, 300)).sum().backward()
         optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
         optimizer.step()
-    held = [t for p in module.parameters() for t in (p, p.grad, *optimizer.state[p].values()) if t.dim()]
-    assert sum(t.numel() * t.element_size() for t in held) == STATE_BYTES_PER_PARAM * (300 * 200 + 200)
+    held = [
+        t for p in module.parameters() for t in (p, p.grad, *optimizer.state[p].values()) if t.dim()
+    ]
+    assert sum(t.numel() * t.element_size() for t in held) == STATE_BYTES_PER_PARAM * (
+        300 * 200 + 200
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("name", "sequence"), [("gpt2", 256), ("gpt2-medium", 1024), ("bert-large", 512), ("vit-base", None)]
+    ("name", "sequence"),
+    [("gpt2", 256), ("gpt2-medium", 1024), ("bert-large", 512), ("vit-base", None)],
 )
 def test_activations_of_a_block(name: str, sequence: int | None, mode: Recomputation) -> None:
     model = load_model(name, sequence=sequence, precision="bf16")
@@ -118,7 +125,8 @@ def test_activations_of_experts() -> None:
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     x = torch.randn(SAMPLES, 128, t.hidden)
-    # torch's index_add keeps what it adds, weighed outputs of the experts, only to know their shape.
+    # torch's index_add keeps what it adds, weighed outputs of the experts, only to know their
+    # shape.
     added = t.experts.active * 128 * t.hidden * 4
     found = kept.kept_bytes(block, x, real=True) / SAMPLES - added
     assert layer.saved_bytes("fp32") == pytest.approx(found, rel=WITHIN)
@@ -132,7 +140,8 @@ def korthikanti(a: int, h: int, tensor: int, *, sequence_parallel: bool, selecti
     return 10 + (24 + scores) / tensor
 
 
-# GPT-3 and MT-NLG 530B: Korthikanti et al. 2022, Table 3; what selective recomputation saves: Section 5.
+# GPT-3 and MT-NLG 530B: Korthikanti et al. 2022, Table 3; what selective recomputation saves:
+# Section 5.
 @pytest.mark.parametrize(("a", "h", "saves"), [(96, 12288, 0.70), (128, 20480, 0.65)])
 @pytest.mark.parametrize("tensor", [1, 8])
 def test_published_sizes(a: int, h: int, saves: float, tensor: int) -> None:

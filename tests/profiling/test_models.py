@@ -1,4 +1,5 @@
-"""Model chains: parameters against published counts, FLOPs and saved bytes against closed formulas."""
+"""Model chains: parameters against published counts, FLOPs and saved bytes against closed
+formulas."""
 
 from __future__ import annotations
 
@@ -17,17 +18,21 @@ def test_parameters_agree_with_the_published_count(name: str) -> None:
     published = PUBLISHED[name]
     exact = not published.source.startswith(("the name", "released"))
     tolerance = 0.0 if exact else 0.005
-    assert load_model(name).params == pytest.approx(published.params, rel=tolerance, abs=0), published.source
+    assert load_model(name).params == pytest.approx(published.params, rel=tolerance, abs=0), (
+        published.source
+    )
 
 
 def test_all_models_but_one_have_a_published_count() -> None:
     assert set(BUILT_IN) - set(PUBLISHED) == {"transgan-amp"}
     rounded = {name for name, p in PUBLISHED.items() if p.source.startswith("the name")}
-    assert rounded == {"glm-67b", "llama-0.5b", "bert-1.1b"}  # named by size in the papers, never released
+    # named by size in the papers, never released
+    assert rounded == {"glm-67b", "llama-0.5b", "bert-1.1b"}
 
 
 def test_glm_130b_has_the_parameters_of_its_release() -> None:
-    """Shapes of the released configuration and code; the name counts the embedding at both ends of the pipeline."""
+    """Shapes of the released configuration and code; the name counts the embedding at both ends of
+    the pipeline."""
     h, inner, blocks, vocabulary = 12288, 32768, 70, 150528
     attention = h * 3 * h + 3 * h + h * h + h
     feed_forward = h * 2 * inner + 2 * inner + inner * h + h  # GeGLU
@@ -45,7 +50,8 @@ def test_chains_are_well_formed(name: str) -> None:
     assert all(layer.output > 0 for layer in model.layers[:-1]) and model.layers[-1].output == 0
     assert all(layer.operators and layer.params >= 0 for layer in model.layers)
     assert all(
-        0 <= layer.replicated_saved_bytes("fp16") <= layer.saved_bytes("fp16") for layer in model.layers
+        0 <= layer.replicated_saved_bytes("fp16") <= layer.saved_bytes("fp16")
+        for layer in model.layers
     )
     assert model.tensor_degree_fits(1) and BUILT_IN[name].source
     assert 0 < model.backward_flops() <= 2 * model.forward_flops()
@@ -86,7 +92,8 @@ def test_head_follows_the_published_formulas() -> None:
 
 
 def test_whole_model_flops_of_gpt3_formula() -> None:
-    """Narayanan et al. 2021, equation 3 (without recomputation: 72 instead of 96), exact to rounding."""
+    """Narayanan et al. 2021, equation 3 (without recomputation: 72 instead of 96), exact to
+    rounding."""
     s, h, layers, v = 2048, 2304, 24, 51200
     model = load_model(text_model("x", "x", s, gpt2(layers, h, 24, vocabulary=v, positions=s)))
     expected = 72 * s * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h))
@@ -94,9 +101,13 @@ def test_whole_model_flops_of_gpt3_formula() -> None:
 
 
 def test_grouped_queries_and_fused_attention_save_less() -> None:
-    llama, wide = load_model("llama3-8b").layers[1], load_model("llama2-7b", sequence=8192).layers[1]
+    llama, wide = (
+        load_model("llama3-8b").layers[1],
+        load_model("llama2-7b", sequence=8192).layers[1],
+    )
     keys = {
-        layer: next(t for t in layer.saved if t.name == "keys and values").elements for layer in (llama, wide)
+        layer: next(t for t in layer.saved if t.name == "keys and values").elements
+        for layer in (llama, wide)
     }
     assert keys[wide] == 4 * keys[llama]
     # No s x s tensor is kept: saved bytes grow linearly with the sequence.
@@ -133,7 +144,8 @@ def test_transgan_has_two_kinds_of_blocks() -> None:
     }
     # No norm parameters, no query-key-value biases, but biases everywhere else.
     assert blocks[0].params == 12 * 1024**2 + 6 * 1024 and blocks[-1].params == 12 * 16**2 + 6 * 16
-    assert blocks[-1].saved_bytes("fp16") < 2 * 288 * 288 * (16 * 17 + 4 * 256)  # windows, not all pairs
+    # windows, not all pairs
+    assert blocks[-1].saved_bytes("fp16") < 2 * 288 * 288 * (16 * 17 + 4 * 256)
 
 
 def test_tensor_parallelism_shrinks_products_and_nothing_else() -> None:
@@ -147,14 +159,17 @@ def test_tensor_parallelism_shrinks_products_and_nothing_else() -> None:
 
 def test_megatron_splits_columns_then_rows() -> None:
     """Shoeybi et al. 2019, Section 3: no communication between the two products of each pair."""
-    splits = {op.name: op.split for op in load_model("gpt2").layers[1].operators if isinstance(op, Matmul)}
+    splits = {
+        op.name: op.split for op in load_model("gpt2").layers[1].operators if isinstance(op, Matmul)
+    }
     assert splits == {
         "qkv": "n", "scores": "count", "context": "count", "attention-output": "k", "up": "n", "down": "k"
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "degrees"), [("gpt2", {1, 2, 4}), ("gpt2-xl", {1}), ("llama2-70b", {1, 2, 4, 8}), ("vgg19", {1})]
+    ("name", "degrees"),
+    [("gpt2", {1, 2, 4}), ("gpt2-xl", {1}), ("llama2-70b", {1, 2, 4, 8}), ("vgg19", {1})],
 )
 def test_tensor_degrees_divide_heads(name: str, degrees: set[int]) -> None:
     assert {tp for tp in (1, 2, 4, 8, 16) if load_model(name).tensor_degree_fits(tp)} == degrees
@@ -174,8 +189,16 @@ def test_tensor_degrees_divide_heads(name: str, degrees: set[int]) -> None:
         ),
         ("gpt2", {"sequence": 0}, r"gpt2: sequence length is not usable \(got 0"),
         ("llama2-7b", {"sequence": 10**9 + 1}, "sequence length is not usable"),
-        ("vgg19", {"sequence": 128}, r"vgg19: this model takes images and has no sequence length \(got 128"),
-        ("gpt2", {"precision": "fp8"}, r"unknown precision 'fp8'.* \(expected one of fp16, bf16, fp32"),
+        (
+            "vgg19",
+            {"sequence": 128},
+            r"vgg19: this model takes images and has no sequence length \(got 128",
+        ),
+        (
+            "gpt2",
+            {"precision": "fp8"},
+            r"unknown precision 'fp8'.* \(expected one of fp16, bf16, fp32",
+        ),
     ],
 )
 def test_errors(name: str, options: dict[str, object], message: str) -> None:

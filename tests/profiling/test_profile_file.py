@@ -81,7 +81,13 @@ def broken(change: str, value: Any = None) -> dict[str, Any]:
         "precision": "fp16",
         "provenance": {"kind": "measured", "source": "me", "date": "2025-01-31"},
         "layers": [
-            {"name": "l", "param_bytes": 8, "activation_bytes": 2, "tensor_bytes": 0, "saved_bytes": 4}
+            {
+                "name": "l",
+                "param_bytes": 8,
+                "activation_bytes": 2,
+                "tensor_bytes": 0,
+                "saved_bytes": 4,
+            }
         ],
         "tables": [
             {

@@ -31,7 +31,9 @@ def test_published_pipedream(name: str, tmp_path: Path) -> None:
     (table,) = found.tables
     assert sum(table.forward_seconds) == pytest.approx(total("forward_compute_time") / 1e3)
     assert sum(table.backward_seconds) == pytest.approx(total("backward_compute_time") / 1e3)
-    assert sum(layer.param_bytes for layer in found.layers) == pytest.approx(total("parameter_size"))
+    assert sum(layer.param_bytes for layer in found.layers) == pytest.approx(
+        total("parameter_size")
+    )
     assert found.layers[-1].activation_bytes == 0
 
 
@@ -41,7 +43,9 @@ def test_published_graphs(tmp_path: Path) -> None:
         path = SHARED / "dnn-partitioning" / f"{name}.json"
         found = imported("dnn-partitioning", path, tmp_path)
         nodes = json.loads(path.read_text())["nodes"]
-        assert sum(found.tables[0].seconds()) == pytest.approx(sum(n["fpgaLatency"] for n in nodes) / 1e3)
+        assert sum(found.tables[0].seconds()) == pytest.approx(
+            sum(n["fpgaLatency"] for n in nodes) / 1e3
+        )
     found = imported("piper", SHARED / "piper/bert32a100.json", tmp_path)
     nodes = json.loads((SHARED / "piper/bert32a100.json").read_text())["nodes"]
     for table in found.tables:
@@ -54,7 +58,9 @@ def test_published_calculon(tmp_path: Path) -> None:
     target = tmp_path / "out.yaml"
     for path in sorted((SHARED / "calculon/systems").glob("*.json")):
         assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
-        assert len(load_cluster(target).devices) == json.loads(path.read_text())["networks"][0]["size"]
+        assert (
+            len(load_cluster(target).devices) == json.loads(path.read_text())["networks"][0]["size"]
+        )
     target = tmp_path / "out.json"
     for path in sorted((SHARED / "calculon/models").glob("*.json")):
         assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
@@ -73,4 +79,6 @@ def test_published_sailor(tmp_path: Path) -> None:
                 for degree, rows in degrees.items():
                     table = found.table(gpu.name, int(degree), int(batch))
                     assert table is not None
-                    assert sum(table.seconds()) == pytest.approx(sum(r[0] + r[1] for r in rows.values()))
+                    assert sum(table.seconds()) == pytest.approx(
+                        sum(r[0] + r[1] for r in rows.values())
+                    )

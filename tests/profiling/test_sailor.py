@@ -1,4 +1,5 @@
-"""Predictions of Sailor's plans: by hand on a toy folder, and on the published plans where they lie beside."""
+"""Predictions of Sailor's plans: by hand on a toy folder, and on the published plans where they lie
+beside."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def seconds(folder: Path, document: Any) -> float:
 
 def test_one_group(folder: Path) -> None:
     # 4 micro-batches of 2 samples, 4 layers of 3 x 1 ms a sample, and the update's millisecond
-    assert seconds(folder, plan([WHOLE], [[("fast", 1)]], 2, 8)) == pytest.approx(4 * 4 * 2 * 0.003 + 0.001)
+    assert seconds(folder, plan([WHOLE], [[("fast", 1)]], 2, 8)) == pytest.approx(
+        4 * 4 * 2 * 0.003 + 0.001
+    )
 
 
 def test_the_slowest_replica_and_its_card_decide(folder: Path) -> None:
@@ -61,8 +64,11 @@ def test_transfers_occupy_both_ends(folder: Path) -> None:
     found = only(folder, document)
     assert found.prediction is not None
     move, first, last = OUTPUT / 1e9, 2 * 0.003, 2 * 0.009
-    # the slow stage computes and takes part in two transfers for each of 16 micro-batches; the fast one starts and ends
-    assert found.prediction.seconds == pytest.approx(16 * (last + 2 * move) + first + 0.0005, rel=1e-6)
+    # the slow stage computes and takes part in two transfers for each of 16 micro-batches; the fast
+    # one starts and ends
+    assert found.prediction.seconds == pytest.approx(
+        16 * (last + 2 * move) + first + 0.0005, rel=1e-6
+    )
     assert found.prediction.overlapped < found.prediction.seconds
 
 
@@ -139,7 +145,11 @@ BREAKS: list[tuple[str, Any, str]] = [
         r"fast/profile\.json: 1\.1\.0: .*3 entries",
     ),
     ("network_coeffs_x.json", {}, r"network_coeffs_x\.json: .*inter"),
-    ("network_coeffs_x.json", {"inter": {"fast": {"1": [[1, 2], 3]}}}, r"inter\.fast\.1\[0\]: .*3 entries"),
+    (
+        "network_coeffs_x.json",
+        {"inter": {"fast": {"1": [[1, 2], 3]}}},
+        r"inter\.fast\.1\[0\]: .*3 entries",
+    ),
 ]
 
 
@@ -154,7 +164,9 @@ def test_broken_files_are_one_line(
     assert re.search(message, error) and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["llm_info.json", "network_coeffs_x.json", "validation/TOY/one.json"])
+@pytest.mark.parametrize(
+    "name", ["llm_info.json", "network_coeffs_x.json", "validation/TOY/one.json"]
+)
 def test_missing_files_are_named(folder: Path, name: str) -> None:
     add_plan(folder, "TOY/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
     (folder / name).unlink()
@@ -162,7 +174,9 @@ def test_missing_files_are_named(folder: Path, name: str) -> None:
         validate(folder)
 
 
-def test_a_plan_without_prices_keeps_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_prices_keeps_its_reason(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     add_plan(folder, "a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1, max_mem=10**9))
     add_plan(folder, "b.json", plan([WHOLE], [[("other", 1)]], 1, 8))
     assert main(["validate", "sailor", str(folder), "--json"]) == 1
@@ -210,6 +224,8 @@ def test_published_plans() -> None:
         assert error is not None and error < most
         assert rank is None or (correlation is not None and correlation >= rank)
     memory = [
-        abs(c.memory_error) for c in found if c.run.file.startswith("clariden") and c.memory_error is not None
+        abs(c.memory_error)
+        for c in found
+        if c.run.file.startswith("clariden") and c.memory_error is not None
     ]
     assert memory and max(memory) < 0.05

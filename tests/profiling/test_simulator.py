@@ -1,4 +1,5 @@
-"""The simulator against an interpreter of the same rules, closed forms, and what must hold of every timeline."""
+"""The simulator against an interpreter of the same rules, closed forms, and what must hold of every
+timeline."""
 
 from __future__ import annotations
 
@@ -110,13 +111,19 @@ def test_rules_hold_for_random_tasks(tasks: Tasks) -> None:
     ready = np.array([max((done[a] for a in wanted[t]), default=0.0) for t in range(len(tasks))])
     assert (start >= ready).all()
     for port in range(3):
-        users = [t for t in range(len(tasks)) if port in ports_of(tasks, t) and tasks.seconds[t] > 0]
+        users = [
+            t for t in range(len(tasks)) if port in ports_of(tasks, t) and tasks.seconds[t] > 0
+        ]
         users.sort(key=lambda t: start[t])
         assert all(end[a] <= start[b] for a, b in pairwise(users))
     for t in range(len(tasks)):  # nobody waits while its ports are free
         if start[t] > ready[t]:
             held = ports_of(tasks, t)
-            assert any(end[u] == start[t] and held & ports_of(tasks, u) for u in range(len(tasks)) if u != t)
+            assert any(
+                end[u] == start[t] and held & ports_of(tasks, u)
+                for u in range(len(tasks))
+                if u != t
+            )
 
 
 @given(random_tasks())
@@ -127,7 +134,9 @@ def test_without_contention_starts_are_those_of_an_interpreter(tasks: Tasks) -> 
 
 def test_a_port_serves_in_the_order_of_asking() -> None:
     tasks = TaskList()
-    tasks.add((3,), kind=Kind.TRANSFER, unit=0, seconds=2.0, ports=[[0, NO_PORT], [0, 1], [1, NO_PORT]])
+    tasks.add(
+        (3,), kind=Kind.TRANSFER, unit=0, seconds=2.0, ports=[[0, NO_PORT], [0, 1], [1, NO_PORT]]
+    )
     timeline = simulate(tasks.build(1))
     # The second asks for a port held by the first; the third takes the other port meanwhile.
     assert timeline.start.tolist() == [0.0, 2.0, 0.0]
@@ -178,7 +187,9 @@ def test_even_pipelines_take_the_closed_form(
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
-def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, rounds: int, chunks: int) -> None:
+def test_interleaving_divides_the_bubble_by_the_chunks(
+    stages: int, rounds: int, chunks: int
+) -> None:
     batches = rounds * stages
     replica = Replica(
         stages=stages,
@@ -250,7 +261,9 @@ def test_1f1b_keeps_as_many_activations_as_it_warms_up(stages: int, batches: int
 
 
 def test_gradients_are_joined_after_the_slowest_member() -> None:
-    replicas = [Replica(stages=1, micro_batches=2, forward=f, backward=f, optimizer=0.5) for f in (1.0, 3.0)]
+    replicas = [
+        Replica(stages=1, micro_batches=2, forward=f, backward=f, optimizer=0.5) for f in (1.0, 3.0)
+    ]
     joined = simulate_replicas(replicas, [Collective(members=[(0, 0), (1, 0)], seconds=4.0)])
     assert joined.seconds == pytest.approx(12.0 + 4.0 + 0.5)
     shared = simulate_replicas(
@@ -301,7 +314,9 @@ def test_every_step_waits_for_the_slowest_and_overlap_hides_the_shorter() -> Non
 def test_a_collective_of_every_step_needs_equal_steps() -> None:
     replicas = [Replica(stages=1, micro_batches=m, forward=1.0, backward=1.0) for m in (2, 3)]
     with pytest.raises(ValueError, match="equally many micro-batches"):
-        simulate_replicas(replicas, [Collective(members=[(0, 0), (1, 0)], seconds=1.0, when="step")])
+        simulate_replicas(
+            replicas, [Collective(members=[(0, 0), (1, 0)], seconds=1.0, when="step")]
+        )
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))

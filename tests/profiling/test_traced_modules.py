@@ -1,4 +1,5 @@
-"""Modules traced on fake tensors: what is counted, held against torch's own counts and against descriptions."""
+"""Modules traced on fake tensors: what is counted, held against torch's own counts and against
+descriptions."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_flops_are_those_that_torch_counts(make: Any, samples: int) -> None:
 
 
 def test_groups_of_a_convolution_share_its_work() -> None:
-    """Forward and two products backward of 7 x 7 pixels; torch's counter forgets the groups in one of them."""
+    """Forward and two products backward of 7 x 7 pixels; torch's counter forgets the groups in one
+    of them."""
     for groups in (1, 2):
         layer = traced.trace(networks.Images(groups), name="x", precision="fp32").chain()[1]
         assert sum(op.flops() for op in calls(layer)) == 3 * 2 * 49 * 9 * 8 * 16 / groups
@@ -70,11 +72,14 @@ def test_layers_parameters_and_what_is_sent_on() -> None:
 
 
 def test_what_is_kept_is_what_the_kernels_of_a_gpu_keep() -> None:
-    """Fused attention keeps queries, keys, values, its output and fp32 sums; dropout a byte per element."""
+    """Fused attention keeps queries, keys, values, its output and fp32 sums; dropout a byte per
+    element."""
     found = traced.trace(networks.Text(), name="x", precision="fp16").chain()[1]
     norms = 2 * 2 * S * 2  # mean and deviation; of an RMSNorm, too
     elements = (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) * S * H  # inputs of norms, qkv, out, up, gelu, down
-    assert found.saved_bytes("fp16") == pytest.approx(2 * elements + S * H + 4 * S * HEADS + norms, rel=1e-3)
+    assert found.saved_bytes("fp16") == pytest.approx(
+        2 * elements + S * H + 4 * S * HEADS + norms, rel=1e-3
+    )
 
 
 def test_traffic_of_simple_operators() -> None:

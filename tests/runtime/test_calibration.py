@@ -1,4 +1,5 @@
-"""Constants from measured runs: found again where runs were made with them, refused where runs do not tell."""
+"""Constants from measured runs: found again where runs were made with them, refused where runs do
+not tell."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def plans(count: int) -> list[Plan]:
 def made_with(count: int, **changes: float) -> list[MeasuredRun]:
     """Runs that take what the model says with these constants."""
     constants = {**USUAL, **changes}
-    return [MeasuredRun(p, predicted_seconds(p, workload(), constants), None, p.name) for p in plans(count)]
+    return [
+        MeasuredRun(p, predicted_seconds(p, workload(), constants), None, p.name)
+        for p in plans(count)
+    ]
 
 
 def test_constants_are_found_again() -> None:
@@ -56,7 +60,9 @@ def test_constants_are_found_again() -> None:
 @pytest.mark.parametrize("seed", [1, 3])
 def test_noise_is_not_calibrated_away(seed: int) -> None:
     random = Random(seed)
-    runs = [replace(run, seconds=run.seconds * (1 + random.choice((-0.2, 0.2)))) for run in made_with(9)]
+    runs = [
+        replace(run, seconds=run.seconds * (1 + random.choice((-0.2, 0.2)))) for run in made_with(9)
+    ]
     found = calibrate(runs, workload())
     assert found.calibration is None and "hardly better with constants" in found.reason
     assert len(found.left_out) == 9
@@ -83,7 +89,11 @@ def write_runs(folder: Path, runs: list[MeasuredRun], **more: Any) -> list[str]:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile, cluster, target = tmp_path / "profile.json", tmp_path / "cluster.yaml", tmp_path / "c.json"
+    profile, cluster, target = (
+        tmp_path / "profile.json",
+        tmp_path / "cluster.yaml",
+        tmp_path / "c.json",
+    )
     workload().profile.save(profile)
     cluster.write_text(yaml.safe_dump(cluster_document()))
     runs = made_with(9, between=0.5, slot_seconds=0.001)
@@ -95,7 +105,15 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found.framework_bytes is not None and 0 < found.framework_bytes < 15e9
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(runs[4].plan.model_dump(mode="json")))
-    arguments = ["simulate", str(plan), "--cluster", str(cluster), "--profile", str(profile), "--json"]
+    arguments = [
+        "simulate",
+        str(plan),
+        "--cluster",
+        str(cluster),
+        "--profile",
+        str(profile),
+        "--json",
+    ]
     main([*arguments, "--calibration", str(target)])
     document = json.loads(capsys.readouterr().out)
     assert document["calibrated"] is True

@@ -99,7 +99,8 @@ def test_parts_and_cuts() -> None:
 
 
 def test_buckets_hold_every_element_once() -> None:
-    """Whatever the cuts: owners' pieces of a parameter lie behind each other, and each unit contributes once."""
+    """Whatever the cuts: owners' pieces of a parameter lie behind each other, and each unit
+    contributes once."""
     case = Case("buckets", "gpt", [R([S((0, 2), rows=(1, 1), tensor=(1, 2)), S((2, 5))], [(2, 2)]),
                                    R([S((0, 5), tensor=(2, 1, 1))], [(1, 2)])])  # fmt: skip
     made: Any = MODELS["gpt"]()

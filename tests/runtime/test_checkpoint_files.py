@@ -1,4 +1,5 @@
-"""Folders of checkpoints that are damaged, somebody else's, or made to do harm: one line before any process starts."""
+"""Folders of checkpoints that are damaged, somebody else's, or made to do harm: one line before any
+process starts."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def record(**changed: Any) -> Damage:
 
     def damage(step: Path) -> None:
         document = read_json(step / "hetplan.json") | changed
-        (step / "hetplan.json").write_text(to_json({k: v for k, v in document.items() if v is not None}))
+        (step / "hetplan.json").write_text(
+            to_json({k: v for k, v in document.items() if v is not None})
+        )
 
     return damage
 
@@ -117,7 +120,9 @@ def test_folders_that_cannot_hold_checkpoints(
         (tmp_path / ("x" * 300), "cannot write checkpoints: File name too long"),
     ):
         assert message in refused(capsys, "run", plan, *RUN, folder)
-    assert "no complete checkpoint" in refused(capsys, "run", plan, *RUN, tmp_path / "new", "--resume")
+    assert "no complete checkpoint" in refused(
+        capsys, "run", plan, *RUN, tmp_path / "new", "--resume"
+    )
 
 
 def test_what_is_no_checkpoint_is_left_alone(
@@ -127,7 +132,10 @@ def test_what_is_no_checkpoint_is_left_alone(
     own.parent.mkdir()
     own.write_text("mine")
     told = refused(capsys, "run", written[0], *RUN, tmp_path)
-    assert "something else under a checkpoint's name (got 'step-1')" in told and own.read_text() == "mine"
+    assert (
+        "something else under a checkpoint's name (got 'step-1')" in told
+        and own.read_text() == "mine"
+    )
 
 
 def test_the_cause_of_a_failure_of_many_is_told() -> None:

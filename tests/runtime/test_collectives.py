@@ -33,15 +33,26 @@ def test_neither_part_is_negative() -> None:
 def test_groups_of_a_job() -> None:
     assert Job(0, 4, 0, 4).groups() == {"node": [[0, 1, 2, 3]]}
     assert Job(0, 2, 0, 1).groups() == {"all": [[0, 1]]}
-    assert Job(3, 4, 1, 2).groups() == {"node": [[0, 1], [2, 3]], "between": [[0, 2]], "all": [[0, 1, 2, 3]]}
+    assert Job(3, 4, 1, 2).groups() == {
+        "node": [[0, 1], [2, 3]],
+        "between": [[0, 2]],
+        "all": [[0, 1, 2, 3]],
+    }
 
 
-def test_outside_of_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
     monkeypatch.delenv("RANK", raising=False)
     assert main(["profile", "--collectives"]) == 2
     assert "torchrun" in capsys.readouterr().err
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_RANK", "0"),
+        ("LOCAL_WORLD_SIZE", "1"),
+    ):
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="2 or more"):
         job()
@@ -62,7 +73,9 @@ def test_two_ranks_on_gloo(tmp_path: Path) -> None:
     ]
     command += ["profile", "--collectives", "--repeats", "2", "-q", "-o", str(target)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = load_collectives(target)
     assert found.backend == "gloo" and found.ranks == 2

@@ -1,4 +1,5 @@
-"""The plans of the parity tests on GPUs: several ranks on one through the host's memory, or each on its own by NCCL."""
+"""The plans of the parity tests on GPUs: several ranks on one through the host's memory, or each on
+its own by NCCL."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def loaded(folder: Path, name: str) -> dict[tuple[str, str], list[float]]:
 
 
 def test_training_on_gpus_goes_on_anywhere(tmp_path: Path) -> None:
-    """Any two plans give one loss curve; checkpoints of GPUs are read under other plans, on GPUs and on CPUs."""
+    """Any two plans give one loss curve; checkpoints of GPUs are read under other plans, on GPUs
+    and on CPUs."""
     run_forked("parity.curves", tmp_path, PARITY_DEVICE="cuda")
     whole = loaded(tmp_path, "curves")
     assert {plan for plan, _ in whole} == set(PLANS)
@@ -101,7 +103,9 @@ def test_training_on_gpus_goes_on_anywhere(tmp_path: Path) -> None:
 def test_half_precision_is_within_its_rounding(tmp_path: Path) -> None:
     run_forked("parity.halves", tmp_path, PARITY_DEVICE="cuda")
     for case in chosen():
-        ranks = [torch.load(tmp_path / f"found-{case.world}-{rank}.pt") for rank in range(case.world)]
+        ranks = [
+            torch.load(tmp_path / f"found-{case.world}-{rank}.pt") for rank in range(case.world)
+        ]
         assert case.world in WORLDS
         loss, gradients = single(case)
         size = sum(float(g.norm()) ** 2 for g in gradients.values()) ** 0.5

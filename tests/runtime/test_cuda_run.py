@@ -1,4 +1,5 @@
-"""`hetplan run --device cuda`: ranks that share a GPU, NCCL, faults, and what is measured beside the profile."""
+"""`hetplan run --device cuda`: ranks that share a GPU, NCCL, faults, and what is measured beside
+the profile."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ MODEL, SEQUENCE, SAMPLES = "gpt2", 128, 4
 
 def plan() -> Plan:
     """Two stages beside one on two tensor ranks."""
-    return Case("faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
+    return Case(
+        "faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
+    ).plan
 
 
 def gpt2_plan(*stages: tuple[int, int]) -> Plan:
@@ -114,7 +117,8 @@ def test_stages_on_gpus_have_the_losses_of_one(answers: Answers) -> None:
 
 
 def test_time_and_memory_are_near_the_profiles(answers: Answers) -> None:
-    """Told; held within bounds that only an error would break: kernels of other processes share the GPU."""
+    """Told; held within bounds that only an error would break: kernels of other processes share the
+    GPU."""
     run = json.loads(answers["one"]["out"])
     model = load_model(MODEL, sequence=SEQUENCE, precision="fp32")
     (table,) = measure_profile(model, "cuda", micro_batches=(SAMPLES,), repeats=5).tables

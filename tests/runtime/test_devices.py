@@ -1,4 +1,5 @@
-"""Which device a rank computes on, which way its tensors go, and how messages share the ways that know no tags."""
+"""Which device a rank computes on, which way its tensors go, and how messages share the ways that
+know no tags."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from hetplan.runtime.measured import Measured  # noqa: E402
 from hetplan.runtime.watch import Recorder  # noqa: E402
 from parity.cases import CASES, Case, R, S, even  # noqa: E402
 
-PLAN = Case("four", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
+PLAN = Case(
+    "four", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
+).plan
 JOB = Job(plan=PLAN)
 
 
@@ -49,7 +52,9 @@ def test_ranks_go_round_the_gpus(two_gpus: list[int], monkeypatch: pytest.Monkey
     assert local_device("auto") == "cuda:0"
     assert two_gpus == [1, 1, 0, 0]
     for wrong in ("cuda:2", "cuda:x", "tpu", "cpu:0"):
-        with pytest.raises(InputError, match=r"no such device here .*expected cpu or cuda:0 or cuda:1"):
+        with pytest.raises(
+            InputError, match=r"no such device here .*expected cpu or cuda:0 or cuda:1"
+        ):
             local_device(wrong)
 
 
@@ -83,7 +88,10 @@ def notes(job: Job) -> tuple[str, ...]:
 
 def test_rehearsals_and_programs_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpus", lambda: 1)
-    for job in (replace(JOB, virtual=True), replace(JOB, plan=PLAN.model_copy(update={"schedule": "spmd"}))):
+    for job in (
+        replace(JOB, virtual=True),
+        replace(JOB, plan=PLAN.model_copy(update={"schedule": "spmd"})),
+    ):
         assert devices.on_devices(job).device == "cpu"
         with pytest.raises(UnsupportedError, match="compute on the CPU"):
             devices.on_devices(replace(job, device="cuda"))
@@ -132,7 +140,9 @@ def test_two_ranks_use_a_lane_for_one_hop_in_one_direction(case: Case) -> None:
     lanes = lane_numbers(found)
     used: dict[tuple[int, frozenset[int]], set[tuple[int, int, int]]] = {}
     for tag, sender, receiver in found:
-        used.setdefault((lanes[tag], frozenset((sender, receiver))), set()).add((tag, sender, receiver))
+        used.setdefault((lanes[tag], frozenset((sender, receiver))), set()).add(
+            (tag, sender, receiver)
+        )
     assert all(len(streams) == 1 for streams in used.values())
     if case.plan.schedule != "interleaved-1f1b":
         assert len(set(lanes.values())) <= 2

@@ -1,4 +1,5 @@
-"""Going on without lost nodes, with ranks that are made up; `test_run_faults` has one with real ones."""
+"""Going on without lost nodes, with ranks that are made up; `test_run_faults` has one with real
+ones."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def report(step: int) -> StepReport:
 
 
 class Cluster:
-    """Runs that save every second step, and die at given ones: `dies` [(step, device or None)] of each run."""
+    """Runs that save every second step, and die at given ones: `dies` [(step, device or None)] of
+    each run."""
 
     def __init__(self, folder: Path, dies: list[tuple[int, int | None]]) -> None:
         self.folder, self.dies, self.jobs = folder, dies, list[Job]()
@@ -37,7 +39,9 @@ class Cluster:
     def launch(self, job: Job, tell: Tell) -> list[list[StepReport]]:
         """As `launch`."""
         first = elastic.latest(job) or 0 if job.resume else 0
-        step, device = self.dies[len(self.jobs)] if len(self.jobs) < len(self.dies) else (1000, None)
+        step, device = (
+            self.dies[len(self.jobs)] if len(self.jobs) < len(self.dies) else (1000, None)
+        )
         self.jobs.append(job)
         for s in range(first, first + job.steps):
             if s == step:
@@ -52,7 +56,9 @@ class Cluster:
 def three_nodes() -> Plan:
     """Devices 0 and 1 on nodes of their own, 2 and 3 on a third."""
     made = plan("four stages, even", small())
-    devices = [d.model_copy(update={"node": n}) for d, n in zip(made.devices, (0, 1, 2, 2), strict=True)]
+    devices = [
+        d.model_copy(update={"node": n}) for d, n in zip(made.devices, (0, 1, 2, 2), strict=True)
+    ]
     return made.model_copy(update={"devices": devices})
 
 
@@ -66,12 +72,20 @@ def survive(
 ) -> tuple[Cluster, list[tuple[int, ...]], dict[int, float], list[Loss]]:
     """The runs, what was asked of the planner, the losses and what was told."""
     assert job.checkpoint is not None
-    cluster, asked, told = Cluster(Path(job.checkpoint), dies), list[tuple[int, ...]](), list[Loss]()
+    cluster, asked, told = (
+        Cluster(Path(job.checkpoint), dies),
+        list[tuple[int, ...]](),
+        list[Loss](),
+    )
     monkeypatch.setattr(elastic, "launch", cluster.launch)
 
     def again(ran: Job, lost: tuple[int, ...]) -> Job | None:
         asked.append(lost)
-        return replace(ran, plan=ran.plan.model_copy(update={"name": f"without {lost}"})) if fits else None
+        return (
+            replace(ran, plan=ran.plan.model_copy(update={"name": f"without {lost}"}))
+            if fits
+            else None
+        )
 
     found = launch_elastic(job, again, None, told.append)
     assert list(found.lost) == told
@@ -79,7 +93,8 @@ def survive(
 
 
 def test_nodes_lost_one_after_the_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first checkpoint the run begins anew, behind it with what was saved; no step is left out."""
+    """Before the first checkpoint the run begins anew, behind it with what was saved; no step is
+    left out."""
     cluster, asked, losses, told = survive(job, [(1, 3), (5, 0)], monkeypatch)
     assert asked == [(2,), (2, 0)]
     assert [(j.resume, j.steps) for j in cluster.jobs] == [(False, 9), (False, 9), (True, 5)]

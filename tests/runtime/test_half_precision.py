@@ -15,7 +15,8 @@ from parity.curves import PLANS  # noqa: E402
 from parity.gradients import assembled, single  # noqa: E402
 from parity.halves import CURVE, PRECISIONS, WORLDS, chosen  # noqa: E402
 
-# Relative errors of the loss, of all gradients together, and of the losses of ten steps: docs/runtime.md has them.
+# Relative errors of the loss, of all gradients together, and of the losses of ten steps:
+# docs/runtime.md has them.
 LOSS = {"bf16": 5e-3, "fp16": 5e-4}
 GRADIENTS = {"bf16": 2e-2, "fp16": 2.5e-3}
 LOSSES = {"bf16": 5e-3, "fp16": 1e-3}
@@ -27,7 +28,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Any, 
     folder: Path = tmp_path_factory.mktemp("halves")
     run_forked("parity.halves", folder)
     return {
-        world: [torch.load(folder / f"found-{world}-{rank}.pt") for rank in range(world)] for world in WORLDS
+        world: [torch.load(folder / f"found-{world}-{rank}.pt") for rank in range(world)]
+        for world in WORLDS
     }
 
 
@@ -43,9 +45,12 @@ def test_loss_and_gradients_are_those_of_one_process(
         assert ranks[0][0] == pytest.approx(loss, rel=LOSS[precision])
         whole = assembled(gradients, [fragment for rank in ranks for fragment in rank[1]])
         assert {g.dtype for g in whole.values()} == {next(iter(gradients.values())).dtype}
-        errors[precision] = sum(float((whole[n] - g).norm()) ** 2 for n, g in gradients.items()) ** 0.5 / size
+        errors[precision] = (
+            sum(float((whole[n] - g).norm()) ** 2 for n, g in gradients.items()) ** 0.5 / size
+        )
         assert errors[precision] <= GRADIENTS[precision]
-    assert errors["fp16"] < errors["bf16"] and errors["fp16"] > 1e-5  # it was rounded, as either type does
+    # it was rounded, as either type does
+    assert errors["fp16"] < errors["bf16"] and errors["fp16"] > 1e-5
 
 
 def test_training_has_the_curve_of_fp32(found: dict[int, list[dict[Any, Any]]]) -> None:

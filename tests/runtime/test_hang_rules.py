@@ -1,4 +1,5 @@
-"""When a rank counts as hung, from what it last said and whether it computes; the processes are `test_run_faults`'s."""
+"""When a rank counts as hung, from what it last said and whether it computes; the processes are
+`test_run_faults`'s."""
 
 from __future__ import annotations
 
@@ -19,10 +20,20 @@ from parity.cases import Case, R, even
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
 
 
-def rank(what: str, quiet: float, idle: float, *, meeting: float | None = None, longest: float = 0.0) -> Rank:
-    """One that has been at something without progress for `quiet` seconds, and has not computed for `idle`."""
+def rank(
+    what: str, quiet: float, idle: float, *, meeting: float | None = None, longest: float = 0.0
+) -> Rank:
+    """One that has been at something without progress for `quiet` seconds, and has not computed for
+    `idle`."""
     now = time.monotonic()
-    state = {"what": what, "chunk": 0, "batch": 3, "quiet": quiet, "meeting": meeting, "longest": longest}
+    state = {
+        "what": what,
+        "chunk": 0,
+        "batch": 3,
+        "quiet": quiet,
+        "meeting": meeting,
+        "longest": longest,
+    }
     return Rank(0, 0, now, state=state | {"spent": 0.0, "used": 0.0}, activity=Activity(now - idle))
 
 
@@ -48,8 +59,10 @@ FIRST: list[tuple[dict[str, Any], bool]] = [
     ({"what": "optimizer", "quiet": 10.5, "idle": 10.2}, True),
     ({"what": "forward", "quiet": 85.0, "idle": 0.3}, False),  # a slow layer
     ({"what": "forward", "quiet": 95.0, "idle": 0.3}, True),  # a loop without end
-    ({"what": "forward", "quiet": 1.0, "idle": 50.0}, False),  # somebody else's cores, with progress
-    ({"what": "forward", "quiet": 60.0, "idle": 60.0, "meeting": 60.0}, False),  # the other one's turn
+    # somebody else's cores, with progress
+    ({"what": "forward", "quiet": 1.0, "idle": 50.0}, False),
+    # the other one's turn
+    ({"what": "forward", "quiet": 60.0, "idle": 60.0, "meeting": 60.0}, False),
     ({"what": "start", "quiet": 60.0, "idle": 60.0}, False),  # weights from far away
     ({"what": "start", "quiet": 300.0, "idle": 0.3}, False),  # large ones
     ({"what": "start", "quiet": 95.0, "idle": 95.0}, True),
@@ -58,16 +71,21 @@ FIRST: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("doing", "hung"), FIRST)
-def test_of_a_first_pass(doing: dict[str, Any], hung: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_first_pass(
+    doing: dict[str, Any], hung: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = verdict(monkeypatch, rank(**WAITING), rank(**doing))
     assert (told is not None) == hung
     if told is not None:
         assert (
-            told.startswith("rank 1: ") and f"hangs; at {doing['what']} of chunk 0, micro-batch 3 for" in told
+            told.startswith("rank 1: ")
+            and f"hangs; at {doing['what']} of chunk 0, micro-batch 3 for" in told
         )
 
 
-def test_what_runs_elsewhere_or_sleeps_for_a_device_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_elsewhere_or_sleeps_for_a_device_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asleep = rank("forward", 30.0, 30.0)
     assert verdict(monkeypatch, rank(**WAITING), asleep) is not None
     assert verdict(monkeypatch, rank(**WAITING), asleep, at_work=True) is None
@@ -81,7 +99,9 @@ def test_a_pass_may_take_ten_times_the_longest(monkeypatch: pytest.MonkeyPatch) 
         assert (verdict(monkeypatch, rank(**WAITING), computing) is not None) == hangs
 
 
-def test_who_waits_for_a_gpu_is_not_taken_for_the_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_gpu_is_not_taken_for_the_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Waiting for another rank's kernel uses a core, and both have been quiet for as long."""
     spins = rank("forward", 10.8, 0.1, longest=0.5)
     hangs = rank("forward", 10.8, 10.2, longest=0.5)
@@ -99,7 +119,8 @@ def test_all_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it waits for a core, or begins with much to load, it gets longer; one that has just been forked, too."""
+    """Where it waits for a core, or begins with much to load, it gets longer; one that has just
+    been forked, too."""
 
     def silent(what: str, seconds: float, **state: Any) -> Rank:
         found = rank(what, 0.0, 0.0)

@@ -1,4 +1,5 @@
-"""Poplar's Algorithm 1 on a live torch device: real layers, real passes, a memory limit that is kept."""
+"""Poplar's Algorithm 1 on a live torch device: real layers, real passes, a memory limit that is
+kept."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_layers_own_the_parameters_that_the_description_counts(name: str) -> Non
 
 
 def test_attention_is_masked_and_windowed() -> None:
-    """A token changes nothing before it; in a window of 5, nothing 5 or more places behind it either."""
+    """A token changes nothing before it; in a window of 5, nothing 5 or more places behind it
+    either."""
     for name in ("llama", "window", "unfused", "bert"):
         chain = build_chain(model_of(name), "cpu")
         first = torch.randint(97, (1, 16))
@@ -76,7 +78,9 @@ def test_fused_and_unfused_attention_agree() -> None:
     for name in ("unfused", "fused"):
         shape = replace(SHAPES["unfused"], attention="fused" if name == "fused" else "standard")
         torch.manual_seed(1)
-        chain = build_chain(load_model(text_model(name, "test", 16, shape), precision="fp32"), "cpu")
+        chain = build_chain(
+            load_model(text_model(name, "test", 16, shape), precision="fp32"), "cpu"
+        )
         losses.append(chain.forward(torch.arange(32).view(2, 16)).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -95,21 +99,25 @@ def test_the_largest_micro_batch_is_the_largest_that_fits() -> None:
     one = unlimited.forward_bytes(1, 1e12)
     assert unlimited.forward_bytes(12, 1e12) == pytest.approx(12 * one, rel=0.1)
     limit = (
-        unlimited.at(0).resident + (unlimited.forward_bytes(11, 1e12) + unlimited.forward_bytes(12, 1e12)) / 2
+        unlimited.at(0).resident
+        + (unlimited.forward_bytes(11, 1e12) + unlimited.forward_bytes(12, 1e12)) / 2
     )
     told: list[str] = []
     trial = Trial(model, "cpu", limit, repeats=1, tell=told.append)
     found = explore(trial.at(0))
     assert found.largest == 11
     assert found.tried[:4] == (1, 2, 4, 8)
-    assert set(found.points) == {b for b in found.tried if b <= 11} and min(found.points.values()) > 0
+    assert (
+        set(found.points) == {b for b in found.tried if b <= 11} and min(found.points.values()) > 0
+    )
     with pytest.raises(OutOfMemoryOnDevice):
         trial.measure(12, trial.at(0).free)
     assert told[-1].startswith("micro-batch 12:") and "bytes of activations" in told[-1]
 
 
 def test_the_stage_is_raised_where_no_sample_fits() -> None:
-    """States of stage 0 alone exceed the limit; eight devices that share them from some stage on hold a sample."""
+    """States of stage 0 alone exceed the limit; eight devices that share them from some stage on
+    hold a sample."""
     model = model_of("llama", sequence=2)
     states = Trial(model, "cpu", 1e12).states
     one = Trial(model, "cpu", 1e12).forward_bytes(1, 1e12)
@@ -127,7 +135,8 @@ def test_the_stage_is_raised_where_no_sample_fits() -> None:
 
 
 def test_what_a_pass_keeps_once_does_not_make_the_estimate_too_low() -> None:
-    """Five windows of 300 x 300 booleans beside activations of a few hundred kilobytes per sample."""
+    """Five windows of 300 x 300 booleans beside activations of a few hundred kilobytes per
+    sample."""
     shape = llama(5, 8, 2, 8, **SMALL, window=7, attention="standard")
     model = load_model(text_model("masked", "test", 300, shape), precision="fp32")
     free = Trial(model, "cpu", 1e12).forward_bytes(9, 1e12)

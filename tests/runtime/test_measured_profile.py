@@ -1,4 +1,5 @@
-"""Profiles measured on this machine: what is measured, how a run goes on, and memory against torch's own counts."""
+"""Profiles measured on this machine: what is measured, how a run goes on, and memory against
+torch's own counts."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_each_layer_kind_is_measured_once_per_size(monkeypatch: pytest.MonkeyPat
         return real(model, device, tensor, batch, *rest)
 
     monkeypatch.setattr(measure, "measure_pieces", counted)
-    found = measure.measure_profile(small(), "cpu", micro_batches=(2, 1), tensor_degrees=(1, 2), repeats=1)
+    found = measure.measure_profile(
+        small(), "cpu", micro_batches=(2, 1), tensor_degrees=(1, 2), repeats=1
+    )
     assert seen == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert found.provenance.kind == "measured" and len(found.layers) == 5
     for table in found.tables:
@@ -69,7 +72,9 @@ def test_a_file_of_another_model_is_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     measure.measure_profile(small(), "cpu", micro_batches=(1,), repeats=1, output=path)
     other = load_model(from_config(GPT, name="other"), precision="fp32")
-    with pytest.raises(InputError, match=r"profile\.json: model of the profile that is there differs"):
+    with pytest.raises(
+        InputError, match=r"profile\.json: model of the profile that is there differs"
+    ):
         measure.measure_profile(other, "cpu", micro_batches=(1,), output=path)
 
 
@@ -89,7 +94,19 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "X",
     ]
     assert (
-        main([*arguments, "--micro-batches", "1,2", "--tensor", "2", "--repeats", "1", "-o", str(target)])
+        main(
+            [
+                *arguments,
+                "--micro-batches",
+                "1,2",
+                "--tensor",
+                "2",
+                "--repeats",
+                "1",
+                "-o",
+                str(target),
+            ]
+        )
         == 0
     )
     found = load_profile(target)
@@ -115,15 +132,22 @@ def test_a_rank_holds_its_part() -> None:
         layers.build_pieces(small(), "cpu", 3)
 
 
-# Models whose kernels exist on the meta device; fused attention and norms are decomposed there, and keep more.
-@pytest.mark.parametrize(("name", "sequence"), [("gpt2", 256), ("gpt2-medium", 512), ("bert-large", 128)])
+# Models whose kernels exist on the meta device; fused attention and norms are decomposed there, and
+# keep more.
+@pytest.mark.parametrize(
+    ("name", "sequence"), [("gpt2", 256), ("gpt2-medium", 512), ("bert-large", 128)]
+)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
     name: str, sequence: int, tensor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GPUs keep one byte per element of a dropout's mask; other devices, and so the meta device, a whole number.
+    # GPUs keep one byte per element of a dropout's mask; other devices, and so the meta device, a
+    # whole number.
     monkeypatch.setattr(
-        torch.nn.functional, "dropout", lambda x, p: torch.native_dropout(x, p, True)[0], raising=True
+        torch.nn.functional,
+        "dropout",
+        lambda x, p: torch.native_dropout(x, p, True)[0],
+        raising=True,
     )
     model = load_model(name, sequence=sequence, precision="bf16")
     counted = layers.saved_on_meta(model, tensor)

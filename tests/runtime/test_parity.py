@@ -1,4 +1,5 @@
-"""Loss and every gradient of a plan equal those of one process, for all plan shapes of `parity.cases`."""
+"""Loss and every gradient of a plan equal those of one process, for all plan shapes of
+`parity.cases`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, 
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_loss_and_gradients_equal_one_process(case: Case, found: dict[int, list[dict[str, Any]]]) -> None:
+def test_loss_and_gradients_equal_one_process(
+    case: Case, found: dict[int, list[dict[str, Any]]]
+) -> None:
     losses = [rank[case.name][0] for rank in found[case.world]]
     fragments = [f for rank in found[case.world] for f in rank[case.name][1]]
     loss, gradients = single(case)
@@ -47,7 +50,9 @@ def test_loss_and_gradients_equal_one_process(case: Case, found: dict[int, list[
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_staging_and_lanes_change_nothing(name: str, found: dict[int, list[dict[str, Any]]]) -> None:
+def test_staging_and_lanes_change_nothing(
+    name: str, found: dict[int, list[dict[str, Any]]]
+) -> None:
     """Copies to other buffers and back, and no tags: the same numbers, bit by bit."""
     (case,) = [case for case in CASES if case.name == name]
     for rank in found[case.world]:
@@ -64,7 +69,9 @@ def test_there_are_enough_shapes() -> None:
 
 
 @pytest.fixture(scope="module")
-def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, str], list[float]]]:
+def curves(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, dict[tuple[str, str], list[float]]]:
     """The folder with checkpoints, and (plan, optimizer) -> losses."""
     folder = tmp_path_factory.mktemp("curves")
     run_forked("parity.curves", folder)
@@ -86,14 +93,17 @@ Curves = tuple[Path, dict[tuple[str, str], list[float]]]
 def test_any_two_plans_give_the_same_loss_curve(curves: Curves) -> None:
     """Ten steps, with momentum and with AdamW; the model learns, so the curves are not flat."""
     for optimizer in OPTIMIZERS:
-        first, *others = [curve for (_, used), curve in sorted(curves[1].items()) if used == optimizer]
+        first, *others = [
+            curve for (_, used), curve in sorted(curves[1].items()) if used == optimizer
+        ]
         assert first[-1] < 0.97 * first[0]
         for curve in others:
             assert curve == pytest.approx(first, rel=1e-8)
 
 
 def test_a_checkpoint_goes_on_under_another_plan(curves: Curves) -> None:
-    """Other cuts, widths, shares, ZeRO levels and numbers of ranks: the second half of the same curve."""
+    """Other cuts, widths, shares, ZeRO levels and numbers of ranks: the second half of the same
+    curve."""
     folder, whole = curves
     run_forked("parity.resumed", folder)
     for key, losses in loaded(folder, "resumed").items():
@@ -120,7 +130,9 @@ def test_a_checkpoint_has_the_unsplit_names(curves: Curves) -> None:
     folder = curves[0] / "ZeRO 3-adamw" / f"step-{STEPS // 2}"
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     shapes = read_json(folder / "hetplan.json")["shapes"]
-    assert {f"model.{name}" for name in shapes} == {key for key in stored if key.startswith("model.")}
+    assert {f"model.{name}" for name in shapes} == {
+        key for key in stored if key.startswith("model.")
+    }
     for name, shape in shapes.items():
         for key in (f"model.{name}", f"optimizer.{name}.exp_avg", f"optimizer.{name}.exp_avg_sq"):
             ends = sorted((c.offsets[0], c.offsets[0] + c.sizes[0]) for c in stored[key].chunks)

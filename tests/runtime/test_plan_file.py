@@ -1,4 +1,5 @@
-"""The plan file: what is read comes back, and every rule that a plan can break is told with its place."""
+"""The plan file: what is read comes back, and every rule that a plan can break is told with its
+place."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ Document = dict[str, Any]
 
 
 def random_plan(rng: Random) -> Document:
-    """A valid plan: replicas with different cuts and widths, uneven shares, any schedule and ZeRO level."""
+    """A valid plan: replicas with different cuts and widths, uneven shares, any schedule and ZeRO
+    level."""
     layers, zero = rng.randint(1, 8), rng.randint(0, 3)
     schedule = rng.choice(("gpipe", "1f1b", "interleaved-1f1b"))
     replicas: list[dict[str, Any]] = []
@@ -147,7 +149,10 @@ BATCHES = ("replicas", 1, "micro_batches")
             changed(*STAGE, "layers", value=[[3, 6]]),
             "replicas[1].stages[1].layers[0] begins at layer 3, expected 4",
         ),
-        (changed(*STAGE, "layers", value=[[4, 5]]), "replicas[1].stages end at layer 5, expected 6"),
+        (
+            changed(*STAGE, "layers", value=[[4, 5]]),
+            "replicas[1].stages end at layer 5, expected 6",
+        ),
         (
             changed("workload", "layers", 3, value=simple()["workload"]["layers"][1]),
             f"workload.layers[3] is {simple()['workload']['layers'][1]!r}, as workload.layers[1] is",
@@ -193,7 +198,8 @@ BATCHES = ("replicas", 1, "micro_batches")
             "replicas[1].micro_batches are 8, expected as many as those of replicas[0] (4) under ZeRO 3",
         ),
         (
-            changed(*BATCHES, value=[{"count": 1, "samples": 8}]) | {"schedule": "interleaved-1f1b"},
+            changed(*BATCHES, value=[{"count": 1, "samples": 8}])
+            | {"schedule": "interleaved-1f1b"},
             "replicas[1].micro_batches are 1, expected a multiple of the stages (2) under interleaved-1f1b",
         ),
         (
@@ -216,8 +222,14 @@ def test_each_rule(wrong: Document, message: str) -> None:
             simple() | {"schedule": "2f2b"},
             "p.json: schedule: not usable (got '2f2b', expected 'gpipe', '1f1b'",
         ),
-        (changed(*STAGE, "row_shares", value=[0]), "p.json: replicas[1].stages[1].row_shares[0]: not usable"),
-        ({"format": "hetplan-instance"}, "p.json: format: not a hetplan-plan file (got 'hetplan-instance'"),
+        (
+            changed(*STAGE, "row_shares", value=[0]),
+            "p.json: replicas[1].stages[1].row_shares[0]: not usable",
+        ),
+        (
+            {"format": "hetplan-instance"},
+            "p.json: format: not a hetplan-plan file (got 'hetplan-instance'",
+        ),
     ],
 )
 def test_schema_errors(wrong: Document, message: str) -> None:
@@ -240,8 +252,10 @@ def test_split_is_whole_ordered_and_near(length: int, shares: list[float]) -> No
 
 def test_split_by_hand() -> None:
     assert split(6, [3, 2, 1]) == [(0, 3), (3, 5), (5, 6)]
-    assert split(5, [1, 1]) == [(0, 3), (3, 5)]  # 2.5 each rounds to 2, the earlier one gets the missing unit
-    assert split(3, [1, 1]) == [(0, 1), (1, 3)]  # 1.5 each rounds to 2, the earlier one gives the surplus
+    # 2.5 each rounds to 2, the earlier one gets the missing unit
+    assert split(5, [1, 1]) == [(0, 3), (3, 5)]
+    # 1.5 each rounds to 2, the earlier one gives the surplus
+    assert split(3, [1, 1]) == [(0, 1), (1, 3)]
     assert split(0, [1, 2]) == [(0, 0), (0, 0)]
     assert split(10, [1, 1, 1, 1]) == [(0, 3), (3, 6), (6, 8), (8, 10)]
     for wrong in ([], [1, 0], [-1, 2]):

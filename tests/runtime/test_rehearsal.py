@@ -1,4 +1,5 @@
-"""Plans on virtual devices: real processes and messages, predicted times slept; and `hetplan run` around them."""
+"""Plans on virtual devices: real processes and messages, predicted times slept; and `hetplan run`
+around them."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def rehearsed(folder: Path, *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_slept_is_what_the_simulator_predicts(name: str) -> None:
     made = plan(name, small())
-    assert Rehearsal.of(made, small(), 3.0).seconds == pytest.approx(3 * replay(made, small()).seconds)
+    assert Rehearsal.of(made, small(), 3.0).seconds == pytest.approx(
+        3 * replay(made, small()).seconds
+    )
 
 
 def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
@@ -72,7 +75,8 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
         assert found["measured_seconds"] > 0.98 * found["predicted_seconds"], name
         assert [step["step"] for step in found["steps"]] == [0, 1, 2, 3]
         for rank in found["ranks"]:
-            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]  # less what began late
+            # less what began late
+            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
 
 
 @pytest.mark.slow
@@ -89,7 +93,10 @@ def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path
 @pytest.mark.slow
 def test_collectives_wait_for_all_members_and_for_cards() -> None:
     """Two stages of one replica, one of another: by hand."""
-    two, one = (Pipeline(stages=n, micro_batches=1, forward=1.0, backward=1.0, optimizer=0.5) for n in (2, 1))
+    two, one = (
+        Pipeline(stages=n, micro_batches=1, forward=1.0, backward=1.0, optimizer=0.5)
+        for n in (2, 1)
+    )
     joined = (
         Collective(members=[(0, 0), (1, 0)], seconds=3.0, ports=(0,)),
         Collective(members=[(0, 1), (1, 0)], seconds=2.0, ports=(0,)),
@@ -104,7 +111,9 @@ def test_collectives_wait_for_all_members_and_for_cards() -> None:
 
 
 def test_the_command_prints_a_table_a_document_and_a_trace(tmp_path: Path) -> None:
-    case = Case("two by two", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])])
+    case = Case(
+        "two by two", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
+    )
     save_plan(case.plan, tmp_path / "plan.json")
     trace = str(tmp_path / "trace.json")
     command = (
@@ -119,7 +128,11 @@ def test_the_command_prints_a_table_a_document_and_a_trace(tmp_path: Path) -> No
     )
     done = python(*command, "--json", "--trace", trace)
     assert done.returncode == 0, done.stderr
-    assert [line.split(":")[1] for line in done.stderr.splitlines()] == [" step 0", " step 1", " step 2"]
+    assert [line.split(":")[1] for line in done.stderr.splitlines()] == [
+        " step 0",
+        " step 1",
+        " step 2",
+    ]
     document = json.loads(done.stdout)
     assert document["predicted_seconds"] is None and document["measured_seconds"] > 0
     assert [rank["tensor_rank"] for rank in document["ranks"]] == [0, 0, 0, 1]
@@ -151,7 +164,8 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_order_of_the_planners_candidates_is_the_order_measured(tmp_path: Path) -> None:
-    """All candidates of one workload at one scale; those predicted within a percent of each other may change places.
+    """All candidates of one workload at one scale; those predicted within a percent of each other
+    may change places.
 
     Needs a machine without other load.
     """
@@ -159,7 +173,11 @@ def test_the_order_of_the_planners_candidates_is_the_order_measured(tmp_path: Pa
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(yaml.safe_dump(cluster_document()))
     planning = make_plans(workload, None, Run(Options(time_limit=20.0, threads=1)))
-    known = {c.name: c for c in planning.candidates if c.plan is not None and c.predicted_seconds is not None}
+    known = {
+        c.name: c
+        for c in planning.candidates
+        if c.plan is not None and c.predicted_seconds is not None
+    }
     predicted = {name: float(c.predicted_seconds or 0.0) for name, c in known.items()}
     assert len(predicted) >= 5
     scale = 2.0 / min(predicted.values())
@@ -167,11 +185,22 @@ def test_the_order_of_the_planners_candidates_is_the_order_measured(tmp_path: Pa
     for i, (name, candidate) in enumerate(known.items()):
         assert candidate.plan is not None
         save_plan(candidate.plan, tmp_path / f"{i}.json")
-        more = ("--virtual", "--time-scale", scale, "--steps", 4, "--cluster", cluster, "--json", "--quiet")
+        more = (
+            "--virtual",
+            "--time-scale",
+            scale,
+            "--steps",
+            4,
+            "--cluster",
+            cluster,
+            "--json",
+            "--quiet",
+        )
         asked.append(request(name.replace("/", "-"), "run", tmp_path / f"{i}.json", *more))
     answers = served(asked, tmp_path, 1)
     measured = {
-        name: json.loads(answers[name.replace("/", "-")]["out"])["measured_seconds"] for name in predicted
+        name: json.loads(answers[name.replace("/", "-")]["out"])["measured_seconds"]
+        for name in predicted
     }
     for a, b in permutations(predicted, 2):
         if predicted[a] < 0.99 * predicted[b]:
@@ -202,5 +231,7 @@ def test_a_slow_rank_is_told_of_a_rehearsal_that_is_late(factor: float, told: bo
         busy = (1.7 if rank == 1 else 1.0) * rehearsal.busy(rank)
         reports.append([StepReport(s, 1.0, 0.0, end, busy / 2, busy / 2, 0.0, 1) for s in range(2)])
     notes = Measured(job, reports).table().notes
-    slow = [note for note in notes if note.startswith("slow: rank 1 (") and "took 1.7 times" in note]
+    slow = [
+        note for note in notes if note.startswith("slow: rank 1 (") and "took 1.7 times" in note
+    ]
     assert len(slow) == told and told == any(note.startswith("slow") for note in notes)

@@ -1,4 +1,5 @@
-"""`hetplan validate rehearsal`: its workload, comparison and verdict; the runs themselves are `test_rehearsal`'s."""
+"""`hetplan validate rehearsal`: its workload, comparison and verdict; the runs themselves are
+`test_rehearsal`'s."""
 
 from __future__ import annotations
 

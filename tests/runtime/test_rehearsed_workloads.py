@@ -17,12 +17,15 @@ from markdown_pages import ROOT, blocks  # noqa: E402
 from parity.asking import Answers, request, served  # noqa: E402
 
 (LISTED,) = [
-    block.body for block in blocks(ROOT / "docs" / "runtime.md", "bash") if block.mark == "rehearsals"
+    block.body
+    for block in blocks(ROOT / "docs" / "runtime.md", "bash")
+    if block.mark == "rehearsals"
 ]
 
 
 def commands(folder: Path, steps: int, seconds: float) -> dict[str, list[str]]:
-    """Strategy -> the two commands of its line, with files in the folder and so many seconds for a method."""
+    """Strategy -> the two commands of its line, with files in the folder and so many seconds for a
+    method."""
     found = {}
     for line in LISTED.strip().splitlines():
         words = [word for word in shlex.split(line) if word != "hetplan"]
@@ -48,7 +51,11 @@ def check(answers: Answers, folder: Path, steps: int) -> dict[str, Any]:
         found = json.loads(answer["out"][answer["out"].index('{\n "plan"') :])
         plan = load_plan(folder / f"{family}.json")
         assert plan.prediction is not None and plan.prediction.strategy == family
-        assert (found["plan"], found["virtual"], len(found["ranks"])) == (plan.name, True, plan.world_size)
+        assert (found["plan"], found["virtual"], len(found["ranks"])) == (
+            plan.name,
+            True,
+            plan.world_size,
+        )
         assert [step["step"] for step in found["steps"]] == list(range(steps))
         assert found["time_scale"] * plan.prediction.predicted_seconds == pytest.approx(
             found["predicted_seconds"]
@@ -59,9 +66,9 @@ def check(answers: Answers, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def test_every_family_has_a_line() -> None:
-    assert [line.split()[line.split().index("--strategies") + 1] for line in LISTED.splitlines()] == list(
-        FAMILIES
-    )
+    assert [
+        line.split()[line.split().index("--strategies") + 1] for line in LISTED.splitlines()
+    ] == list(FAMILIES)
 
 
 def test_one_workload_of_each_family_is_planned_and_rehearsed(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Plans replayed: against families' prices where those are exact, and by hand where they are not."""
+"""Plans replayed: against families' prices where those are exact, and by hand where they are
+not."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def workload() -> Workload:
     return small()
 
 
-def plan_of(*cuts: tuple[int, int], batches: list[tuple[int, int]] | None = None, **changes: Any) -> Plan:
+def plan_of(
+    *cuts: tuple[int, int], batches: list[tuple[int, int]] | None = None, **changes: Any
+) -> Plan:
     """gpt2's 14 layers as one pipeline, stage j on device j, micro-batches of 1."""
     stages = [{"layers": [cut], "devices": [[j]]} for j, cut in enumerate(cuts)]
     steps = [{"count": count, "samples": samples} for count, samples in batches or [(8, 1)]]
@@ -93,7 +96,8 @@ def test_two_stages_send_activations_there_and_gradients_back() -> None:
     single = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert single is not None
     one, two = sum(single.seconds()), sum(table.seconds())
-    compute = two + 6 * (two - one)  # beyond two samples, the largest in the profile, the slope goes on
+    # beyond two samples, the largest in the profile, the slope goes on
+    compute = two + 6 * (two - one)
     latency = 2 * w.cluster.latency()[0, 1]
     tied = found.timeline.spent(Kind.COLLECTIVE).sum()
     assert tied == pytest.approx(w.profile.layers[-1].tied_param_bytes / (170 * GBIT) + latency)
@@ -132,7 +136,8 @@ def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
     assert mine.plan is not None
     assert mine.predicted_seconds is not None
     again = replay(mine.plan, w)
-    # Beside the family's price there is the update; under ZeRO 1 the parameters are gathered after it.
+    # Beside the family's price there is the update; under ZeRO 1 the parameters are gathered after
+    # it.
     update = again.timeline.spent(Kind.OPTIMIZER).max()
     assert 0 < update < 0.05 * again.seconds
     assert again.seconds == pytest.approx(mine.predicted_seconds + update, rel=1e-9)
@@ -178,7 +183,9 @@ def test_gradients_join_layer_by_layer_where_replicas_are_cut_differently() -> N
 def test_overlapping_and_not_blocking_never_take_longer() -> None:
     replicas = [
         {
-            "stages": [{"layers": [c], "devices": [[2 * j + i]]} for j, c in enumerate([(0, 7), (7, 14)])],
+            "stages": [
+                {"layers": [c], "devices": [[2 * j + i]]} for j, c in enumerate([(0, 7), (7, 14)])
+            ],
             "micro_batches": [{"count": 4, "samples": 1}],
         }
         for i in range(2)
@@ -254,7 +261,9 @@ def test_a_plan_for_something_else_is_refused(other: Any, words: str) -> None:
 def test_sharded_pipelines_join_once_per_iteration() -> None:
     replicas = [
         {
-            "stages": [{"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])],
+            "stages": [
+                {"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])
+            ],
             "micro_batches": [{"count": 4, "samples": 1}],
         }
         for i in range(2)
@@ -265,7 +274,9 @@ def test_sharded_pipelines_join_once_per_iteration() -> None:
         assert (other.seconds, other.peak_bytes) == (sharded[0].seconds, sharded[0].peak_bytes)
     wide = {"layers": [(0, 14)], "devices": [[0, 1]], "tensor_shares": [1, 1]}
     second = {"layers": [(0, 14)], "devices": [[2, 3]], "tensor_shares": [1, 1]}
-    groups = [{"stages": [s], "micro_batches": [{"count": 4, "samples": 1}]} for s in (wide, second)]
+    groups = [
+        {"stages": [s], "micro_batches": [{"count": 4, "samples": 1}]} for s in (wide, second)
+    ]
     with pytest.raises(UnsupportedError, match="ZeRO 2 and 3"):
         replay(made(groups, zero=2), workload())
 
@@ -293,13 +304,17 @@ def test_tensor_groups_pay_for_their_all_reduces() -> None:
     forward, backward = costs.layer_seconds("V100-SXM2-16GB", 2, 1)
     size = sum(layer.tensor_bytes for layer in w.profile.layers)
     ring = 2 * (size / 2 / (170 * GBIT) + w.cluster.latency()[0, 1])
-    assert sum(costs.passes(stage, (0, 14), 1)) == pytest.approx(forward.sum() + backward.sum() + ring)
+    assert sum(costs.passes(stage, (0, 14), 1)) == pytest.approx(
+        forward.sum() + backward.sum() + ring
+    )
 
 
 def test_zero_1_moves_as_much_as_an_all_reduce() -> None:
     replicas = [
         {
-            "stages": [{"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])],
+            "stages": [
+                {"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])
+            ],
             "micro_batches": [{"count": 4, "samples": 1}],
         }
         for i in range(2)

@@ -1,4 +1,5 @@
-"""What happens when a rank dies, hangs or fails: one line that names it, no process left, an exit code."""
+"""What happens when a rank dies, hangs or fails: one line that names it, no process left, an exit
+code."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ GONE = 15.0  # seconds from a fault until no process is left, with the runtime's
 
 def plan() -> Plan:
     """Two stages beside one on two tensor ranks."""
-    return Case("faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]).plan
+    return Case(
+        "faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
+    ).plan
 
 
 BAD = {
@@ -69,11 +72,20 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
                 environment={"FAULT": str(folder / f"{fault}.moment")})
         for fault in BAD
     ]  # fmt: skip
-    asked += [request(f, "run", file, "--factory", f"parity.faulty:{f}") for f in ("short", "nothing")]
+    asked += [
+        request(f, "run", file, "--factory", f"parity.faulty:{f}") for f in ("short", "nothing")
+    ]
     busy = ("--factory", "parity.faulty:laborious", "--hang-after", 1, "--steps", 1)
     asked.append(request("laborious", "run", file, *busy))
     for sent in (signal.SIGINT, signal.SIGTERM):
-        more = ("--factory", "parity.cases:two", "--steps", 100000, "--checkpoint", folder / sent.name)
+        more = (
+            "--factory",
+            "parity.cases:two",
+            "--steps",
+            100000,
+            "--checkpoint",
+            folder / sent.name,
+        )
         asked.append(request(sent.name, "run", file, *more, signal=int(sent)))
     cluster, two = folder / "cluster.yaml", folder / "two.json"
     cluster.write_text(yaml.safe_dump(cluster_document()))
@@ -96,7 +108,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     (folder / "old" / "step-4").mkdir(parents=True)
     (folder / "old" / "step-4" / "hetplan.json").write_text("{}")
     asked.append(
-        request("mixed", "run", file, "--factory", "parity.cases:two", "--checkpoint", folder / "old")
+        request(
+            "mixed", "run", file, "--factory", "parity.cases:two", "--checkpoint", folder / "old"
+        )
     )
     torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as taken:
@@ -140,10 +154,14 @@ def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
     (lost,) = found["lost_nodes"]
     assert (lost["node"], lost["step"], whole["lost_nodes"]) == (1, 2, [])
     assert (
-        lost["error"].startswith("rank 2 (replica 0, stage 2,") and "was killed by SIGKILL" in lost["error"]
+        lost["error"].startswith("rank 2 (replica 0, stage 2,")
+        and "was killed by SIGKILL" in lost["error"]
     )
     folder = Path(answers["folder"]["path"]) / "elastic"
-    assert set(load_plan(folder / "plan-without-node1.json").ranks) == {0, 1} and len(found["ranks"]) == 2
+    assert (
+        set(load_plan(folder / "plan-without-node1.json").ranks) == {0, 1}
+        and len(found["ranks"]) == 2
+    )
     assert [step["step"] for step in found["steps"]] == list(range(5)) and latest(folder) == 5
     expected = [step["loss"] for step in whole["steps"]]
     assert [step["loss"] for step in found["steps"]] == pytest.approx(expected, rel=1e-4)
@@ -175,7 +193,11 @@ def test_checkpoints_of_two_runs_do_not_mix(answers: Answers) -> None:
 def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> None:
     assert {answers[name]["code"] for name in ("port", "world", "outside")} == {2}
     place = f"127.0.0.1:{answers['port at']['port']}"
-    assert answers["port"]["err"].splitlines()[-1].startswith(f"hetplan: rank 0: cannot meet at {place}: ")
+    assert (
+        answers["port"]["err"]
+        .splitlines()[-1]
+        .startswith(f"hetplan: rank 0: cannot meet at {place}: ")
+    )
     told = "hetplan: rank 0: faults: number of processes (got 3, expected 4, one per device)\n"
     assert answers["world"]["err"] == told
     assert "not started by torchrun" in answers["outside"]["err"]
@@ -185,7 +207,9 @@ def test_a_rank_that_torchrun_started_notices_that_it_hangs(answers: Answers) ->
     answer = answers["alone"]
     assert answer["code"] == 1
     place = "rank 0 (replica 0, stage 0, row group 0, tensor rank 0; device 0, A on node 0)"
-    assert answer["err"].startswith(f"hetplan: {place}: hangs; at forward of chunk 0, micro-batch 0 for ")
+    assert answer["err"].startswith(
+        f"hetplan: {place}: hangs; at forward of chunk 0, micro-batch 0 for "
+    )
     assert answer["err"].count("\n") == 1
 
 
@@ -198,7 +222,8 @@ def test_the_keyboard_and_sigterm_end_a_run(answers: Answers) -> None:
 
 
 def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float], list[Answers]]:
-    """Losses of a whole run; and by seed one with a rank killed at a random moment, and one that goes on from there."""
+    """Losses of a whole run; and by seed one with a rank killed at a random moment, and one that
+    goes on from there."""
     file = folder / "plan.json"
     save_plan(plan(), file)
     common = ("run", file, "--factory", "parity.faulty:unlucky")
@@ -221,7 +246,8 @@ def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float
 
 
 def check_interrupted(seeds: range, folder: Path) -> None:
-    """Nothing is lost but the steps since the last checkpoint; what goes on has the losses of the whole run."""
+    """Nothing is lost but the steps since the last checkpoint; what goes on has the losses of the
+    whole run."""
     whole, pairs = interrupted(seeds, folder, 2)
     assert sorted(whole) == list(range(6))
     for pair in pairs:

@@ -1,4 +1,5 @@
-"""What runs refuse before a process starts (factories that fail, options that do not go together), and torchrun."""
+"""What runs refuse before a process starts (factories that fail, options that do not go together),
+and torchrun."""
 
 from __future__ import annotations
 
@@ -74,7 +75,10 @@ def test_another_optimizer_or_seed_does_not_go_on(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("raise OSError('my data is\\nmissing')", "the model's `batch` raises OSError: my data is missing"),
+        (
+            "raise OSError('my data is\\nmissing')",
+            "the model's `batch` raises OSError: my data is missing",
+        ),
         (
             "return torch.zeros(1, 2)",
             "`batch` returned something else (got 'Tensor', expected (inputs, targets))",
@@ -116,7 +120,9 @@ def test_a_model_of_ones_own_needs_no_prediction(
     path.write_text(to_json(document))
     asked: list[Job] = []
     monkeypatch.setattr("hetplan.runtime.launch.launch", lambda job, tell: asked.append(job))
-    monkeypatch.setattr("hetplan.runtime.measured.Measured.table", lambda own: Table("", ("rank",), ()))
+    monkeypatch.setattr(
+        "hetplan.runtime.measured.Measured.table", lambda own: Table("", ("rank",), ())
+    )
     assert main(["run", str(path), "--factory", "parity.cases:two"]) == 0
     assert [job.rehearsal for job in asked] == [None]
     assert "hetplan: no prediction: unknown model 'mine'" in capsys.readouterr().err
@@ -160,10 +166,14 @@ def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path
     assert told.count("\n") == 1 and "hetplan: rank 0 (replica 0, stage 0" in told
 
 
-def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(file: Path, tmp_path: Path) -> None:
+def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(
+    file: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "kept"
     more = ("--steps", 10**9, "--every", 10**8, "--checkpoint", folder)
-    running = ranks(file, "--factory", "parity.faulty:unharmed", *more, FAULT=str(tmp_path / "begun"))
+    running = ranks(
+        file, "--factory", "parity.faulty:unharmed", *more, FAULT=str(tmp_path / "begun")
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -33,7 +33,8 @@ def workload() -> Workload:
 
 
 def with_spread(profile: Profile, share: float) -> Profile:
-    """Readings whose spread is `share` of each layer's forward and backward seconds, both ways together."""
+    """Readings whose spread is `share` of each layer's forward and backward seconds, both ways
+    together."""
     tables = []
     for table in profile.tables:
         readings = Readings(
@@ -58,7 +59,9 @@ def test_times_are_scaled_by_device_and_layer() -> None:
 def test_the_measured_spread_replaces_the_assumed_one() -> None:
     profile = workload().profile
     assert relative_spread(profile)[FAST] == pytest.approx([0.1] * len(profile.layers))
-    assert relative_spread(with_spread(profile, 0.03))[FAST] == pytest.approx([0.03] * len(profile.layers))
+    assert relative_spread(with_spread(profile, 0.03))[FAST] == pytest.approx(
+        [0.03] * len(profile.layers)
+    )
 
 
 def test_draws_stay_within_the_spread_and_can_be_had_again() -> None:
@@ -69,7 +72,10 @@ def test_draws_stay_within_the_spread_and_can_be_had_again() -> None:
         for device, factors in one.factors.items():
             assert np.abs(factors - 1).max() <= 0.1 + 1e-12
             assert (factors == same.factors[device]).all()
-    assert any((a.factors[FAST] != b.factors[FAST]).any() for a, b in zip(first[4:], other[4:], strict=True))
+    assert any(
+        (a.factors[FAST] != b.factors[FAST]).any()
+        for a, b in zip(first[4:], other[4:], strict=True)
+    )
 
 
 def test_a_pipeline_of_one_type_follows_that_type() -> None:
@@ -80,7 +86,10 @@ def test_a_pipeline_of_one_type_follows_that_type() -> None:
     assert nominal == replay(plan, workload()).seconds
     assert seconds[f"{SLOW} slower"] == seconds[f"{SLOW} faster"] == nominal
     assert nominal < seconds[f"{FAST} slower"] <= 1.1 * nominal
-    assert found.lowest(0) == seconds[f"{FAST} faster"] and found.highest(0) == seconds[f"{FAST} slower"]
+    assert (
+        found.lowest(0) == seconds[f"{FAST} faster"]
+        and found.highest(0) == seconds[f"{FAST} slower"]
+    )
     assert not found.measured and found.regret(0) == 0
 
 
@@ -121,7 +130,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     planned = {"strategy": "s", "method": "m", "plan": json.loads(Path(names[0]).read_text())}
     candidates.write_text(json.dumps({"candidates": [{"strategy": "x", "plan": None}, planned]}))
     capsys.readouterr()
-    assert main(["sensitivity", str(candidates), "--cluster", str(cluster), "--draws", "0", "--json"]) == 0
+    assert (
+        main(["sensitivity", str(candidates), "--cluster", str(cluster), "--draws", "0", "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["plans"][0]["name"] == "s/m"
 
 
@@ -133,7 +145,16 @@ def test_planning_anew_finds_the_plan_again_that_it_began_with(
     assert own is not None
     save_plan(own, path)
     cluster.write_text(yaml.safe_dump(cluster_document()))
-    arguments = ["sensitivity", str(path), "--cluster", str(cluster), "--draws", "0", "--strategies", "dp"]
+    arguments = [
+        "sensitivity",
+        str(path),
+        "--cluster",
+        str(cluster),
+        "--draws",
+        "0",
+        "--strategies",
+        "dp",
+    ]
     assert main([*arguments, "--json"]) == 0
     anew = json.loads(capsys.readouterr().out)["planned_anew"]
     assert [row["strategy"] for row in anew] == ["dp"] * 4

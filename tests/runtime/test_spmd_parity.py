@@ -27,7 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """[world][rank] what each case gave."""
-    return {w: [torch.load(folder / f"programs-{w}-{rank}.pt") for rank in range(w)] for w in WORLDS}
+    return {
+        w: [torch.load(folder / f"programs-{w}-{rank}.pt") for rank in range(w)] for w in WORLDS
+    }
 
 
 def joined(parts: list[tuple[int | None, Any]]) -> Any:
@@ -40,7 +42,9 @@ def joined(parts: list[tuple[int | None, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_programs_on_ranks_equal_one_device(case: Case, found: dict[int, list[dict[str, Any]]]) -> None:
+def test_programs_on_ranks_equal_one_device(
+    case: Case, found: dict[int, list[dict[str, Any]]]
+) -> None:
     ranks, expected, tolerance = (
         [r[case.name] for r in found[case.world]],
         case.expected,
@@ -72,11 +76,20 @@ def test_the_cases_use_every_instruction() -> None:
         "Run", "reduction", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast", "All-To-All", "Slice",
         "Share", "Repartition", "All-Reduce gradient", "All-Gather factors", "Grouped-Broadcast factors",
     }  # fmt: skip
-    assert {case.network for case in CASES} == {"vgg19", "vit", "bert", "bert-moe", "gpt2", "llama-blocks"}
+    assert {case.network for case in CASES} == {
+        "vgg19",
+        "vit",
+        "bert",
+        "bert-moe",
+        "gpt2",
+        "llama-blocks",
+    }
     assert any(0.0 in row for case in CASES for row in case.ratios)
 
 
-def test_parameters_are_sliced_where_the_program_slices_them(found: dict[int, list[dict[str, Any]]]) -> None:
+def test_parameters_are_sliced_where_the_program_slices_them(
+    found: dict[int, list[dict[str, Any]]],
+) -> None:
     """Unequal parts, none included: less is held than one copy per rank."""
     sizes = [
         [part.numel() for dimension, part in rank[case.name][1].values() if dimension is not None]
@@ -87,7 +100,8 @@ def test_parameters_are_sliced_where_the_program_slices_them(found: dict[int, li
 
 
 def test_a_checkpoint_goes_on_under_another_program(folder: Path) -> None:
-    """Other ratios, shards, ranks and runs: the second half of the same curve, which is not flat."""
+    """Other ratios, shards, ranks and runs: the second half of the same curve, which is not
+    flat."""
     whole, resumed = (torch.load(folder / f"curves-{world}.pt") for world in (2, 3))
     for name, losses in whole.items():
         assert losses[-1] < 0.97 * losses[0]

@@ -47,12 +47,17 @@ def planned(workload: Workload, method: str, steps: int) -> Plan:
 
 
 def test_stages_by_hand() -> None:
-    """Two devices: 3 and 1 s, a collective of 2 s, 1 and 4 s without one, 1 and 1 s, updates of 1 and 2 s."""
+    """Two devices: 3 and 1 s, a collective of 2 s, 1 and 4 s without one, 1 and 1 s, updates of 1
+    and 2 s."""
     compute = np.array([[3.0, 1.0], [1.0, 4.0], [1.0, 1.0]])
-    found = simulate_stages(compute, [2.0, 0.0, 0.0], backward=[False, True, True], updates=[1.0, 2.0])
+    found = simulate_stages(
+        compute, [2.0, 0.0, 0.0], backward=[False, True, True], updates=[1.0, 2.0]
+    )
     assert found.seconds == 3 + 2 + 4 + 1 + 2
     assert list(found.busy) == [6.0, 8.0]
-    assert simulate_stages(compute, [2.0, 0.0, 3.0], updates=[1.0, 2.0]).seconds == 3 + 2 + 5 + 3 + 2
+    assert (
+        simulate_stages(compute, [2.0, 0.0, 3.0], updates=[1.0, 2.0]).seconds == 3 + 2 + 5 + 3 + 2
+    )
 
 
 def test_what_is_slept_is_what_the_simulator_predicts() -> None:
@@ -94,11 +99,15 @@ def test_rehearsals_are_within_a_tenth(tmp_path: Path) -> None:
         plan = planned(workload, method, steps)
         job = Job(plan=plan, steps=4, rehearsal=Rehearsal.of(plan, workload, 8.0), virtual=True)
         found = Measured(job, launch(job))
-        assert found.predicted is not None and abs(found.seconds / found.predicted - 1) < 0.1, (method, steps)
+        assert found.predicted is not None and abs(found.seconds / found.predicted - 1) < 0.1, (
+            method,
+            steps,
+        )
 
 
 def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two steps, a document, a trace, a checkpoint; then one line for a factory that returns a module."""
+    """Two steps, a document, a trace, a checkpoint; then one line for a factory that returns a
+    module."""
     from hetplan.cli.main import main
 
     save_plan(plan_on(2), tmp_path / "plan.json")
@@ -116,7 +125,9 @@ def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert document["measured_seconds"] > 0 and document["predicted_seconds"] is None
     assert all(step["loss"] > 0 for step in document["steps"]) and len(document["ranks"]) == 2
     events = read_json(tmp_path / "trace.json")["traceEvents"]
-    assert {"forward 0", "backward 0", "collective", "optimizer"} <= {event["name"] for event in events}
+    assert {"forward 0", "backward 0", "collective", "optimizer"} <= {
+        event["name"] for event in events
+    }
     assert (tmp_path / "kept" / "step-2" / "hetplan.json").is_file()
     assert main([*command, "--factory", "parity.cases:two"]) == 2
     told = capsys.readouterr().err
@@ -135,7 +146,9 @@ def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(InputError, match="SPMD plans run single-device programs"):
         check_job(Job(plan=plan, factory="parity.cases:two"))
     named = plan.model_copy(update={"workload": plan.workload.model_copy(update={"model": "gpt2"})})
-    with pytest.raises(InputError, match=r"gpt2: model does not match the plan: layer 1 .got 'block-0'"):
+    with pytest.raises(
+        InputError, match=r"gpt2: model does not match the plan: layer 1 .got 'block-0'"
+    ):
         check_job(Job(plan=named))
     half = small()
     assert half.precision == "fp16"
@@ -160,7 +173,9 @@ def test_programs_are_not_modules() -> None:
         model.step = 0
         assert model.train_step() < first
         with pytest.raises(InputError, match=r"data of a run: |tokens: data of a run"):
-            model.train_step(lambda a, b: {"tokens": np.zeros((1, 4), int), "labels": np.zeros((4, 4), int)})
+            model.train_step(
+                lambda a, b: {"tokens": np.zeros((1, 4), int), "labels": np.zeros((4, 4), int)}
+            )
     finally:
         torch.distributed.destroy_process_group()
 

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells")
 
 def child(code: str) -> Iterator[int]:
     """A process that runs some Python, once it does."""
-    process = subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{code}"], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"print(flush=True)\n{code}"], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     yield process.pid
@@ -69,7 +71,9 @@ def employer() -> Iterator[int]:
     yield from child(f"import subprocess, sys, time\n{spin}\ntime.sleep(1000)")
 
 
-def test_what_computes_or_has_others_compute_is_at_work(sleeper: int, spinner: int, employer: int) -> None:
+def test_what_computes_or_has_others_compute_is_at_work(
+    sleeper: int, spinner: int, employer: int
+) -> None:
     until = time.monotonic() + 20
     while at_work(sleeper) and time.monotonic() < until:
         time.sleep(0.01)

@@ -16,7 +16,13 @@ def plan(**changes: Any) -> dict[str, Any]:
         "format": "hetplan-plan",
         "version": 1,
         "name": "shards",
-        "workload": {"model": "m", "cluster": "c", "global_batch": 8, "precision": "fp16", "layers": ["a"]},
+        "workload": {
+            "model": "m",
+            "cluster": "c",
+            "global_batch": 8,
+            "precision": "fp16",
+            "layers": ["a"],
+        },
         "devices": [{"type": "A", "node": 0} for _ in range(3)],
         "zero": 1,
         "replicas": [
@@ -40,8 +46,14 @@ def test_shares_are_kept_and_left_out_where_equal() -> None:
     ("changes", "says"),
     [
         ({"zero_shares": [0.5, 0.5]}, r"zero_shares has 2 entries, expected one per device \(3\)"),
-        ({"zero_shares": [0.5, 0.25, 0.25]}, r"zero_shares\[2\] is 0.25, expected 0, not being in use"),
-        ({"zero_shares": [1.0, 0.0, 0.0]}, r"zero_shares\[1\] is 0.0, expected more than 0, being in use"),
+        (
+            {"zero_shares": [0.5, 0.25, 0.25]},
+            r"zero_shares\[2\] is 0.25, expected 0, not being in use",
+        ),
+        (
+            {"zero_shares": [1.0, 0.0, 0.0]},
+            r"zero_shares\[1\] is 0.0, expected more than 0, being in use",
+        ),
         ({"zero_shares": [0.5, 0.5, 0.0], "zero": 0}, "expected null under ZeRO 0"),
         ({"zero_shares": [-1.0, 2.0, 0.0]}, r"zero_shares\[0\]: not usable"),
     ],
@@ -52,7 +64,10 @@ def test_shares_go_with_the_devices(changes: dict[str, Any], says: str) -> None:
 
 
 def test_a_replica_without_samples_needs_shards() -> None:
-    idle = {"stages": [{"layers": [[0, 1]], "devices": [[2]]}], "micro_batches": [{"count": 1, "samples": 0}]}
+    idle = {
+        "stages": [{"layers": [[0, 1]], "devices": [[2]]}],
+        "micro_batches": [{"count": 1, "samples": 0}],
+    }
     replicas = [*plan()["replicas"], idle]
     assert parse_plan(plan(replicas=replicas), where="p").world_size == 3
     with pytest.raises(InputError, match="expected at least 1 under ZeRO 0"):

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.solvers.bottleneck import Candidates, Continuum, Grid, Probe, Relaxation, minimise, search
+from hetplan.solvers.bottleneck import (
+    Candidates,
+    Continuum,
+    Grid,
+    Probe,
+    Relaxation,
+    minimise,
+    search,
+)
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
@@ -19,7 +27,8 @@ EXACT = Options(gap=0.0)
 
 
 class Stairs:
-    """A non-increasing step function given by (θ from which it holds, value); counts its evaluations."""
+    """A non-increasing step function given by (θ from which it holds, value); counts its
+    evaluations."""
 
     def __init__(self, steps: list[tuple[float, float]]) -> None:
         self.steps = steps
@@ -27,7 +36,9 @@ class Stairs:
 
     def __call__(self, theta: float) -> Probe[int] | None:
         self.calls += 1
-        usable = [(value, reached, i) for i, (reached, value) in enumerate(self.steps) if reached <= theta]
+        usable = [
+            (value, reached, i) for i, (reached, value) in enumerate(self.steps) if reached <= theta
+        ]
         if not usable:
             return None
         value, reached, i = min(usable)
@@ -47,7 +58,9 @@ def least(slope: float, f: Stairs) -> float:
     st.integers(0, 9),
     st.booleans(),
 )
-def test_minimise_equals_enumeration(draws: list[tuple[int, int]], slope: int, listed: bool) -> None:
+def test_minimise_equals_enumeration(
+    draws: list[tuple[int, int]], slope: int, listed: bool
+) -> None:
     f = stairs(draws)
     candidates: Candidates = Grid(np.arange(1.0, 61.0)) if listed else Continuum()
     found = minimise(float(slope), f, candidates, (1.0, 60.0), Run(EXACT))
@@ -61,7 +74,9 @@ def test_minimise_equals_enumeration(draws: list[tuple[int, int]], slope: int, l
 
 def test_minimise_needs_far_fewer_evaluations_than_there_are_candidates() -> None:
     f = Stairs([(theta, 1e5 / theta) for theta in np.linspace(1.0, 1000.0, 5000)])
-    found = minimise(1.0, f, Grid([theta for theta, _ in f.steps]), (1.0, 1000.0), Run(Options(gap=1e-6)))
+    found = minimise(
+        1.0, f, Grid([theta for theta, _ in f.steps]), (1.0, 1000.0), Run(Options(gap=1e-6))
+    )
     assert found.objective == pytest.approx(2 * math.sqrt(1e5), rel=1e-4)
     assert f.calls == found.evaluations < 400
 
@@ -98,7 +113,8 @@ def test_a_cutoff_below_the_optimum_finds_nothing_and_is_the_bound() -> None:
 def costs(rng: random.Random) -> list[tuple[float, float]]:
     """(θ, total) of a dozen decisions whose total does not fall with θ in any orderly way."""
     return [
-        (float(theta), theta * 3.0 + rng.randint(0, 40)) for theta in (rng.randint(1, 30) for _ in range(20))
+        (float(theta), theta * 3.0 + rng.randint(0, 40))
+        for theta in (rng.randint(1, 30) for _ in range(20))
     ]
 
 
@@ -124,7 +140,9 @@ def relaxed(decisions: list[tuple[float, float]], calls: list[tuple[float, float
 def test_search_equals_enumeration(seed: int) -> None:
     decisions = costs(random.Random(seed))
     calls: list[tuple[float, float]] = []
-    found = search(relaxed(decisions, calls), (0.0, 99.0), Grid([t for t, _ in decisions]), Run(EXACT))
+    found = search(
+        relaxed(decisions, calls), (0.0, 99.0), Grid([t for t, _ in decisions]), Run(EXACT)
+    )
     assert found.objective == min(total for _, total in decisions)
     assert found.bound == found.objective
     assert found.evaluations == len(calls) <= 2 * len({t for t, _ in decisions})

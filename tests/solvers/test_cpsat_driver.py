@@ -21,7 +21,9 @@ def run(**options: object) -> Run:
     return Run(Options(**{"threads": 1, **options}))  # type: ignore[arg-type]
 
 
-def hard_knapsack(items: int = 150, rows: int = 60) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
+def hard_knapsack(
+    items: int = 150, rows: int = 60
+) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
     """A multi-dimensional knapsack that no solver closes in seconds."""
     draw = random.Random(7)
     model = cp_model.CpModel()
@@ -145,7 +147,8 @@ def test_watcher_is_called_from_the_methods_thread() -> None:
     callers = set()
     model, _ = hard_knapsack()
     watched = Run(
-        Options(threads=2, time_limit=0.6), watch=lambda progress: callers.add(threading.current_thread())
+        Options(threads=2, time_limit=0.6),
+        watch=lambda progress: callers.add(threading.current_thread()),
     )
     cpsat.solve(model, watched)
     assert callers == {threading.current_thread()}
@@ -166,9 +169,12 @@ def test_native_options_reach_cpsat() -> None:
 
 
 def enforced_rows(draw: random.Random) -> tuple[cp_model.CpModel, int]:
-    """min t over choices of one member each: t >= the costs of the chosen members of the chosen row; its optimum."""
+    """min t over choices of one member each: t >= the costs of the chosen members of the chosen
+    row; its optimum."""
     members, rows, big = draw.randint(2, 4), draw.randint(2, 3), 2**31
-    costs = [[[draw.randint(0, big) for _ in range(members)] for _ in range(2)] for _ in range(rows)]
+    costs = [
+        [[draw.randint(0, big) for _ in range(members)] for _ in range(2)] for _ in range(rows)
+    ]
     model = cp_model.CpModel()
     choices = [[model.new_bool_var("") for _ in range(members)] for _ in range(2)]
     chosen_row = [model.new_bool_var("") for _ in range(rows)]
@@ -177,7 +183,9 @@ def enforced_rows(draw: random.Random) -> tuple[cp_model.CpModel, int]:
     t = model.new_int_var(0, 4 * big, "t")
     for enforced, row in zip(chosen_row, costs, strict=True):
         total = sum(
-            cost * var for pair in zip(row, choices, strict=True) for cost, var in zip(*pair, strict=True)
+            cost * var
+            for pair in zip(row, choices, strict=True)
+            for cost, var in zip(*pair, strict=True)
         )
         model.add(total <= t).only_enforce_if(enforced)
     model.minimize(t)

@@ -47,7 +47,9 @@ def test_lp_gives_duals_and_a_bound() -> None:
     assert answer.stop is Stop.OPTIMAL
     assert answer.values(x).tolist() == pytest.approx([3.0, 1.0])
     assert answer.row_dual is not None and answer.row_dual.tolist() == pytest.approx([3.0, -1.0])
-    assert answer.column_dual is not None and answer.column_dual.tolist() == pytest.approx([0.0, 0.0])
+    assert answer.column_dual is not None and answer.column_dual.tolist() == pytest.approx(
+        [0.0, 0.0]
+    )
     assert answer.bound == pytest.approx(9.0)
 
 
@@ -188,7 +190,9 @@ def test_the_number_of_threads_may_change_from_model_to_model() -> None:
 def test_models_may_run_side_by_side() -> None:
     answers: list[MilpAnswer] = []
     workers = [
-        threading.Thread(target=lambda t=t: answers.append(highs.solve(knapsack(30, 5, t), run(threads=t))))
+        threading.Thread(
+            target=lambda t=t: answers.append(highs.solve(knapsack(30, 5, t), run(threads=t)))
+        )
         for t in (1, 2, 3)
     ]
     for worker in workers:

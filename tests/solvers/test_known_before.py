@@ -1,4 +1,5 @@
-"""What general methods know before they build: bounds below every optimum, plans that hold and cost what is said."""
+"""What general methods know before they build: bounds below every optimum, plans that hold and cost
+what is said."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_poplar_bound_and_plan(seed: int) -> None:
     known = first.known_before(problem)
     assert known.bound is not None and 0 < known.bound <= best[0]
     assert known.decision is not None
-    assert evaluate_poplar(data, known.decision).objective == pytest.approx(known.objective, rel=1e-12)
+    assert evaluate_poplar(data, known.decision).objective == pytest.approx(
+        known.objective, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("entry", library("poplar"), ids=lambda entry: entry.name)
@@ -63,7 +66,9 @@ def test_poplar_bound_and_plan_of_the_packaged_instances(entry: Entry) -> None:
     assert record is not None and record.objective is not None
     assert known.bound is not None and known.bound <= record.objective * (1 + 1e-12)
     assert known.decision is not None and known.objective is not None
-    assert evaluate_poplar(data, known.decision).objective == pytest.approx(known.objective, rel=1e-12)
+    assert evaluate_poplar(data, known.decision).objective == pytest.approx(
+        known.objective, rel=1e-12
+    )
     assert known.objective >= record.objective * (1 - 1e-9)
 
 
@@ -72,7 +77,10 @@ def test_poplar_shares_add_up_where_speeds_round_badly(total: int) -> None:
     """Speeds of 1/0.1 and 1/0.3 make shares that floats put on the wrong side of a whole number."""
     devices = [Device(name=n, step_seconds=[t]) for n, t in (("a", 0.1), ("b", 0.3), ("c", 0.7))]
     data = PoplarData(
-        zero_stage=0, global_batch=total, comm_seconds=0.0, devices=[d for d in devices for _ in (0, 1)]
+        zero_stage=0,
+        global_batch=total,
+        comm_seconds=0.0,
+        devices=[d for d in devices for _ in (0, 1)],
     )
     decision, seconds = first.shares_by_speed(compile_poplar(data))
     assert evaluate_poplar(data, decision).objective == pytest.approx(seconds, rel=1e-12)
@@ -87,7 +95,9 @@ def test_astra_bound_and_decision(seed: int) -> None:
     known = counted.known_before(counted.Kinds(problem))
     assert known.bound is not None and known.bound <= best
     if known.decision is not None:
-        assert evaluate_astra(data, known.decision).objective == pytest.approx(known.objective, rel=1e-12)
+        assert evaluate_astra(data, known.decision).objective == pytest.approx(
+            known.objective, rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("seed", ditto_cases.SEEDS)
@@ -99,7 +109,9 @@ def test_ditto_bound_and_template(seed: int) -> None:
     known = arcs.known_before(arcs.list_arcs(problem, Run()))
     assert known.bound is not None and known.bound <= best.objective
     if known.decision is not None:
-        assert evaluate_ditto(data, known.decision).objective == pytest.approx(known.objective, rel=1e-12)
+        assert evaluate_ditto(data, known.decision).objective == pytest.approx(
+            known.objective, rel=1e-12
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The Pyomo driver: the same models as for HiGHS, statuses, bounds, solver names, options, silence."""
+"""The Pyomo driver: the same models as for HiGHS, statuses, bounds, solver names, options,
+silence."""
 
 from __future__ import annotations
 
@@ -110,7 +111,9 @@ def test_cancel_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     going, fill = run("highs"), pyomo_driver._filled_highs
 
     def look(event: Any) -> None:
-        if math.isfinite(event.data_out.mip_primal_bound) and math.isfinite(event.data_out.mip_dual_bound):
+        if math.isfinite(event.data_out.mip_primal_bound) and math.isfinite(
+            event.data_out.mip_dual_bound
+        ):
             going.cancel.set()
 
     def filled(*arguments: Any) -> Any:
@@ -156,7 +159,9 @@ def test_unknown_solver_name_is_an_input_error() -> None:
 
 def test_missing_solver_is_refused_naming_those_that_are_here() -> None:
     missing = next(
-        name for name in ("mosek_direct", "xpress_direct", "cplex") if not pyomo_driver.available(name)
+        name
+        for name in ("mosek_direct", "xpress_direct", "cplex")
+        if not pyomo_driver.available(name)
     )
     with pytest.raises(UnsupportedError, match=f"{missing}.*available here: .*appsi_highs"):
         pyomo_driver.solve(small(), run(missing))
@@ -169,7 +174,9 @@ def test_bad_native_option_is_an_input_error(name: str) -> None:
 
 
 def test_native_options_reach_the_solver() -> None:
-    answer = pyomo_driver.solve(knapsack(), run(native={"pyomo": {"mip_max_nodes": 0, "presolve": "off"}}))
+    answer = pyomo_driver.solve(
+        knapsack(), run(native={"pyomo": {"mip_max_nodes": 0, "presolve": "off"}})
+    )
     assert answer.stop is Stop.LIMIT
 
 

@@ -37,11 +37,14 @@ def test_a_failing_warmer_leaves_no_mark_and_stops_nothing(cache: Path) -> None:
 
 
 def test_after_failures_a_new_process_goes_on(cache: Path) -> None:
-    warm.prepare(("os:abort", "os:_exit", *QUICK))  # `_exit` lacks its argument: an exception, not a signal
+    # `_exit` lacks its argument: an exception, not a signal
+    warm.prepare(("os:abort", "os:_exit", *QUICK))
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_process_takes_one_warmer_after_another(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_takes_one_warmer_after_another(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four warmers on two cores, each of which prints and notes its process."""
     module = cache.parent / "noting.py"
     module.write_text(
@@ -52,14 +55,18 @@ def test_a_process_takes_one_warmer_after_another(cache: Path, monkeypatch: pyte
         "        file.write(f'{os.getpid()}\\n')\n"
         "one = two = three = four = note\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(cache.parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(cache.parent), os.environ.get("PYTHONPATH", "")])
+    )
     warm.prepare([f"noting:{name}" for name in ("one", "two", "three", "four")])
     processes = (cache.parent / "processes").read_text().split()
     assert len(processes) == len(list(cache.iterdir())) == 4
     assert len(set(processes)) <= 2
 
 
-def test_one_warmer_or_one_core_is_left_to_first_use(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_warmer_or_one_core_is_left_to_first_use(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warm.prepare(QUICK[:1])
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     warm.prepare(QUICK)
@@ -83,7 +90,9 @@ def test_late_warmers_are_waited_for_where_they_are_needed(
         f"    while not pathlib.Path({str(go_on)!r}).exists():\n"
         "        time.sleep(0.01)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(cache.parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(cache.parent), os.environ.get("PYTHONPATH", "")])
+    )
     warm.prepare(QUICK[:1], late=("slow_warmer:run",))
     assert len(list(cache.iterdir())) == 1
     ended = threading.Event()
@@ -108,7 +117,9 @@ def test_every_warmer_named_by_a_family_runs(name: str) -> None:
         load(warmer)()
 
 
-def test_marks_lie_beside_the_cached_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_marks_lie_beside_the_cached_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(warm, "__file__", str(tmp_path / "warm.py"))

@@ -1,4 +1,5 @@
-"""Building, handing over and solving stop when the run should stop, and what is known then is kept."""
+"""Building, handing over and solving stop when the run should stop, and what is known then is
+kept."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def test_drivers_begin_nothing_when_the_time_is_up(driver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", ["highs", "appsi_highs"])
-def test_pyomo_hands_its_model_to_highs_in_pieces(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyomo_hands_its_model_to_highs_in_pieces(
+    solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pyomo_driver, "PIECE", 1)
     concrete = pyomo_driver.as_pyomo(knapsack(20, 50).arrays())
     cancel = After(10)
@@ -106,7 +109,10 @@ def test_the_size_of_the_pieces_changes_nothing(
 ) -> None:
     monkeypatch.setattr(pyomo_driver, "PIECE", piece)
     going = Run(Options(threads=1, pyomo_solver=solver))
-    direct, through = highs.solve(knapsack(25, 8), going), pyomo_driver.solve(knapsack(25, 8), going)
+    direct, through = (
+        highs.solve(knapsack(25, 8), going),
+        pyomo_driver.solve(knapsack(25, 8), going),
+    )
     assert through.stop is Stop.OPTIMAL
     assert through.objective == pytest.approx(direct.objective, rel=1e-9)
 

@@ -22,7 +22,9 @@ def test_missing_package_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert versions.packages() == [versions.Package("no-such-package-here", "none", None)]
 
 
-@pytest.mark.parametrize(("highspy", "count"), [("1.14.0", 0), ("1.15.0", 1), ("2.0", 1), ("1.9.dev3", 0)])
+@pytest.mark.parametrize(
+    ("highspy", "count"), [("1.14.0", 0), ("1.15.0", 1), ("2.0", 1), ("1.9.dev3", 0)]
+)
 def test_known_conflict_is_named(monkeypatch: pytest.MonkeyPatch, highspy: str, count: int) -> None:
     monkeypatch.setattr(versions, "_version", {"highspy": highspy, "ortools": "9.15.6755"}.get)
     assert len(versions.conflicts()) == count
@@ -68,5 +70,7 @@ def test_both_solvers_work_in_one_process_whichever_comes_first(order: tuple[str
 
 def test_asking_for_versions_loads_no_solver() -> None:
     code = "import sys; from hetplan.solvers import versions; versions.versions(); print(sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
     assert not any(f"'{name}'" in loaded for name in ("ortools", "highspy", "pyomo", "numba"))

@@ -1,4 +1,5 @@
-"""The page of findings says nothing but what the kept rows say: the page, its template, and figures by hand."""
+"""The page of findings says nothing but what the kept rows say: the page, its template, and figures
+by hand."""
 
 from __future__ import annotations
 
@@ -116,7 +117,9 @@ def test_tables(kept: Any) -> None:
         "variants have a table of their own"
     )
     parts = script.filled("{{parts}}", kept)
-    assert re.search(r"Megatron's order .*\| 1 \| 1 \| 10 % \| 10 % \| 10 % \| `amp-mixed-cluster` \|", parts)
+    assert re.search(
+        r"Megatron's order .*\| 1 \| 1 \| 10 % \| 10 % \| 10 % \| `amp-mixed-cluster` \|", parts
+    )
     assert re.search(r"recovery.*\| 1 \| 1 \| 2\.44 % ", parts)
 
 
@@ -128,12 +131,16 @@ def test_a_figure_that_there_is_not(kept: Any) -> None:
 def test_the_template_has_no_numbers_of_its_own() -> None:
     template = script.TEMPLATE.read_text(encoding="utf-8")
     assert list(script.own_numbers(template)) == []
-    assert list(script.own_numbers(template + "\nDitto misses it by 9.3 %, `not 4`, {{rows}}.")) == ["9.3"]
+    assert list(
+        script.own_numbers(template + "\nDitto misses it by 9.3 %, `not 4`, {{rows}}.")
+    ) == ["9.3"]
 
 
 def test_the_page_is_what_the_kept_rows_say() -> None:
     page = script.PAGE.read_text(encoding="utf-8")
-    assert page == script.filled(script.TEMPLATE.read_text(encoding="utf-8"), script.Kept(script.STUDIES))
+    assert page == script.filled(
+        script.TEMPLATE.read_text(encoding="utf-8"), script.Kept(script.STUDIES)
+    )
 
 
 def test_another_row_is_another_page(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The same study on a Dask cluster: a real scheduler, real workers, one of them killed in the middle."""
+"""The same study on a Dask cluster: a real scheduler, real workers, one of them killed in the
+middle."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)"
 pytest.importorskip("distributed", reason="dask.distributed is not installed (extra `dask`)")
 
 # What may differ between two runs of the same task.
-VARYING = {"seconds", "build_seconds", "solve_seconds", "peak_bytes", "begun", "details_json", "key"}
+VARYING = {
+    "seconds",
+    "build_seconds",
+    "solve_seconds",
+    "peak_bytes",
+    "begun",
+    "details_json",
+    "key",
+}
 
 
 @pytest.fixture
@@ -35,7 +44,15 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
     file = tmp_path / "scheduler.json"
     common = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    settings = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    settings = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-dashboard",
+        "--scheduler-file",
+        str(file),
+    ]
     process = subprocess.Popen([*common, "scheduler", *settings], **quiet)  # type: ignore[call-overload]
     limit = time.monotonic() + 60
     while not file.exists() and time.monotonic() < limit:
@@ -49,7 +66,8 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two workers of one thread each: one alone, and one with a nanny, as Dask starts them by default."""
+    """Two workers of one thread each: one alone, and one with a nanny, as Dask starts them by
+    default."""
     settings = ["--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path / "dask")]
     command = [sys.executable, "-m", "dask", "worker", scheduler, *settings]
     quiet = subprocess.DEVNULL
@@ -66,7 +84,9 @@ def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[by
 
 def work() -> list[Task]:
     """Ten short tasks."""
-    return list(tasks(["tiny-mixed"], ["megatron", "random"], range(5), Options(threads=1, time_limit=60)))
+    return list(
+        tasks(["tiny-mixed"], ["megatron", "random"], range(5), Options(threads=1, time_limit=60))
+    )
 
 
 def test_same_rows_though_a_worker_is_killed(
@@ -82,7 +102,10 @@ def test_same_rows_though_a_worker_is_killed(
     with cluster.connected(scheduler) as client:
         client.wait_for_workers(2, timeout=120)
         there = carry_out(
-            work(), tmp_path / "there", lambda left: cluster.run_on(client, left, stop=lambda: False), watch
+            work(),
+            tmp_path / "there",
+            lambda left: cluster.run_on(client, left, stop=lambda: False),
+            watch,
         )
     assert killed and there.done == 10
     carry_out(work(), tmp_path / "here", lambda left: run_tasks(left, 2, stop=lambda: False))
@@ -156,14 +179,19 @@ def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
         cluster.slurm(1, settings_of(tmp_path)) as client,
     ):
         tally = carry_out(
-            work(), tmp_path / "there", lambda left: cluster.run_on(client, left, stop=lambda: False), watch
+            work(),
+            tmp_path / "there",
+            lambda left: cluster.run_on(client, left, stop=lambda: False),
+            watch,
         )
     assert tally.done == 10 and len(killed) == 1
     assert {row["status"] for row in read_rows(tmp_path / "there")} == {"feasible"}
     submitted = (fake_slurm / "directives").read_text()
     assert submitted.count("#SBATCH -p here") == len(jobs_of(fake_slurm)) >= 2
     limit = time.monotonic() + 20
-    while (alive := [group for group in jobs_of(fake_slurm) if runs(group)]) and time.monotonic() < limit:
+    while (
+        alive := [group for group in jobs_of(fake_slurm) if runs(group)]
+    ) and time.monotonic() < limit:
         time.sleep(0.1)
     assert not alive, "jobs end with the study"
 
@@ -190,7 +218,10 @@ def test_what_slurm_refuses_is_told(fake_slurm: Path, tmp_path: Path) -> None:
     ):
         raise AssertionError("connected to nobody")
     (fake_slurm / "sbatch").unlink()
-    with pytest.raises(InputError, match="no command sbatch"), cluster.slurm(1, settings_of(tmp_path)):
+    with (
+        pytest.raises(InputError, match="no command sbatch"),
+        cluster.slurm(1, settings_of(tmp_path)),
+    ):
         raise AssertionError("connected to nobody")
 
 

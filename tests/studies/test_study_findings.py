@@ -68,9 +68,14 @@ def test_curves() -> None:
 
 
 def test_without_a_proof_nothing_is_missed() -> None:
-    rows = [row("a", "milp", objective=2.0, bound=1.0, status="feasible"), row("a", "greedy", objective=3.0)]
+    rows = [
+        row("a", "milp", objective=2.0, bound=1.0, status="feasible"),
+        row("a", "greedy", objective=3.0),
+    ]
     [milp, greedy] = Study(rows).summaries("ditto")
-    assert milp.missed is None and greedy.missed is None and greedy.worst_excess == pytest.approx(0.5)
+    assert (
+        milp.missed is None and greedy.missed is None and greedy.worst_excess == pytest.approx(0.5)
+    )
 
 
 def test_the_library_counts_as_known() -> None:
@@ -187,5 +192,7 @@ def test_pictures(tmp_path: Path) -> None:
     from hetplan.studies.charts import as_png, charts
 
     found = charts(Study(ROWS), "ditto")
-    assert len(found) == len(CHARTS) and all(part in title for part, title in zip(CHARTS, found, strict=True))
+    assert len(found) == len(CHARTS) and all(
+        part in title for part, title in zip(CHARTS, found, strict=True)
+    )
     assert all(as_png(made).startswith(b"\x89PNG") for made in found.values())

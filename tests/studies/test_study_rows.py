@@ -85,7 +85,10 @@ def test_keys_tell_tasks_apart() -> None:
 
 
 def test_an_instance_named_twice_is_taken_once(tmp_path: Path) -> None:
-    names = [subject.instance.name for _, subject in subjects(["tiny-*", "smoke", "ditto/tiny-fast-slow"])]
+    names = [
+        subject.instance.name
+        for _, subject in subjects(["tiny-*", "smoke", "ditto/tiny-fast-slow"])
+    ]
     assert len(names) == len(set(names))
     entry = find("tiny-fast-slow")
     assert entry is not None

@@ -54,7 +54,9 @@ def rows_of(work: list[Task], **settings: object) -> list[Row]:
 
 
 def test_rows_come_back() -> None:
-    work = list(tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=60)))
+    work = list(
+        tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=60))
+    )
     rows = rows_of(work)
     assert sorted(row["key"] for row in rows) == sorted(task.key for task in work)
     assert all(row["status"] == "feasible" and row["objective"] > 0 for row in rows)
@@ -68,7 +70,10 @@ def test_too_little_memory_is_a_row() -> None:
 
 @linux
 def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
-    work = list(tasks(["random-amp-medium-5"], ["milp"], [0], Options(threads=1, time_limit=60))) + some()
+    work = (
+        list(tasks(["random-amp-medium-5"], ["milp"], [0], Options(threads=1, time_limit=60)))
+        + some()
+    )
     rows: list[Row] = []
     before = children()
     stream: Iterator[Row] = run_tasks(work, 2, stop=lambda: False)
@@ -137,7 +142,9 @@ def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path:
     assert last.stdout.split() == ["60", "60", str(done)]
     rows = read_rows(tmp_path)
     assert len(rows) == len({(row["method"], row["seed"]) for row in rows}) == 60
-    assert not [path for path in (tmp_path / "rows").iterdir() if path.suffix != ".parquet"] or kills
+    assert (
+        not [path for path in (tmp_path / "rows").iterdir() if path.suffix != ".parquet"] or kills
+    )
     limit = time.monotonic() + 20
     while (left := marked(marker)) and time.monotonic() < limit:
         time.sleep(0.1)

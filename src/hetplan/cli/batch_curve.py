@@ -29,11 +29,14 @@ def run(
     output: Path | None,
     quiet: bool,
 ) -> int:
-    """Measure, print, write; 0 when a sample fits at some ZeRO stage, else 1. Raises InputError, UnsupportedError."""
+    """Measure, print, write; 0 when a sample fits at some ZeRO stage, else 1. Raises InputError,
+    UnsupportedError."""
     from hetplan.runtime.batch_curve import measure_batch_curve
 
     if memory_gib is None and device == "cpu":
-        raise InputError("missing", where="--memory-gib", expected="what training may use of a CPU's memory")
+        raise InputError(
+            "missing", where="--memory-gib", expected="what training may use of a CPU's memory"
+        )
     if memory_gib is not None and not 0 < memory_gib < 1e15:
         raise InputError("--memory-gib", got=memory_gib, expected="more than 0")
     curve = measure_batch_curve(
@@ -72,12 +75,16 @@ def curve_tables(curve: BatchCurve) -> list[Table]:
     )
     stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
     lowest = (
-        "no sample fits" if curve.zero_stage is None else f"a sample fits from ZeRO {curve.zero_stage} on"
+        "no sample fits"
+        if curve.zero_stage is None
+        else f"a sample fits from ZeRO {curve.zero_stage} on"
     )
     notes = [f"largest micro-batch: {stages}; {lowest}"]
     if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
         notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
     if curve.saved_bytes_per_sample is not None:
-        notes.append(f"activations: {bytes_text(curve.saved_bytes_per_sample)} per sample, measured")
+        notes.append(
+            f"activations: {bytes_text(curve.saved_bytes_per_sample)} per sample, measured"
+        )
     header = ("micro-batch", "forward + backward", "spread", "samples/s")
     return [Table(title, header, rows, tuple(notes), right=(0, 1, 2, 3))]

@@ -1,7 +1,7 @@
 """The ranking while it grows: what `hetplan plan` shows on standard error until it is done.
 
-On a terminal a table of the best candidates so far changes in place and goes away at the end; elsewhere every candidate
-is a line.
+On a terminal a table of the best candidates so far changes in place and goes away at the end;
+elsewhere every candidate is a line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SHOWN = 8
 
 
 class Board:
-    """A display (`cli.progress.Display`) of candidates; `found` may be called from another thread."""
+    """A display (`cli.progress.Display`) of candidates; `found` may be called from another
+    thread."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -48,7 +49,8 @@ class Board:
         return sorted(known, key=lambda c: (not c.fits_memory, c.predicted_seconds or 0.0))
 
     def update(self, progress: Progress) -> None:
-        """Show what there is: on a terminal once the work has taken a second, elsewhere after ten."""
+        """Show what there is: on a terminal once the work has taken a second, elsewhere after
+        ten."""
         if self.terminal:
             if progress.seconds >= QUIET:
                 self._draw(progress)

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="The profile that the plans ran with.")],
+    profile: Annotated[
+        Path, typer.Argument(metavar="PROFILE", help="The profile that the plans ran with.")
+    ],
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS…", help='JSON files: {"plan": plan or its file, "seconds": …, "peak_bytes": …}.'
+            metavar="RUNS…",
+            help='JSON files: {"plan": plan or its file, "seconds": …, "peak_bytes": …}.',
         ),
     ],
     cluster: Annotated[
@@ -36,17 +39,22 @@ def calibrate(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="NAME|FILE", help="Built-in model or config.json; default the plans'."
+            "--model",
+            metavar="NAME|FILE",
+            help="Built-in model or config.json; default the plans'.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the constants to a file.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the constants to a file."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Estimate effective bandwidths, a pass's overhead and the framework's memory from your own measured runs.
+    """Estimate effective bandwidths, a pass's overhead and the framework's memory from your own
+    measured runs.
 
-    `hetplan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where the runs do not tell.
+    `hetplan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where the
+    runs do not tell.
     """
     from hetplan.runtime.calibration import calibrate as estimate
     from hetplan.runtime.calibration import load_measured_run
@@ -93,7 +101,9 @@ def table(runs: list[MeasuredRun], found: Found) -> Table:
             "of runs left out",
         ]
         if constants.framework_bytes is not None:
-            notes.append(f"framework and driver hold {bytes_text(constants.framework_bytes)} of each device")
+            notes.append(
+                f"framework and driver hold {bytes_text(constants.framework_bytes)} of each device"
+            )
     word = "calibrated" if constants is not None else "not calibrated"
     header = ("run", "measured", f"predicted, {word}", "left out")
     return Table("calibration", header, rows, tuple(notes), right=(1, 2, 3))

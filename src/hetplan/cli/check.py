@@ -37,7 +37,8 @@ def check(
 ) -> int:
     """Verify decisions against an instance and price them again.
 
-    Exit code 0 when all hold; 1 when one breaks a constraint, contradicts what is stated of it, or is missing
+    Exit code 0 when all hold; 1 when one breaks a constraint, contradicts what is stated of it, or
+    is missing
     (a result that is infeasible or unknown has nothing to verify).
     """
     from hetplan.instances.answers import read_claims
@@ -60,7 +61,8 @@ def check(
 
 
 def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> list[Table]:
-    """What was found out about each claim: its decision's parts, then its complaints or its description."""
+    """What was found out about each claim: its decision's parts, then its complaints or its
+    description."""
     tables = []
     for verdict in verdicts:
         claim, evaluation = verdict.claim, verdict.evaluation
@@ -69,11 +71,15 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> list[Tabl
         if evaluation is None:
             stated = f"stated {claim.status}" if claim.status else "no status stated"
             bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
-            tables.append(Table(title, (), (), (*verdict.complaints, f"no decision ({stated}{bound})")))
+            tables.append(
+                Table(title, (), (), (*verdict.complaints, f"no decision ({stated}{bound})"))
+            )
             continue
         rows = [(name, number_text(value, 10)) for name, value in evaluation.parts.items()]
         rows.append(("objective", number_text(evaluation.objective, 10)))
-        tables.append(Table(title, ("part", "value"), tuple(rows), notes=verdict.complaints, right=(1,)))
+        tables.append(
+            Table(title, ("part", "value"), tuple(rows), notes=verdict.complaints, right=(1,))
+        )
         if evaluation.objective is not None:
             tables += describe(instance, claim.decision, claim.source)
     return tables

@@ -14,7 +14,10 @@ from hetplan.errors import InputError
 from hetplan.text import Table, number_text
 
 app = typer.Typer(
-    help="Write cluster files.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    help="Write cluster files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -26,32 +29,44 @@ def root() -> None:
 @app.command("detect")
 def detect(
     hostfile: Annotated[
-        Path | None, typer.Option("--hostfile", metavar="FILE", help="Nodes, as `HOST slots=N` lines.")
+        Path | None,
+        typer.Option("--hostfile", metavar="FILE", help="Nodes, as `HOST slots=N` lines."),
     ] = None,
     slurm: Annotated[
         str | None,
-        typer.Option("--slurm", metavar="NODELIST", help="Nodes, such as gpu[01-04]; default a job's own."),
+        typer.Option(
+            "--slurm", metavar="NODELIST", help="Nodes, such as gpu[01-04]; default a job's own."
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Device type; default the local GPUs'.")
+        str | None,
+        typer.Option("--device", metavar="NAME", help="Device type; default the local GPUs'."),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", metavar="N", help="Devices per node, where nothing tells.")
+        int | None,
+        typer.Option("--devices", metavar="N", help="Devices per node, where nothing tells."),
     ] = None,
     intra: Annotated[
-        float | None, typer.Option("--intra", metavar="GBIT", help="Gbit/s within a node; default measured.")
+        float | None,
+        typer.Option("--intra", metavar="GBIT", help="Gbit/s within a node; default measured."),
     ] = None,
     network: Annotated[
         float | None,
-        typer.Option("--network", metavar="GBIT", help="Gbit/s between nodes; default the local card's."),
+        typer.Option(
+            "--network", metavar="GBIT", help="Gbit/s between nodes; default the local card's."
+        ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The cluster's name.")] = "detected",
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="The cluster's name.")
+    ] = "detected",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the cluster file (YAML).")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the cluster file (YAML)."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a Slurm job's nodes."""
+    """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a
+    Slurm job's nodes."""
     from dataclasses import replace
 
     from hetplan.profiling.cluster import ClusterFile, build_cluster
@@ -64,7 +79,9 @@ def detect(
         raise InputError("--hostfile and --slurm exclude each other")
     for option, value in (("--devices", devices), ("--intra", intra), ("--network", network)):
         if value is not None and not 0 < value <= 1e6:
-            raise InputError("not usable", where=option, got=value, expected="more than 0, at most 1e6")
+            raise InputError(
+                "not usable", where=option, got=value, expected="more than 0, at most 1e6"
+            )
     found = local_node()
     local = replace(
         found,
@@ -90,7 +107,10 @@ def detect(
     document = cluster_document(hosts, name, local)
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
     told = assumptions(
-        local.intra_gbit, local.network_gbit, max(n["devices"] for n in document["nodes"]), len(hosts)
+        local.intra_gbit,
+        local.network_gbit,
+        max(n["devices"] for n in document["nodes"]),
+        len(hosts),
     )
     if output is not None:
         write(document, told, output)
@@ -126,7 +146,9 @@ def assumptions(intra: float | None, network: float | None, devices: int, hosts:
             f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra says otherwise"
         )
     if network is None and hosts > 1:
-        told.append(f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise")
+        told.append(
+            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
+        )
     return told
 
 

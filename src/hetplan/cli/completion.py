@@ -1,6 +1,8 @@
-"""What the shell offers for an argument or an option; asked at every press of a key, so nothing heavy is read.
+"""What the shell offers for an argument or an option; asked at every press of a key, so nothing
+heavy is read.
 
-Completers take what is typed so far (and the context, where what stands before matters) and return whole words.
+Completers take what is typed so far (and the context, where what stands before matters) and return
+whole words.
 Where none begins so, the shell falls back on file names.
 """
 
@@ -23,7 +25,8 @@ def beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def listed(names: Iterable[str], incomplete: str) -> list[str]:
-    """The same for the last part of a comma-separated list; a name that the list has is not offered again."""
+    """The same for the last part of a comma-separated list; a name that the list has is not offered
+    again."""
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
     return [f"{before}{comma}{name}" for name in beginning(names, last) if name not in taken]
@@ -69,7 +72,8 @@ def methods(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def problem_of(instance: object) -> str:
-    """The problem of a packaged instance or an instance file; empty where it does not show at a glance."""
+    """The problem of a packaged instance or an instance file; empty where it does not show at a
+    glance."""
     from hetplan.instances.shelf import shelved
 
     if not isinstance(instance, str) or instance == "-":

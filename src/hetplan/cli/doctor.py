@@ -1,4 +1,5 @@
-"""`hetplan doctor`: what is installed, what was found on this machine, and whether it works together."""
+"""`hetplan doctor`: what is installed, what was found on this machine, and whether it works
+together."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: installed(name) for name in (*PACKAGES, *OPTIONAL)},
         "solver_binaries": {name: shutil.which(name) for name in BINARIES},
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_bytes": memory_bytes(),
         "gpus": found,
         "gpus_missing": why or None,
@@ -82,21 +85,32 @@ def installed(name: str) -> str | None:
 def needed(name: str) -> dict[str, Any]:
     """Whether a required package is installed."""
     found = installed(name)
-    return {"check": f"{name} is installed", "ok": found is not None, "detail": found or "not found"}
+    return {
+        "check": f"{name} is installed",
+        "ok": found is not None,
+        "detail": found or "not found",
+    }
 
 
 def check_together() -> dict[str, Any]:
-    """Whether OR-Tools and HiGHS load in one process: some of their releases ship clashing libraries."""
+    """Whether OR-Tools and HiGHS load in one process: some of their releases ship clashing
+    libraries."""
     code = "from ortools.sat.python import cp_model; import highspy; highspy.Highs(); cp_model.CpModel()"
     what = "OR-Tools and HiGHS load in one process"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return {"check": what, "ok": False, "detail": f"no answer within {PATIENCE_S:.0f} s"}
     lines = done.stderr.strip().splitlines()
-    detail = "" if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
+    detail = (
+        "" if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
+    )
     return {"check": what, "ok": done.returncode == 0, "detail": detail}
 
 
@@ -109,7 +123,8 @@ def memory_bytes() -> int | None:
 
 
 def gpus() -> tuple[list[dict[str, Any]] | None, str]:
-    """GPUs by nvidia-smi: name, memory and driver; None, and the reason, where it is missing or fails."""
+    """GPUs by nvidia-smi: name, memory and driver; None, and the reason, where it is missing or
+    fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None, "no nvidia-smi"
@@ -129,13 +144,17 @@ def gpus() -> tuple[list[dict[str, Any]] | None, str]:
         return None, f"nvidia-smi cannot be run: {error.strerror}"
     if done.returncode != 0:
         said = one_line(done.stdout or done.stderr)[:200]
-        return None, f"nvidia-smi failed with exit code {done.returncode}{': ' if said else ''}{said}"
+        return (
+            None,
+            f"nvidia-smi failed with exit code {done.returncode}{': ' if said else ''}{said}",
+        )
     found = [gpu for gpu in map(parse_gpu, done.stdout.splitlines()) if gpu is not None]
     return found, "" if found else "none"
 
 
 def parse_gpu(line: str) -> dict[str, Any] | None:
-    """`NVIDIA T4, 15360, 535.1` -> name, memory in bytes (nvidia-smi counts MiB), driver; None for else."""
+    """`NVIDIA T4, 15360, 535.1` -> name, memory in bytes (nvidia-smi counts MiB), driver; None for
+    else."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != 3:
         return None
@@ -144,13 +163,18 @@ def parse_gpu(line: str) -> dict[str, Any] | None:
 
 
 def kernel_cache() -> dict[str, Any]:
-    """Where numba keeps compiled kernels between runs: NUMBA_CACHE_DIR, beside the source, or at home."""
+    """Where numba keeps compiled kernels between runs: NUMBA_CACHE_DIR, beside the source, or at
+    home."""
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     spec = find_spec("hetplan")
     assert spec is not None and spec.origin is not None
     package = Path(spec.origin).parent
     if chosen:
-        return {"location": chosen, "chosen_by": "NUMBA_CACHE_DIR", "writable": writable(Path(chosen))}
+        return {
+            "location": chosen,
+            "chosen_by": "NUMBA_CACHE_DIR",
+            "writable": writable(Path(chosen)),
+        }
     if os.access(package, os.W_OK):
         return {
             "location": str(package / "**" / "__pycache__"),
@@ -158,7 +182,11 @@ def kernel_cache() -> dict[str, Any]:
             "writable": True,
         }
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
-    return {"location": str(home), "chosen_by": "the user's cache folder", "writable": writable(home)}
+    return {
+        "location": str(home),
+        "chosen_by": "the user's cache folder",
+        "writable": writable(home),
+    }
 
 
 def writable(folder: Path) -> bool:
@@ -177,8 +205,16 @@ def tables(report: dict[str, Any]) -> list[Table]:
         ("cores", str(report["cores"])),
         ("memory", bytes_text(report["memory_bytes"])),
         ("GPUs", "; ".join(gpu_names) or report["gpus_missing"]),
-        ("solver programs", ", ".join(k for k, v in report["solver_binaries"].items() if v) or "none found"),
-        ("compiled kernels", f"{report['kernel_cache']['location']} ({report['kernel_cache']['chosen_by']})"),
+        (
+            "solver programs",
+            ", ".join(k for k, v in report["solver_binaries"].items() if v) or "none found",
+        ),
+        (
+            "compiled kernels",
+            f"{report['kernel_cache']['location']} ({report['kernel_cache']['chosen_by']})",
+        ),
     ]
-    checks = tuple(("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"])
+    checks = tuple(
+        ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
+    )
     return [Table("", ("", ""), tuple(rows)), Table("checks", ("", "", ""), checks)]

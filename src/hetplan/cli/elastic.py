@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Replanner:
     """Plans again by a process of its own: solvers leave threads behind, and ranks are forked.
 
-    plan: the file of what runs now; folder: where those to come are written; rehearse: a plan's predicted times;
-    more: options of `hetplan replan`.
+    plan: the file of what runs now; folder: where those to come are written; rehearse: a plan's
+    predicted times; more: options of `hetplan replan`.
     """
 
     plan: Path
@@ -41,7 +41,15 @@ class Replanner:
             note(f"lost {', '.join(nodes)}: planning without")
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / f"plan-without-{'-'.join(nodes)}.json"
-        command = [sys.executable, "-m", "hetplan", "replan", str(self.plan), "--lost", ",".join(nodes)]
+        command = [
+            sys.executable,
+            "-m",
+            "hetplan",
+            "replan",
+            str(self.plan),
+            "--lost",
+            ",".join(nodes),
+        ]
         done = subprocess.run(
             [*command, "--output", str(target), "--json", "--quiet", *self.more],
             stdout=subprocess.DEVNULL, check=False,
@@ -61,7 +69,9 @@ def options(
 ) -> list[str]:
     """What `hetplan replan` is given."""
     given = {"--cluster": cluster, "--model": model, "--profile": profile, "--time-limit": seconds}
-    found = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    found = [
+        text for name, value in given.items() if value is not None for text in (name, str(value))
+    ]
     return [*found, *(text for name in strategies or () for text in ("--strategies", name))]
 
 
@@ -74,7 +84,9 @@ def check_elastic(
 ) -> None:
     """Raise InputError for options that do not go together."""
     if elastic and (checkpoint is None or every is None):
-        raise InputError("--elastic needs --checkpoint with a folder and --every with a number of steps")
+        raise InputError(
+            "--elastic needs --checkpoint with a folder and --every with a number of steps"
+        )
     if not elastic and (strategies is not None or seconds is not None):
         raise InputError("--strategies and --replan-seconds are for --elastic")
     if seconds is not None and not 0 < seconds < 1e9:
@@ -92,4 +104,6 @@ def check_known(plan: Plan, rehearsal: Rehearsal | None) -> None:
 
 def tell_loss(loss: Loss) -> None:
     """What happened, for people."""
-    note(f"{loss.error}; going on from step {loss.step} with {loss.plan}, {loss.seconds:.1f} s later")
+    note(
+        f"{loss.error}; going on from step {loss.step} with {loss.plan}, {loss.seconds:.1f} s later"
+    )

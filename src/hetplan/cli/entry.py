@@ -1,4 +1,5 @@
-"""The way in: loading the command line counts as running it, so that Ctrl-C is one line from the first moment on."""
+"""The way in: loading the command line counts as running it, so that Ctrl-C is one line from the
+first moment on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`hetplan export`: a plan file in the words of Megatron-LM, DeepSpeed, torchtitan, FlagScale or torchrun."""
+"""`hetplan export`: a plan file in the words of Megatron-LM, DeepSpeed, torchtitan, FlagScale or
+torchrun."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def export(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead.")
     ] = None,
 ) -> int:
-    """Print a plan as flags or configuration of a framework; what it cannot express is refused by name."""
+    """Print a plan as flags or configuration of a framework; what it cannot express is refused by
+    name."""
     from hetplan.files import write_text
     from hetplan.runtime.export import export as written
     from hetplan.runtime.plan import load_plan

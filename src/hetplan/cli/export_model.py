@@ -36,7 +36,8 @@ def export_model(
 ) -> int:
     """Write an instance's models for other solvers: MPS or LP files, or CP-SAT protocol buffers.
 
-    A method with one model per configuration writes as many files, numbered, less those that bounds exclude.
+    A method with one model per configuration writes as many files, numbered, less those that bounds
+    exclude.
     """
     from hetplan.solvers.export import Collector, method_of
     from hetplan.solvers.options import Options
@@ -52,7 +53,9 @@ def export_model(
         raise InputError(f"has no model to export: {reason}", where=found.name)
     exported = collector.write(output)
     if json:
-        print_json({"instance": found.name, "method": method, "models": [asdict(one) for one in exported]})
+        print_json(
+            {"instance": found.name, "method": method, "models": [asdict(one) for one in exported]}
+        )
         return 0
     rows = tuple(
         (

@@ -22,7 +22,8 @@ def import_(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="sailor, pipedream, piper, dnn-partitioning, metis, calculon or deepspeed."
+            metavar="KIND",
+            help="sailor, pipedream, piper, dnn-partitioning, metis, calculon or deepspeed.",
         ),
     ],
     path: Annotated[
@@ -33,13 +34,17 @@ def import_(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="The model's (of systems: the cluster's) name."),
+        typer.Option(
+            "--model", metavar="NAME", help="The model's (of systems: the cluster's) name."
+        ),
     ] = None,
     device_type: Annotated[
-        str | None, typer.Option("--device-type", metavar="NAME", help="The device's name in cluster files.")
+        str | None,
+        typer.Option("--device-type", metavar="NAME", help="The device's name in cluster files."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", metavar="fp16|bf16|fp32", help="In which it was measured.")
+        str | None,
+        typer.Option("--precision", metavar="fp16|bf16|fp32", help="In which it was measured."),
     ] = None,
     sequence: Annotated[
         int | None, typer.Option("--sequence", metavar="N", help="Tokens per sample.")
@@ -67,7 +72,11 @@ def import_(
     for option, text in (("--model", model), ("--device-type", device_type)):
         if text is not None and not 1 <= len(text) <= 200:
             raise InputError("not usable", where=option, got=text, expected="1 to 200 characters")
-    for option, number in (("--sequence", sequence), ("--micro-batch", micro_batch), ("--nodes", nodes)):
+    for option, number in (
+        ("--sequence", sequence),
+        ("--micro-batch", micro_batch),
+        ("--nodes", nodes),
+    ):
         if number is not None and not 1 <= number <= LARGEST:
             raise InputError("not usable", where=option, got=number, expected=f"1 to {LARGEST}")
     found = import_file(
@@ -117,7 +126,9 @@ def summary(found: Imported, path: Path | None) -> Table:
     )
     params = bytes_text(sum(layer["param_bytes"] for layer in document["layers"]))
     title = f"profile of {document['model']}, {len(document['layers'])} layers, {params} of parameters{where}"
-    return Table(title, ("device", "tensor", "micro-batch", "forward", "backward"), rows, right=(1, 2, 3, 4))
+    return Table(
+        title, ("device", "tensor", "micro-batch", "forward", "backward"), rows, right=(1, 2, 3, 4)
+    )
 
 
 def plain(document: dict[str, Any]) -> dict[str, Any]:

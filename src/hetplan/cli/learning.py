@@ -1,4 +1,5 @@
-"""`hetplan profile --operators` and `hetplan profile train`: operators measured, and their efficiency learned."""
+"""`hetplan profile --operators` and `hetplan profile train`: operators measured, and their
+efficiency learned."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def operators(
     chosen: Precision | None = next((p for p in PRECISIONS if p == precision), None)
     if chosen is None:
         raise unknown_name("unknown precision", precision, PRECISIONS, where="--precision")
-    found = measure_operators(device, chosen, repeats=repeats, name=device_type, tell=None if quiet else note)
+    found = measure_operators(
+        device, chosen, repeats=repeats, name=device_type, tell=None if quiet else note
+    )
     if output is not None:
         found.save(output)
     if json:
@@ -48,12 +51,15 @@ def operators(
         ("TFLOP/s at most", number_text(found.flops_per_second / 1e12, 4)),
         ("GB/s at most", number_text(found.bytes_per_second / 1e9, 4)),
     )
-    print_tables([Table(f"operators of {found.device} in {found.precision}, measured", ("", ""), rows)])
+    print_tables(
+        [Table(f"operators of {found.device} in {found.precision}, measured", ("", ""), rows)]
+    )
     return 0
 
 
 def train(files: Sequence[str], *, json: bool, output: Path | None) -> int:
-    """Train from a file of measured operators, or files of collectives; tell the error on those kept apart."""
+    """Train from a file of measured operators, or files of collectives; tell the error on those
+    kept apart."""
     from hetplan.files import read_json
 
     check_target(output)
@@ -105,7 +111,13 @@ def link_table(found: LinkEfficiencyFile) -> Table:
 def table(found: EfficiencyFile) -> Table:
     """Errors on operators kept apart, beside the plain roofline's."""
     rows = tuple(
-        (k.kind, str(k.trained_on), str(k.kept_apart), percent_text(k.error), percent_text(k.roofline_error))
+        (
+            k.kind,
+            str(k.trained_on),
+            str(k.kept_apart),
+            percent_text(k.error),
+            percent_text(k.roofline_error),
+        )
         for k in found.kinds
     )
     header = ("operators", "trained on", "kept apart", "error", "plain roofline's")
@@ -113,7 +125,11 @@ def table(found: EfficiencyFile) -> Table:
         "mean error of the seconds of operators kept apart; the plain roofline at its median efficiency",
     )
     return Table(
-        f"learned efficiency of {found.device} in {found.precision}", header, rows, notes, right=(1, 2, 3, 4)
+        f"learned efficiency of {found.device} in {found.precision}",
+        header,
+        rows,
+        notes,
+        right=(1, 2, 3, 4),
     )
 
 
@@ -126,7 +142,10 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
         file = load_efficiency(path)
         if file.precision != precision:
             raise InputError(
-                "is of another precision", where=str(path), got=file.precision, expected=repr(precision)
+                "is of another precision",
+                where=str(path),
+                got=file.precision,
+                expected=repr(precision),
             )
         if file.device in found:
             raise InputError("device type is in two files", where=str(path), got=file.device)

@@ -32,7 +32,9 @@ def show_list(
         str | None,
         typer.Option("--problem", help="Only this problem.", autocompletion=completion.problems),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="PATTERN", help="Like 'amp-*'.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="PATTERN", help="Like 'amp-*'.")
+    ] = None,
     json: JsonOption = False,
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
@@ -73,7 +75,9 @@ def summary(entry: Entry) -> dict[str, Any]:
 
 @app.command("show")
 def show(
-    instance: Annotated[str, typer.Argument(help="A name or a file.", autocompletion=completion.instances)],
+    instance: Annotated[
+        str, typer.Argument(help="A name or a file.", autocompletion=completion.instances)
+    ],
     best: Annotated[bool, typer.Option("--best", help="The best-known record instead.")] = False,
     json: JsonOption = False,
 ) -> int:
@@ -86,7 +90,9 @@ def show(
         raise InputError("no best-known record", got=instance)
     if json or best:
         document = (
-            known.model_dump(mode="json") if best and known else sources.open_instance(instance).document()
+            known.model_dump(mode="json")
+            if best and known
+            else sources.open_instance(instance).document()
         )
         print_json(document)
         return 0
@@ -94,8 +100,14 @@ def show(
     rows = [("problem", f"{found.problem}: {found.family.title}"), ("origin", found.origin)]
     rows += [(key, size_text(value)) for key, value in found.document()["data"].items()]
     if known is not None:
-        bound = f"bound {number_text(known.bound, 8)} by {known.proved_by}" if known.proved_by else "no bound"
-        rows.append(("best known", f"{number_text(known.objective, 8)} by {known.found_by}, {bound}"))
+        bound = (
+            f"bound {number_text(known.bound, 8)} by {known.proved_by}"
+            if known.proved_by
+            else "no bound"
+        )
+        rows.append(
+            ("best known", f"{number_text(known.objective, 8)} by {known.found_by}, {bound}")
+        )
     print_tables([Table(found.name, ("", ""), tuple(rows))])
     return 0
 
@@ -109,16 +121,22 @@ def size_text(value: Any) -> str:
 
 @app.command("generate")
 def generate(
-    problem: Annotated[str, typer.Argument(help="The problem.", autocompletion=completion.problems)],
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed, another instance.")] = 0,
+    problem: Annotated[
+        str, typer.Argument(help="The problem.", autocompletion=completion.problems)
+    ],
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Another seed, another instance.")
+    ] = 0,
     size: Annotated[
         str, typer.Option("--size", metavar="small|medium", help="At most 8 or 32 devices.")
     ] = "small",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Default: standard output."),
     ] = None,
 ) -> int:
-    """Make a random instance of a problem: catalogued devices, a published model, a network as they are sold."""
+    """Make a random instance of a problem: catalogued devices, a published model, a network as they
+    are sold."""
     from hetplan.instances.envelope import save_instance
     from hetplan.instances.generate import draw
 
@@ -148,7 +166,9 @@ def validate(
         except InputError as error:
             rows.append({"file": str(path), "valid": False, "error": str(error)})
         else:
-            rows.append({"file": str(path), "valid": True, "problem": found.problem, "name": found.name})
+            rows.append(
+                {"file": str(path), "valid": True, "problem": found.problem, "name": found.name}
+            )
     if json:
         print_json({"files": rows})
     for row in rows:
@@ -164,21 +184,26 @@ def update(
     sources_: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE…", help="Outputs of `solve --json` (- for standard input), folders of studies."
+            metavar="SOURCE…",
+            help="Outputs of `solve --json` (- for standard input), folders of studies.",
         ),
     ],
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", metavar="DIR", help="Your instances; default the packaged library."),
+        typer.Option(
+            "--folder", metavar="DIR", help="Your instances; default the packaged library."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell what would change; write nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> int:
-    """Better the best-known records by what runs found: every decision is priced again before it is believed.
+    """Better the best-known records by what runs found: every decision is priced again before it is
+    believed.
 
-    Objectives only go down. Bounds only go up, come from exact methods alone, and never above a decision that holds.
+    Objectives only go down. Bounds only go up, come from exact methods alone, and never above a
+    decision that holds.
     Exit code 1 when something is refused; what is good of the rest is written nevertheless.
     """
     from hetplan.instances.update import changes, shelf, write

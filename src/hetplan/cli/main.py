@@ -1,7 +1,9 @@
-"""The entry `hetplan`: one Typer application, one place where errors become a line and an exit code.
+"""The entry `hetplan`: one Typer application, one place where errors become a line and an exit
+code.
 
-Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an option or standard
-output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader of the output went away.
+Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an option
+or standard output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader
+of the output went away.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ def show_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Plan the training of one model on mixed GPUs, with a proven bound on every plan."""
@@ -103,13 +106,16 @@ def root(
 
 # typer's exception for what a user got wrong has no public name; its subclass has.
 _USAGE_ERROR: type[Exception] = next(
-    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException" and issubclass(c, Exception)
+    c
+    for c in typer.BadParameter.__mro__
+    if c.__name__ == "ClickException" and issubclass(c, Exception)
 )
 
 
 @cache
 def command() -> Any:
-    """The application as a command, built once (from many annotated signatures, which takes a while)."""
+    """The application as a command, built once (from many annotated signatures, which takes a
+    while)."""
     return typer.main.get_command(app)
 
 
@@ -131,10 +137,13 @@ def guarded(arguments: Sequence[str] | None) -> int:
     """Run the command line with every way out of it mapped to an exit code."""
     try:
         returned = command().main(
-            args=None if arguments is None else list(arguments), prog_name="hetplan", standalone_mode=False
+            args=None if arguments is None else list(arguments),
+            prog_name="hetplan",
+            standalone_mode=False,
         )
         sys.stdout.flush()
-    except SystemExit as error:  # typer's way out of shell completion, and out of a pipe that nobody reads
+    # typer's way out of shell completion, and out of a pipe that nobody reads
+    except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             return BROKEN_PIPE
         return error.code if isinstance(error.code, int) else 0

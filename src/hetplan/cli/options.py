@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from hetplan.solvers.options import NativeValue, Options
 
 TimeOption = Annotated[
-    float | None, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method; default none.")
+    float | None,
+    typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method; default none."),
 ]
 GapOption = Annotated[
-    float | None, typer.Option("--gap", metavar="RATIO", help="Relative gap to stop at; default 1e-6.")
+    float | None,
+    typer.Option("--gap", metavar="RATIO", help="Relative gap to stop at; default 1e-6."),
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="Threads of general solvers; default all cores.")
+    int | None,
+    typer.Option("--threads", metavar="N", help="Threads of general solvers; default all cores."),
 ]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Of everything random; default 0.")
@@ -37,17 +40,25 @@ NativeOption = Annotated[
 ]
 PyomoOption = Annotated[
     str | None,
-    typer.Option("--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."),
+    typer.Option(
+        "--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output.")
+]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."),
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."
+    ),
 ]
 LinksOption = Annotated[
     Path | None,
     typer.Option(
-        "--links", metavar="FILE", help="Learned efficiency of links, as `hetplan profile train` writes it."
+        "--links",
+        metavar="FILE",
+        help="Learned efficiency of links, as `hetplan profile train` writes it.",
     ),
 ]
 PlanArgument = Annotated[
@@ -72,13 +83,15 @@ PlanModelOption = Annotated[
     ),
 ]
 ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction.")
+    Path | None,
+    typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 
 
 def make_options(**given: Any) -> Options:
-    """`Options` from what was given on the command line; None keeps the default. Raises InputError."""
+    """`Options` from what was given on the command line; None keeps the default. Raises
+    InputError."""
     from hetplan.solvers.options import Options
 
     entries = {name: value for name, value in given.items() if value is not None}
@@ -88,12 +101,14 @@ def make_options(**given: Any) -> Options:
 
 
 def parse_native(texts: Sequence[str]) -> dict[str, dict[str, NativeValue]]:
-    """`["cp-sat.linearization_level=2"]` as {"cp-sat": {"linearization_level": 2}}; raises InputError."""
+    """`["cp-sat.linearization_level=2"]` as {"cp-sat": {"linearization_level": 2}}; raises
+    InputError."""
     return parse_dotted(texts, "--native", "BACKEND.NAME=VALUE")
 
 
 def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict[str, NativeValue]]:
-    """`["owner.name=value"]` as {"owner": {"name": value}}; raises InputError naming `option` and its `form`."""
+    """`["owner.name=value"]` as {"owner": {"name": value}}; raises InputError naming `option` and
+    its `form`."""
     found: dict[str, dict[str, NativeValue]] = {}
     for text in texts:
         left, equals, value = text.partition("=")
@@ -108,7 +123,8 @@ def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict
 
 
 def native_value(text: str) -> NativeValue:
-    """The value as a boolean (true, false), a whole number, a finite number, or text, in this order."""
+    """The value as a boolean (true, false), a whole number, a finite number, or text, in this
+    order."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):

@@ -1,4 +1,5 @@
-"""What the commands print: JSON or tables on stdout, everything else on stderr; files only when whole."""
+"""What the commands print: JSON or tables on stdout, everything else on stderr; files only when
+whole."""
 
 from __future__ import annotations
 
@@ -71,14 +72,16 @@ def _print_table(console: Console, table: Table) -> None:
 def pieces(table: Table, width: int) -> list[list[int]]:
     """Columns of the tables to print, one below the other: all in one where they fit into `width`.
 
-    Else each piece begins with the first column and takes on what fits beside it; only columns that are too wide even
-    so are folded, as those of prose are.
+    Else each piece begins with the first column and takes on what fits beside it; only columns that
+    are too wide even so are folded, as those of prose are.
     """
     widths = [
         max([len(name), *(max(map(len, visible(row[i]).split("\n"))) for row in table.rows)])
         for i, name in enumerate(table.header)
     ]
-    widths = [min(one, PROSE) if i and i not in table.right else one for i, one in enumerate(widths)]
+    widths = [
+        min(one, PROSE) if i and i not in table.right else one for i, one in enumerate(widths)
+    ]
     found: list[list[int]] = [[0]]
     taken = widths[0]
     for i in range(1, len(widths)):
@@ -101,7 +104,8 @@ def note(text: str) -> None:
 
 
 def check_target(path: Path | None) -> None:
-    """Refuse an output file that cannot be written before hours are spent on what should go into it."""
+    """Refuse an output file that cannot be written before hours are spent on what should go into
+    it."""
     if path is None:
         return
     if os.path.isdir(path):

@@ -1,4 +1,5 @@
-"""`hetplan show PLAN`: a plan file drawn: on the terminal, as one self-contained page, or as a PNG or SVG file."""
+"""`hetplan show PLAN`: a plan file drawn: on the terminal, as one self-contained page, or as a PNG
+or SVG file."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def show_plan(
     *,
     json: bool,
 ) -> int:
-    """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with their bounds."""
+    """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
+    their bounds."""
     for target in targets.values():
         check_target(target)
     scene = drawn(value, where, cluster, model, profile)
@@ -39,8 +41,11 @@ def show_plan(
     return 0
 
 
-def drawn(value: Any, where: str, cluster: str | None, model: str | None, profile: Path | None) -> Scene:
-    """What the plan in parsed JSON looks like, replayed; `where` names it in errors. Raises InputError."""
+def drawn(
+    value: Any, where: str, cluster: str | None, model: str | None, profile: Path | None
+) -> Scene:
+    """What the plan in parsed JSON looks like, replayed; `where` names it in errors. Raises
+    InputError."""
     from hetplan.planner.pictures.scene import read, scene
     from hetplan.runtime.replay import replay
 

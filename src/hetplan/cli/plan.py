@@ -48,9 +48,12 @@ def plan(
             autocompletion=completion.clusters,
         ),
     ],
-    global_batch: Annotated[int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")],
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")
+    ],
     sequence: Annotated[
-        int | None, typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's.")
+        int | None,
+        typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
     ] = None,
     precision: Annotated[
         str,
@@ -105,11 +108,13 @@ def plan(
     seed: SeedOption = None,
     json: JsonOption = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the winner's plan file.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the winner's plan file."),
     ] = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its bound.
+    """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its
+    bound.
 
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
@@ -136,7 +141,9 @@ def plan(
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
     picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
     check_percent(workload, cheapest_within)
-    early, late = ([w for s in picked for w in s.warmers if s.late is late] for late in (False, True))
+    early, late = (
+        [w for s in picked for w in s.warmers if s.late is late] for late in (False, True)
+    )
     prepare([*early, REPLAY_WARMER], None if quiet else note, late=late)
     run = Run(options)
     label = f"{workload.model.name} on {workload.cluster.name}"

@@ -1,4 +1,5 @@
-"""What `hetplan plan` prints: the ranking, the winner's stages, what is proven, and why it takes that long."""
+"""What `hetplan plan` prints: the ranking, the winner's stages, what is proven, and why it takes
+that long."""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
 def planning_tables(planning: Planning) -> list[Table]:
     """The ranking, what is proven about the winner, and the winner's stages."""
     workload, best = planning.workload, planning.best
-    # A strategy whose own problem leaves something out of its price: its bound would stand beside another sum.
+    # A strategy whose own problem leaves something out of its price: its bound would stand beside
+    # another sum.
     apart = any(priced_apart(candidate) for candidate in planning.candidates)
-    rows = tuple(candidate_row(candidate, workload, best, apart) for candidate in planning.candidates)
+    rows = tuple(
+        candidate_row(candidate, workload, best, apart) for candidate in planning.candidates
+    )
     header = (
         "plan",
         "status",
@@ -81,7 +85,10 @@ def no_winner(planning: Planning) -> Table:
     cheapest = f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens"
     limit = number_text(planning.money_limit, 4)
     return Table(
-        f"no winner: nothing that fits costs at most {limit} per million tokens", (), (), (cheapest,)
+        f"no winner: nothing that fits costs at most {limit} per million tokens",
+        (),
+        (),
+        (cheapest,),
     )
 
 
@@ -124,7 +131,8 @@ def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
 
 
 def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
-    """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16 …`.
+    """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16
+    …`.
 
     precisions: all that were planned, where the workload's is but one of them.
     """
@@ -139,9 +147,12 @@ def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
 
 
 def priced_apart(candidate: Candidate) -> bool:
-    """Whether the strategy's price of the plan is another figure than the objective that the bound belongs to."""
+    """Whether the strategy's price of the plan is another figure than the objective that the bound
+    belongs to."""
     seconds, objective = candidate.closed_form_seconds, candidate.objective
-    return seconds is not None and objective is not None and abs(seconds - objective) > 1e-9 * seconds
+    return (
+        seconds is not None and objective is not None and abs(seconds - objective) > 1e-9 * seconds
+    )
 
 
 def candidate_row(
@@ -165,8 +176,14 @@ def candidate_row(
 
 
 def relative_text(candidate: Candidate, best: Candidate | None) -> str:
-    """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not fit."""
-    if best is None or candidate is best or candidate.predicted_seconds is None or not best.predicted_seconds:
+    """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not
+    fit."""
+    if (
+        best is None
+        or candidate is best
+        or candidate.predicted_seconds is None
+        or not best.predicted_seconds
+    ):
         return ""
     more = candidate.predicted_seconds / best.predicted_seconds - 1
     return percent_text(more) if more < 0 else f"+{percent_text(more)}"
@@ -179,7 +196,8 @@ def memory_text(candidate: Candidate, workload: Workload) -> str:
     usable = workload.device_bytes()
     limits = [usable[device.type] for device in workload.cluster.devices]
     left = [
-        limit - peak if peak else math.inf for limit, peak in zip(limits, candidate.peak_bytes, strict=True)
+        limit - peak if peak else math.inf
+        for limit, peak in zip(limits, candidate.peak_bytes, strict=True)
     ]
     tightest = left.index(min(left))
     text = share_text(candidate.peak_bytes[tightest], limits[tightest])

@@ -30,7 +30,8 @@ PARAMETERS = (*LISTS, *SWITCHES, *SINGLE, *WORDS)
 def offers_from(
     gpus: Sequence[str] | None, cluster: str | None, links: dict[str, float | int | None]
 ) -> tuple[Offer, ...]:
-    """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given; raises InputError."""
+    """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given; raises
+    InputError."""
     from dataclasses import replace
 
     from hetplan.formulations.astra.search.pool import offer_of, offers_of_cluster
@@ -62,7 +63,9 @@ def name_and_count(text: str) -> tuple[str, int]:
     """`A800:2048` as ("A800", 2048); raises InputError."""
     name, colon, count = text.rpartition(":")
     if not (colon and name and count.isdecimal() and 0 < int(count) <= 10**6):
-        raise InputError("not usable", where="--gpus", got=text, expected="TYPE:COUNT, like A800:2048")
+        raise InputError(
+            "not usable", where="--gpus", got=text, expected="TYPE:COUNT, like A800:2048"
+        )
     return name, int(count)
 
 
@@ -81,7 +84,9 @@ def make_pool(offers: tuple[Offer, ...], mode: str | None, total: int | None) ->
         most = sum(offer.most for offer in offers)
         return pool.heterogeneous(most if total is None else total, offers)
     if len(offers) != 1:
-        raise InputError("the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types")
+        raise InputError(
+            "the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types"
+        )
     return pool.homogeneous(offers[0])
 
 
@@ -94,7 +99,9 @@ def make_space(texts: Sequence[str]) -> Space:
         name, equals, given = (part.strip() for part in text.partition("="))
         name = name.replace("-", "_")
         if not equals or not given:
-            raise InputError("not usable", where="--param", got=text, expected="NAME=VALUE[,VALUE…]")
+            raise InputError(
+                "not usable", where="--param", got=text, expected="NAME=VALUE[,VALUE…]"
+            )
         if name in values:
             raise InputError(f"{name} is given twice", where="--param")
         parts = split_list([given])
@@ -115,7 +122,9 @@ def numbers(text: str) -> range:
     """`4` or `1-8` as a range; raises InputError."""
     first, dash, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() if dash else True)):
-        raise InputError("not usable", where="--param", got=text, expected="a number or a range like 1-8")
+        raise InputError(
+            "not usable", where="--param", got=text, expected="a number or a range like 1-8"
+        )
     low, high = int(first), int(last or first)
     if not 1 <= low <= high <= 10**4:
         raise InputError("not usable", where="--param", got=text, expected="1 to 10000, ascending")

@@ -24,12 +24,15 @@ LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any
 def traced_model(
     factory: str, name: str | None, precision: str, output: Path | None, *, quiet: bool
 ) -> Model:
-    """The module that a factory makes (without a plan: there is none yet), traced; written where asked for."""
+    """The module that a factory makes (without a plan: there is none yet), traced; written where
+    asked for."""
     try:
         from hetplan.runtime.execution.worker import from_factory
         from hetplan.runtime.tracing.module import trace
     except ImportError:
-        raise UnsupportedError("tracing modules needs torch: pip install 'hetplan[runtime]'") from None
+        raise UnsupportedError(
+            "tracing modules needs torch: pip install 'hetplan[runtime]'"
+        ) from None
     from hetplan.profiling.models import load_model
     from hetplan.profiling.precision import PRECISIONS, Precision
 
@@ -109,7 +112,8 @@ def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
 
 
 def summary(profile: Profile, model: Model) -> Table:
-    """One row per table: the whole model's forward and backward of one micro-batch, and the rate that gives."""
+    """One row per table: the whole model's forward and backward of one micro-batch, and the rate
+    that gives."""
     tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
     title = (
         f"{profile.provenance.kind} profile of {profile.model} ({count_text(model.params)} parameters, "

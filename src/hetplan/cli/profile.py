@@ -1,4 +1,5 @@
-"""`hetplan profile`: what a model costs, predicted per layer (a profile file), or measured here (a batch curve)."""
+"""`hetplan profile`: what a model costs, predicted per layer (a profile file), or measured here (a
+batch curve)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from hetplan.cli import batch_curve as curves
 from hetplan.cli import learning
 from hetplan.cli.options import JsonOption, QuietOption
 from hetplan.cli.output import check_target, note, print_json, print_tables
-from hetplan.cli.predicting import check_degrees, predicted, summary, told, traced_model, whole_numbers
+from hetplan.cli.predicting import (
+    check_degrees,
+    predicted,
+    summary,
+    told,
+    traced_model,
+    whole_numbers,
+)
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
 from hetplan.text import Table, number_text, seconds_text
@@ -30,35 +38,49 @@ def profile(
         ),
     ] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Predict the times from datasheets (roofline); nothing is run.")
+        bool,
+        typer.Option(
+            "--predict", help="Predict the times from datasheets (roofline); nothing is run."
+        ),
     ] = False,
     batch_curve: Annotated[
         bool,
         typer.Option(
-            "--batch-curve", help="Measure seconds per micro-batch, and the largest that fits (needs torch)."
+            "--batch-curve",
+            help="Measure seconds per micro-batch, and the largest that fits (needs torch).",
         ),
     ] = False,
     operators: Annotated[
-        bool, typer.Option("--operators", help="Measure operators of many sizes, for `train` (needs torch).")
+        bool,
+        typer.Option(
+            "--operators", help="Measure operators of many sizes, for `train` (needs torch)."
+        ),
     ] = False,
     efficiency: Annotated[
         list[Path] | None,
-        typer.Option("--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."),
+        typer.Option(
+            "--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."
+        ),
     ] = None,
     collectives: Annotated[
         bool,
         typer.Option(
-            "--collectives", help="Measure collectives; run it under torchrun, a process per device."
+            "--collectives",
+            help="Measure collectives; run it under torchrun, a process per device.",
         ),
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME|FILE", help="Built-in model, config.json or traced model."),
+        typer.Option(
+            "--model", metavar="NAME|FILE", help="Built-in model, config.json or traced model."
+        ),
     ] = None,
     factory: Annotated[
         str | None,
         typer.Option(
-            "--factory", metavar="MODULE:FUNCTION", help="Predict your own module, traced (needs torch)."
+            "--factory",
+            metavar="MODULE:FUNCTION",
+            help="Predict your own module, traced (needs torch).",
         ),
     ] = None,
     model_output: Annotated[
@@ -67,11 +89,15 @@ def profile(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="FILE|NAME", help="Cluster file (YAML), or an example's name."),
+        typer.Option(
+            "--cluster", metavar="FILE|NAME", help="Cluster file (YAML), or an example's name."
+        ),
     ] = None,
     global_batch: Annotated[
         int | None,
-        typer.Option("--global-batch", metavar="N", help="Micro-batches as `plan` chooses them for it."),
+        typer.Option(
+            "--global-batch", metavar="N", help="Micro-batches as `plan` chooses them for it."
+        ),
     ] = None,
     micro_batches: Annotated[
         list[str] | None,
@@ -79,22 +105,32 @@ def profile(
     ] = None,
     tensor: Annotated[
         list[str] | None,
-        typer.Option("--tensor", metavar="N[,N…]", help="Degrees; default powers of two within a node."),
+        typer.Option(
+            "--tensor", metavar="N[,N…]", help="Degrees; default powers of two within a node."
+        ),
     ] = None,
     sequence: Annotated[
-        int | None, typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's.")
+        int | None,
+        typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
     ] = None,
     precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch); default cpu."),
+        typer.Option(
+            "--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch); default cpu."
+        ),
     ] = None,
     device_type: Annotated[
         str | None,
-        typer.Option("--device-type", metavar="NAME", help="Measured: the device's name in cluster files."),
+        typer.Option(
+            "--device-type", metavar="NAME", help="Measured: the device's name in cluster files."
+        ),
     ] = None,
     devices: Annotated[
-        int, typer.Option("--devices", metavar="N", help="Batch curve: devices that share ZeRO's shards.")
+        int,
+        typer.Option(
+            "--devices", metavar="N", help="Batch curve: devices that share ZeRO's shards."
+        ),
     ] = 1,
     memory_gib: Annotated[
         float | None,
@@ -103,26 +139,30 @@ def profile(
         ),
     ] = None,
     max_micro_batch: Annotated[
-        int, typer.Option("--max-micro-batch", metavar="N", help="Batch curve: try none beyond this.")
+        int,
+        typer.Option("--max-micro-batch", metavar="N", help="Batch curve: try none beyond this."),
     ] = 256,
     repeats: Annotated[
         int, typer.Option("--repeats", metavar="N", help="Measured: timed passes per size.")
     ] = 3,
     json: JsonOption = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the profile to a file.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the profile to a file."),
     ] = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Write what a model costs: predicted for every device type of a cluster, or measured on this machine.
+    """Write what a model costs: predicted for every device type of a cluster, or measured on this
+    machine.
 
-    --predict: a profile from datasheets; with --factory of any PyTorch module, its operators counted without running
-    them. --device alone: a profile of what each layer takes there, each distinct layer
-    once; with -o it is written table by table, and gone on with after an interruption. Plan with either by `hetplan
-    plan --profile FILE`. --batch-curve: Poplar's Algorithm 1 on a live device, for `hetplan plan --set
-    poplar.curves=FILE`. --collectives: latency and bandwidth of what ranks do together.
-    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict --efficiency FILE;
-    of --collectives: that of links, for `hetplan plan --links FILE`.
+    --predict: a profile from datasheets; with --factory of any PyTorch module, its operators
+    counted without running them. --device alone: a profile of what each layer takes there, each
+    distinct layer once; with -o it is written table by table, and gone on with after an
+    interruption. Plan with either by `hetplan plan --profile FILE`. --batch-curve: Poplar's
+    Algorithm 1 on a live device, for `hetplan plan --set poplar.curves=FILE`. --collectives:
+    latency and bandwidth of what ranks do together.
+    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict
+    --efficiency FILE; of --collectives: that of links, for `hetplan plan --links FILE`.
     """
     if action is not None:
         if action[0] != "train":
@@ -137,7 +177,9 @@ def profile(
         raise InputError("goes with --factory only", where="--model-output")
     if operators:
         if predict or batch_curve or collectives or model is not None:
-            raise InputError("goes with --device, --precision, --repeats and -o only", where="--operators")
+            raise InputError(
+                "goes with --device, --precision, --repeats and -o only", where="--operators"
+            )
         return learning.operators(
             device or "cpu",
             precision,
@@ -206,7 +248,9 @@ def profile(
         )
     assert cluster is not None
     chosen = load_model(model, sequence=sequence, precision=precision)
-    found = predicted(chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or [])
+    found = predicted(
+        chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or []
+    )
     return told(found, chosen, json=json, output=output)
 
 
@@ -230,7 +274,9 @@ def measured(
     found = measure_profile(
         model,
         device,
-        micro_batches=(1, 2, 4) if micro_batches is None else whole_numbers(micro_batches, "--micro-batches"),
+        micro_batches=(1, 2, 4)
+        if micro_batches is None
+        else whole_numbers(micro_batches, "--micro-batches"),
         tensor_degrees=degrees,
         name=device_type,
         repeats=repeats,

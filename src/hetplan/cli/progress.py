@@ -1,7 +1,9 @@
 """Long work on a thread of its own, so that the keyboard can stop it and somebody may watch.
 
-Compiled kernels and solvers hold the thread that they run on: on the main thread Ctrl-C would wait for them.
-The first Ctrl-C sets the run's `cancel`, upon which methods return what they have; the second aborts.
+Compiled kernels and solvers hold the thread that they run on: on the main thread Ctrl-C would wait
+for them.
+The first Ctrl-C sets the run's `cancel`, upon which methods return what they have; the second
+aborts.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def display(label: str, quiet: bool) -> Display:
 def watched(
     run: Run, work: Callable[[], T], *, label: str, quiet: bool = False, on: Display | None = None
 ) -> T:
-    """The value of `work()`, done on another thread while `run` is watched; raises what `work` raises.
+    """The value of `work()`, done on another thread while `run` is watched; raises what `work`
+    raises.
 
     on: the display, instead of the one that suits where stderr goes.
     """

@@ -22,7 +22,9 @@ TIME_LIMIT = 20.0
 
 def replan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs now.")],
-    lost: Annotated[list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="Nodes that are gone.")],
+    lost: Annotated[
+        list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="Nodes that are gone.")
+    ],
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -35,7 +37,10 @@ def replan(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="NAME|FILE", help="Default the plan's.", autocompletion=completion.models
+            "--model",
+            metavar="NAME|FILE",
+            help="Default the plan's.",
+            autocompletion=completion.models,
         ),
     ] = None,
     profile: Annotated[Path | None, typer.Option("--profile", metavar="FILE")] = None,
@@ -57,11 +62,13 @@ def replan(
     threads: ThreadsOption = None,
     json: JsonOption = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the new plan's file.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the new plan's file."),
     ] = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Plan again on what is left, and say which weights move where; the new plan leaves the lost nodes idle.
+    """Plan again on what is left, and say which weights move where; the new plan leaves the lost
+    nodes idle.
 
     Exit code 0 when a plan fits, 1 when none does.
     """
@@ -85,7 +92,9 @@ def replan(
     board = Board(label)
     found = watched(
         run,
-        lambda: planned(loaded, workload, gone, run, strategies=names, within=within, found_one=board.found),
+        lambda: planned(
+            loaded, workload, gone, run, strategies=names, within=within, found_one=board.found
+        ),
         label=label,
         quiet=quiet,
         on=board,
@@ -108,9 +117,7 @@ def tables(found: Replanning) -> list[Table]:
     header = ("", "plan", "iteration", "to move", "from a checkpoint", "at least")
     nodes = ", ".join(f"node {n}" for n in found.lost)
     before = f"before the loss {seconds_text(found.before)} per iteration"
-    chosen = (
-        f"chosen: what moves least of all plans within {found.within:g} % of the fastest, checkpoint included"
-    )
+    chosen = f"chosen: what moves least of all plans within {found.within:g} % of the fastest, checkpoint included"
     least = "at least: to move over the links, without reading the checkpoint"
     ranking = Table(f"without {nodes}", header, rows, (before, chosen, least), right=(2, 3, 4, 5))
     best = found.best
@@ -138,7 +145,12 @@ def moving(best: Choice, found: Replanning) -> Table:
         for (a, b), size in best.moves.between_nodes(found.workload).items()
     )
     lost = best.moves.from_checkpoint
-    notes = (f"{bytes_text(lost)} were on lost nodes only and come from a checkpoint",) if lost else ()
+    notes = (
+        (f"{bytes_text(lost)} were on lost nodes only and come from a checkpoint",) if lost else ()
+    )
     return Table(
-        f"weights and optimizer states that {best.candidate.name} moves", ("from", "to", "bytes"), rows, notes
+        f"weights and optimizer states that {best.candidate.name} moves",
+        ("from", "to", "bytes"),
+        rows,
+        notes,
     )

@@ -1,4 +1,5 @@
-"""`hetplan report`: of a study's rows, a page; of a paper, its experiments predicted beside what it measured."""
+"""`hetplan report`: of a study's rows, a page; of a paper, its experiments predicted beside what it
+measured."""
 
 from __future__ import annotations
 
@@ -30,19 +31,26 @@ def report(
     ],
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="PATTERN", help="Only experiments or instances whose names match."),
+        typer.Option(
+            "--name", metavar="PATTERN", help="Only experiments or instances whose names match."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Of a study, a web page; of a paper, the JSON document."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Of a study, a web page; of a paper, the JSON document.",
         ),
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="A study's tables as Markdown.")
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="A study's tables as Markdown."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="DIR", help="A study's pictures as PNG files in a folder.")
+        Path | None,
+        typer.Option("--png", metavar="DIR", help="A study's pictures as PNG files in a folder."),
     ] = None,
     rows: Annotated[
         Path | None,
@@ -62,7 +70,9 @@ def report(
     return report_paper(subject, name, output, json=json, quiet=quiet)
 
 
-def report_paper(problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool) -> int:
+def report_paper(
+    problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool
+) -> int:
     """A paper's experiments with its methods, its baselines and the optimum."""
     from hetplan.formulations import FAMILIES, family
     from hetplan.solvers.registry import load
@@ -98,7 +108,8 @@ def report_study(
     *,
     json: bool,
 ) -> int:
-    """A study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in one file.
+    """A study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in one
+    file.
 
     Exit code 1 where rows contradict each other.
     """
@@ -109,9 +120,15 @@ def report_study(
     from hetplan.studies.findings import Study
     from hetplan.studies.rows import read_rows, write_rows
 
-    rows = [row for row in read_rows(folder) if name is None or fnmatch.fnmatchcase(row["instance"], name)]
+    rows = [
+        row
+        for row in read_rows(folder)
+        if name is None or fnmatch.fnmatchcase(row["instance"], name)
+    ]
     if not rows:
-        raise InputError("no run matches" if name else "holds no runs yet", where=str(folder), got=name)
+        raise InputError(
+            "no run matches" if name else "holds no runs yet", where=str(folder), got=name
+        )
     found, title = Study(rows), f"Gap study {folder.resolve().name}"
     if output is not None:
         write_text(output, page.html(found, title))
@@ -143,7 +160,10 @@ def figures(found: Study) -> dict[str, list[dict[str, Any]]]:
     """The summaries as JSON types."""
     return {
         problem: [
-            {**asdict(summary), "worst": None if summary.worst is None else summary.worst["instance"]}
+            {
+                **asdict(summary),
+                "worst": None if summary.worst is None else summary.worst["instance"],
+            }
             for summary in found.summaries(problem)
         ]
         for problem in found.problems

@@ -1,4 +1,5 @@
-"""`hetplan run`: a plan executed with local ranks, on this machine or on the plan's devices rehearsed on it."""
+"""`hetplan run`: a plan executed with local ranks, on this machine or on the plan's devices
+rehearsed on it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 def run(
     plan: PlanArgument,
     virtual: Annotated[
-        bool, typer.Option("--virtual", help="Rehearse the plan's devices: narrow layers, predicted times.")
+        bool,
+        typer.Option(
+            "--virtual", help="Rehearse the plan's devices: narrow layers, predicted times."
+        ),
     ] = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations to run.")] = 10,
     time_scale: Annotated[
@@ -56,13 +60,20 @@ def run(
     cluster: PlanClusterOption = None,
     model: PlanModelOption = None,
     profile: ProfileOption = None,
-    optimizer: Annotated[Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")] = "adamw",
+    optimizer: Annotated[
+        Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")
+    ] = "adamw",
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", metavar="X", help="Of the optimizer.")
     ] = 1e-3,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights, data and dropout.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Of weights, data and dropout.")
+    ] = 0,
     hang_after: Annotated[
-        float, typer.Option("--hang-after", metavar="SECONDS", help="A rank without progress counts as hung.")
+        float,
+        typer.Option(
+            "--hang-after", metavar="SECONDS", help="A rank without progress counts as hung."
+        ),
     ] = 10.0,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
@@ -81,16 +92,23 @@ def run(
     strategies: Annotated[
         list[str] | None,
         typer.Option(
-            "--strategies", metavar="A[,B…]", help="To replan with.", autocompletion=completion.strategies
+            "--strategies",
+            metavar="A[,B…]",
+            help="To replan with.",
+            autocompletion=completion.strategies,
         ),
     ] = None,
     replan_seconds: Annotated[
         float | None,
-        typer.Option("--replan-seconds", metavar="SECONDS", help="For each method of a replanning."),
+        typer.Option(
+            "--replan-seconds", metavar="SECONDS", help="For each method of a replanning."
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write the last iteration for Perfetto (JSON)."),
+        typer.Option(
+            "--trace", metavar="FILE", help="Write the last iteration for Perfetto (JSON)."
+        ),
     ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -119,7 +137,8 @@ def run(
         except InputError as error:
             if virtual or elastic or (cluster, model, profile) != (None, None, None):
                 raise
-            if not quiet:  # a model of the user's own under names that are known: the run needs no prediction
+            # a model of the user's own under names that are known: the run needs no prediction
+            if not quiet:
                 note(f"no prediction: {error}")
             return None
 
@@ -132,7 +151,11 @@ def run(
 
     def tell(report: StepReport) -> None:
         if not quiet:
-            told = "" if job.virtual and loaded.schedule == "spmd" else f": loss {number_text(report.loss)}"
+            told = (
+                ""
+                if job.virtual and loaded.schedule == "spmd"
+                else f": loss {number_text(report.loss)}"
+            )
             note(f"step {report.step}{told}")
 
     if elastic and checkpoint is not None:
@@ -160,7 +183,8 @@ def rehearse(
     *,
     virtual: bool,
 ) -> Rehearsal | None:
-    """The plan's predicted times; None where they are not needed and the plan's cluster is not known."""
+    """The plan's predicted times; None where they are not needed and the plan's cluster is not
+    known."""
     from hetplan.profiling.examples import example_clusters
     from hetplan.runtime.virtual import Rehearsal
 

@@ -47,7 +47,9 @@ def schema(
 ) -> int:
     """Print the JSON schema of a file (JSON with and without --json)."""
     if problem is not None and kind not in (Kind.INSTANCE, Kind.DECISION):
-        raise InputError(f"--problem does not go with schema {kind}", expected="instance or decision")
+        raise InputError(
+            f"--problem does not go with schema {kind}", expected="instance or decision"
+        )
     print_json(schema_document(kind, problem))
     return 0
 

@@ -62,16 +62,24 @@ def search(
         ),
     ] = None,
     total: Annotated[
-        int | None, typer.Option("--total", metavar="N", help="GPUs to use (heterogeneous); default all.")
+        int | None,
+        typer.Option("--total", metavar="N", help="GPUs to use (heterogeneous); default all."),
     ] = None,
-    global_batch: Annotated[int, typer.Option("--global-batch", "-b", help="Samples per iteration.")] = 1024,
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
+    ] = 1024,
     sequence: Annotated[
         int | None, typer.Option("--sequence", help="Tokens per sample; default the model's.")
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", help="fp16, bf16 or fp32.", autocompletion=completion.precisions)
+        str,
+        typer.Option(
+            "--precision", help="fp16, bf16 or fp32.", autocompletion=completion.precisions
+        ),
     ] = "fp16",
-    tokens: Annotated[float, typer.Option("--tokens", help="Of the whole training, for money.")] = 1e9,
+    tokens: Annotated[
+        float, typer.Option("--tokens", help="Of the whole training, for money.")
+    ] = 1e9,
     money_limit: Annotated[
         float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
     ] = None,
@@ -79,7 +87,8 @@ def search(
         list[Path] | None, typer.Option("--rules", help="File of rules, one a line; may repeat.")
     ] = None,
     default_rules: Annotated[
-        bool, typer.Option("--default-rules/--no-default-rules", help="Apply the shipped rules as well.")
+        bool,
+        typer.Option("--default-rules/--no-default-rules", help="Apply the shipped rules as well."),
     ] = True,
     show_rules: Annotated[
         bool, typer.Option("--show-rules", help="Print the shipped rules and stop.")
@@ -94,25 +103,32 @@ def search(
             autocompletion=completion.parameters,
         ),
     ] = None,
-    node_devices: Annotated[int | None, typer.Option("--devices-per-node", help="Of every type.")] = None,
+    node_devices: Annotated[
+        int | None, typer.Option("--devices-per-node", help="Of every type.")
+    ] = None,
     intra_gbit: Annotated[
         float | None, typer.Option("--intra-node-gbit", help="Between devices of a node.")
     ] = None,
-    network_gbit: Annotated[float | None, typer.Option("--network-gbit", help="Of one node.")] = None,
+    network_gbit: Annotated[
+        float | None, typer.Option("--network-gbit", help="Of one node.")
+    ] = None,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.")] = 10,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Pareto plot: a .svg, .html or .png file.")
     ] = None,
     instance: Annotated[
-        Path | None, typer.Option("--instance", help="Write the best's segments as an astra instance.")
+        Path | None,
+        typer.Option("--instance", help="Write the best's segments as an astra instance."),
     ] = None,
     time_limit: TimeOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> int:
-    """Search parallel strategies for a model: generate, filter by rules and memory, price, rank, with a proof.
+    """Search parallel strategies for a model: generate, filter by rules and memory, price, rank,
+    with a proof.
 
-    Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps the money limit.
+    Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
+    the money limit.
     """
     from hetplan.formulations.astra.search import engine
     from hetplan.formulations.astra.search.job import Job
@@ -124,7 +140,9 @@ def search(
     if show_rules:
         return print_rules()
     if model is None:
-        raise InputError("no model named", where="--model", expected="a built-in model or a config.json")
+        raise InputError(
+            "no model named", where="--model", expected="a built-in model or a config.json"
+        )
     for target in (output, plot, instance):
         check_target(target)
     if plot is not None:
@@ -132,7 +150,9 @@ def search(
     if top < 1:
         raise InputError("not usable", where="--top", got=top, expected="at least 1")
     run = Run(make_options(time_limit=time_limit))
-    job = Job(load_model(model, sequence=sequence, precision=precision), global_batch, tokens, money_limit)
+    job = Job(
+        load_model(model, sequence=sequence, precision=precision), global_batch, tokens, money_limit
+    )
     links = {"node_devices": node_devices, "intra_gbit": intra_gbit, "network_gbit": network_gbit}
     pool = make_pool(offers_from(gpus, cluster, links), mode, total)
     space, dropping = make_space(parameter or []), make_rules(pool, rules or [], default_rules)
@@ -170,7 +190,8 @@ def print_rules() -> int:
     from importlib.resources import files
 
     typer.echo(
-        (files("hetplan.formulations.astra.search") / "default.rules").read_text(encoding="utf-8"), nl=False
+        (files("hetplan.formulations.astra.search") / "default.rules").read_text(encoding="utf-8"),
+        nl=False,
     )
     return 0
 
@@ -220,7 +241,10 @@ def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
         f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} optimizer"
     )
     limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
-    parts = [Table(title, (), (), notes=tuple(notes)), candidate_table(f"best{limit}", [found.best], job)]
+    parts = [
+        Table(title, (), (), notes=tuple(notes)),
+        candidate_table(f"best{limit}", [found.best], job),
+    ]
     if found.top != found.pareto[: len(found.top)]:
         parts.append(candidate_table("by throughput", found.top, job))
     return [*parts, candidate_table("Pareto set of throughput and money", found.pareto, job)]
@@ -239,7 +263,8 @@ def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Ta
 
 
 def write_instance(found: Found, path: Path, job: Job, pool: Pool) -> None:
-    """The best strategy's segments as an instance file for `hetplan solve`; says so where there are none."""
+    """The best strategy's segments as an instance file for `hetplan solve`; says so where there are
+    none."""
     from hetplan.instances.envelope import Instance, save_instance
 
     if found.instance is None:

@@ -39,22 +39,31 @@ def sensitivity(
     model: PlanModelOption = None,
     profile: ProfileOption = None,
     spread: Annotated[
-        float, typer.Option("--spread", metavar="PERCENT", help="By how much times without a spread are off.")
+        float,
+        typer.Option(
+            "--spread", metavar="PERCENT", help="By how much times without a spread are off."
+        ),
     ] = 10.0,
     draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random scenarios.")] = 20,
     strategies: Annotated[
         list[str] | None,
         typer.Option(
-            "--strategies", metavar="A[,B…]", help="Plan anew with these where a whole device type is off."
+            "--strategies",
+            metavar="A[,B…]",
+            help="Plan anew with these where a whole device type is off.",
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="Planning anew: for each method.")
+        float,
+        typer.Option(
+            "--time-limit", "-t", metavar="SECONDS", help="Planning anew: for each method."
+        ),
     ] = 30.0,
     seed: SeedOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best decision change."""
+    """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best
+    decision change."""
     from hetplan.runtime.sensitivity import sensitivity as analyse
 
     if not 0 < spread <= 90:
@@ -80,7 +89,8 @@ def sensitivity(
 
 
 def read_plans(path: Path) -> list[tuple[str, Plan]]:
-    """(name, plan) of a plan file, or of every candidate with a plan in a planner's document; raises InputError."""
+    """(name, plan) of a plan file, or of every candidate with a plan in a planner's document;
+    raises InputError."""
     from hetplan.files import read_json
     from hetplan.runtime.plan import parse_plan
 
@@ -91,16 +101,23 @@ def read_plans(path: Path) -> list[tuple[str, Plan]]:
     for i, candidate in enumerate(value["candidates"]):
         if isinstance(candidate, dict) and candidate.get("plan") is not None:
             name = f"{candidate.get('strategy')}/{candidate.get('method')}"
-            found.append((name, parse_plan(candidate["plan"], where=f"{path}: candidates[{i}].plan")))
+            found.append(
+                (name, parse_plan(candidate["plan"], where=f"{path}: candidates[{i}].plan"))
+            )
     if not found:
         raise InputError("no candidate has a plan", where=str(path))
     return found
 
 
 def replan(
-    found: Sensitivity, workload: Workload, strategies: Sequence[str], limit: float, unmeasured: float
+    found: Sensitivity,
+    workload: Workload,
+    strategies: Sequence[str],
+    limit: float,
+    unmeasured: float,
 ) -> list[dict[str, Any]]:
-    """The best plan of these strategies where one device type is off as a whole, beside the given plans there."""
+    """The best plan of these strategies where one device type is off as a whole, beside the given
+    plans there."""
     from hetplan.planner.ranking import make_plans
     from hetplan.profiling.perturb import perturbed, scenarios
     from hetplan.runtime.replay import replay
@@ -108,7 +125,9 @@ def replan(
     from hetplan.solvers.run import Run
 
     rows = []
-    for outcome, one in zip(found.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False):
+    for outcome, one in zip(
+        found.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False
+    ):
         held = replace(workload, profile=perturbed(workload.profile, one.factors))
         best = make_plans(held, list(strategies), Run(Options(time_limit=limit))).best
         seconds = None if best is None or best.plan is None else replay(best.plan, held).seconds
@@ -125,7 +144,9 @@ def replan(
     return rows
 
 
-def document(found: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]]) -> dict[str, Any]:
+def document(
+    found: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]]
+) -> dict[str, Any]:
     """As JSON types."""
     return {
         "spread": "measured" if found.measured else "assumed",
@@ -142,7 +163,12 @@ def document(found: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]
             for i, name in enumerate(names)
         ],
         "scenarios": [
-            {"name": o.scenario, "seconds": list(o.seconds), "ranks": list(o.ranks), "winner": o.winner}
+            {
+                "name": o.scenario,
+                "seconds": list(o.seconds),
+                "ranks": list(o.ranks),
+                "winner": o.winner,
+            }
             for o in found.outcomes
         ],
         "planned_anew": anew,
@@ -173,12 +199,22 @@ def tables(
         if found.measured
         else f"+- {number_text(spread)} %, nothing is measured"
     )
-    notes = [f"layer times off by {told}; regret: the most by which another of these plans is faster"]
+    notes = [
+        f"layer times off by {told}; regret: the most by which another of these plans is faster"
+    ]
     if others:
-        notes.append(f"another plan is the fastest in {len(others)} of {count}: {', '.join(others[:6])}")
+        notes.append(
+            f"another plan is the fastest in {len(others)} of {count}: {', '.join(others[:6])}"
+        )
     header = ("plan", "rank", "iteration", "lowest", "highest", "fastest in", "regret")
     result = [
-        Table("sensitivity to the profile, predicted", header, rows, tuple(notes), right=(1, 2, 3, 4, 5, 6))
+        Table(
+            "sensitivity to the profile, predicted",
+            header,
+            rows,
+            tuple(notes),
+            right=(1, 2, 3, 4, 5, 6),
+        )
     ]
     if anew:
         lines = tuple(

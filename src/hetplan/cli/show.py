@@ -59,10 +59,13 @@ def show(
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", metavar="FILE", help="Of a plan: measured profile; default a prediction."),
+        typer.Option(
+            "--profile", metavar="FILE", help="Of a plan: measured profile; default a prediction."
+        ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Of a plan: write one self-contained page.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Of a plan: write one self-contained page."),
     ] = None,
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Of a plan: write a picture.")
@@ -72,7 +75,8 @@ def show(
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Draw a plan (timeline, memory, placement, candidates), or print a decision of an instance in full."""
+    """Draw a plan (timeline, memory, placement, candidates), or print a decision of an instance in
+    full."""
     given = {
         "--cluster": cluster,
         "--model": model,
@@ -96,7 +100,8 @@ def show(
 def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
     """A plan's file, or a planning's document, and its name for errors; None for what is neither.
 
-    asked: with options of plans, where a file that is not there is the plan. Raises InputError for unreadable files.
+    asked: with options of plans, where a file that is not there is the plan. Raises InputError for
+    unreadable files.
     """
     if not (os.path.isfile(subject) or (asked and not os.path.exists(subject))):
         return None
@@ -106,7 +111,8 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
 
 
 def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
-    """For hap every instruction with its properties, and every device's stages; for others the family's tables."""
+    """For hap every instruction with its properties, and every device's stages; for others the
+    family's tables."""
     found = sources.open_instance(instance)
     claims = [claim for claim in claims_of(found, instance, decision) if claim.decision is not None]
     if not claims:
@@ -132,7 +138,9 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
     best = entry.best_known() if entry is not None and entry.load() == instance else None
     if best is None:
         expected = "a decision as second argument, or an instance of the library"
-        raise InputError("no best-known decision of this instance", where=argument, expected=expected)
+        raise InputError(
+            "no best-known decision of this instance", where=argument, expected=expected
+        )
     return [Claim(source=best.found_by, decision=parse_decision(best.decision, instance, argument))]
 
 
@@ -144,7 +152,9 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
     family = instance.family
     evaluation = evaluate(family, instance.data, claim.decision)
     if evaluation.objective is None:
-        raise InputError(f"decision breaks a constraint: {evaluation.violations[0]}", where=instance.name)
+        raise InputError(
+            f"decision breaks a constraint: {evaluation.violations[0]}", where=instance.name
+        )
     tables: list[Table] = []
     document: dict[str, Any] = {"decision": plain(claim.decision)}
     if family.show is not None:

@@ -45,15 +45,19 @@ def simulate(
     ] = False,
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibration", metavar="FILE", help="Constants, as `hetplan calibrate` writes them."),
+        typer.Option(
+            "--calibration", metavar="FILE", help="Constants, as `hetplan calibrate` writes them."
+        ),
     ] = None,
     links: LinksOption = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (JSON).")
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (JSON)."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Replay a plan on the event-driven simulator: seconds per iteration, idle time, memory; all predicted.
+    """Replay a plan on the event-driven simulator: seconds per iteration, idle time, memory; all
+    predicted.
 
     Exit code 0 when the plan fits in memory, 1 when it does not.
     """
@@ -85,7 +89,8 @@ def simulate(
 
 
 def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
-    """The workload with a calibration's links and memory, and the seconds that its passes take beside their layers."""
+    """The workload with a calibration's links and memory, and the seconds that its passes take
+    beside their layers."""
     from dataclasses import replace
 
     from hetplan.errors import InputError
@@ -94,7 +99,9 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
     constants = load_calibration(path)
     if constants.cluster != workload.cluster.name:
         expected = repr(workload.cluster.name)
-        raise InputError("is of another cluster", where=str(path), got=constants.cluster, expected=expected)
+        raise InputError(
+            "is of another cluster", where=str(path), got=constants.cluster, expected=expected
+        )
     links = scaled(workload.cluster, constants.within, constants.between)
     reserved = constants.framework_bytes
     held = replace(workload, cluster=links)
@@ -103,8 +110,11 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
     return held, constants.slot_seconds * slots(plan)
 
 
-def document(plan: Plan, found: Replay, beside: float = 0.0, is_calibrated: bool = False) -> dict[str, Any]:
-    """As JSON types; seconds and bytes. beside: seconds of the iteration that are in no task of the timeline."""
+def document(
+    plan: Plan, found: Replay, beside: float = 0.0, is_calibrated: bool = False
+) -> dict[str, Any]:
+    """As JSON types; seconds and bytes. beside: seconds of the iteration that are in no task of the
+    timeline."""
     timeline = found.timeline
     return {
         "plan": plan.name,
@@ -122,7 +132,9 @@ def document(plan: Plan, found: Replay, beside: float = 0.0, is_calibrated: bool
                 "busy_seconds": float(timeline.busy[unit]),
                 "idle_seconds": float(timeline.idle[unit]),
             }
-            for unit, ((replica, stage), devices) in enumerate(zip(found.owners, found.devices, strict=True))
+            for unit, ((replica, stage), devices) in enumerate(
+                zip(found.owners, found.devices, strict=True)
+            )
         ],
     }
 
@@ -134,7 +146,9 @@ def stages(
     timeline = found.timeline
     places = [(device.node, device.type) for device in workload.cluster.devices]
     rows = []
-    for unit, ((replica, stage), devices) in enumerate(zip(found.owners, found.devices, strict=True)):
+    for unit, ((replica, stage), devices) in enumerate(
+        zip(found.owners, found.devices, strict=True)
+    ):
         ranges = ", ".join(
             f"{first}-{last - 1}" for first, last in plan.replicas[replica].stages[stage].layers
         )

@@ -73,7 +73,12 @@ def solve(
 
     check_target(output)
     options = make_options(
-        time_limit=time_limit, gap=gap, threads=threads, seed=seed, native=native, pyomo_solver=pyomo_solver
+        time_limit=time_limit,
+        gap=gap,
+        threads=threads,
+        seed=seed,
+        native=native,
+        pyomo_solver=pyomo_solver,
     )
     found = sources.open_instance(instance)
     methods = chosen_methods(found.family, method)
@@ -98,15 +103,21 @@ def chosen_methods(family: Family, wanted: Sequence[str] | None) -> list[str]:
     if not names:
         raise InputError("no method named", where="--method", expected="at least one")
     if "all" in names:
-        names = [method.name for method in family.methods] + [name for name in names if name != "all"]
+        names = [method.name for method in family.methods] + [
+            name for name in names if name != "all"
+        ]
     return [family.method(name).name for name in dict.fromkeys(names)]
 
 
 def check_back_ends(
     family: Family, methods: Sequence[str], options: Options, pyomo_solver: str | None
 ) -> None:
-    """Refuse options of a back end that none of the methods runs: they would change nothing, silently."""
-    wanted = {backend: f"--native {backend}.{next(iter(given))}" for backend, given in options.native.items()}
+    """Refuse options of a back end that none of the methods runs: they would change nothing,
+    silently."""
+    wanted = {
+        backend: f"--native {backend}.{next(iter(given))}"
+        for backend, given in options.native.items()
+    }
     if pyomo_solver is not None:
         wanted = {"pyomo": f"--pyomo-solver {pyomo_solver}"} | wanted
     for backend, option in wanted.items():
@@ -125,7 +136,8 @@ def run_methods(
 ) -> list[Result[Any]]:
     """One result per method, in order; after Ctrl-C the methods that have not begun say so.
 
-    A single method that cannot take the instance raises UnsupportedError; among several it is one result.
+    A single method that cannot take the instance raises UnsupportedError; among several it is one
+    result.
     """
     from hetplan.solvers.registry import solve as solve_one
     from hetplan.solvers.run import Run
@@ -146,7 +158,8 @@ def run_methods(
         try:
             results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
         except Exception as error:
-            # A method that refuses the instance, or breaks, does not take the others' results along.
+            # A method that refuses the instance, or breaks, does not take the others' results
+            # along.
             if len(methods) == 1 or (
                 isinstance(error, InputError) and not isinstance(error, UnsupportedError)
             ):
@@ -161,7 +174,9 @@ def failure(method: str, options: Options, error: Exception) -> Result[Any]:
     if isinstance(error, UnsupportedError):
         return no_result(method, options, str(error))
     told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
-    return no_result(method, options, f"bug in hetplan: {told}", details={BUG: type(error).__name__})
+    return no_result(
+        method, options, f"bug in hetplan: {told}", details={BUG: type(error).__name__}
+    )
 
 
 def no_result(
@@ -210,7 +225,17 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> list[Ta
         for result in results
     )
     shown = [name.replace("_", "-") for name in instance.family.beside]
-    header = ("method", "status", "objective", "bound", "gap", "above best bound", *shown, "time", "message")
+    header = (
+        "method",
+        "status",
+        "objective",
+        "bound",
+        "gap",
+        "above best bound",
+        *shown,
+        "time",
+        "message",
+    )
     title = f"{instance.name} ({instance.problem}: {instance.family.title})"
     tables = [Table(title, header, rows, right=tuple(range(2, len(header) - 1)))]
     solved = [result for result in results if result.objective is not None]
@@ -226,7 +251,8 @@ def shown_text(value: object) -> str:
 
 
 def excess(objective: float | None, bound: float | None) -> float | None:
-    """By how much an objective exceeds the best bound that any method proved, relative to that bound."""
+    """By how much an objective exceeds the best bound that any method proved, relative to that
+    bound."""
     if objective is None or bound is None or bound <= 0:
         return None
     return max(0.0, objective / bound - 1.0)

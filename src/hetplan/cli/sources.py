@@ -1,4 +1,5 @@
-"""What stands behind an argument: a file, standard input (`-`), or a name in the packaged library."""
+"""What stands behind an argument: a file, standard input (`-`), or a name in the packaged
+library."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def read_document(argument: str) -> tuple[Any, str]:
-    """Parsed JSON of a file or of standard input, and the name to use in errors; raises InputError."""
+    """Parsed JSON of a file or of standard input, and the name to use in errors; raises
+    InputError."""
     from hetplan.files import MAX_BYTES, read_json
     from hetplan.json_text import parse_json
 
@@ -59,15 +61,22 @@ def open_cluster(argument: str) -> Cluster:
     from hetplan.profiling.cluster import example_cluster, load_cluster
     from hetplan.profiling.examples import example_clusters
 
-    if not os.path.exists(argument) and Path(argument).name == argument and not Path(argument).suffix:
+    if (
+        not os.path.exists(argument)
+        and Path(argument).name == argument
+        and not Path(argument).suffix
+    ):
         if argument in example_clusters():
             return example_cluster(argument)
         raise unknown_name("neither a file nor an example cluster:", argument, example_clusters())
     return load_cluster(argument)
 
 
-def workload_of(plan: Plan, cluster: str | None, model: str | None, profile: Path | None) -> Workload:
-    """The workload that a plan was made for, with what is given in place of what the plan names; raises InputError."""
+def workload_of(
+    plan: Plan, cluster: str | None, model: str | None, profile: Path | None
+) -> Workload:
+    """The workload that a plan was made for, with what is given in place of what the plan names;
+    raises InputError."""
     from hetplan.profiling.workload import make_workload
 
     told = plan.workload
@@ -82,7 +91,8 @@ def workload_of(plan: Plan, cluster: str | None, model: str | None, profile: Pat
 
 
 def with_links(workload: Workload, path: Path | None) -> Workload:
-    """The workload with a learned efficiency of its links, where a file is given; raises InputError."""
+    """The workload with a learned efficiency of its links, where a file is given; raises
+    InputError."""
     if path is None:
         return workload
     from dataclasses import replace

@@ -1,4 +1,5 @@
-"""The standard streams as a shell may leave them: closed, full, read by nobody, or of a narrow encoding."""
+"""The standard streams as a shell may leave them: closed, full, read by nobody, or of a narrow
+encoding."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class OutputError(HetplanError):
 
 
 class Output(io.TextIOWrapper):
-    """Standard output whose failures say whose they are; that nobody reads stays a BrokenPipeError."""
+    """Standard output whose failures say whose they are; that nobody reads stays a
+    BrokenPipeError."""
 
     def write(self, text: str) -> int:
         """Like any text stream's; raises OutputError."""
@@ -44,8 +46,8 @@ class Output(io.TextIOWrapper):
 def open_streams() -> None:
     """Open the streams that were closed, each in the direction in which using it fails.
 
-    Their numbers would else go to the next files opened, and what a library prints would land in a plan. A closed
-    standard error stays silent: there is nobody to tell.
+    Their numbers would else go to the next files opened, and what a library prints would land in a
+    plan. A closed standard error stays silent: there is nobody to tell.
     """
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r", encoding="utf-8")

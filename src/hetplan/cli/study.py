@@ -48,7 +48,10 @@ def study(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Where the rows go and are looked for; default study-SETS."
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Where the rows go and are looked for; default study-SETS.",
         ),
     ] = None,
     methods: Annotated[
@@ -63,42 +66,57 @@ def study(
     time_limit: Annotated[
         float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each run.")
     ] = 60.0,
-    seeds: Annotated[str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")] = "0",
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")
+    ] = "0",
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", "-j", metavar="N", help="Runs at a time, default one per core; of --slurm: its jobs."
+            "--jobs",
+            "-j",
+            metavar="N",
+            help="Runs at a time, default one per core; of --slurm: its jobs.",
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out.")
+        int | None,
+        typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out."),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option("--memory-gib", metavar="GIB", help="Address space of each run; default no limit."),
+        typer.Option(
+            "--memory-gib", metavar="GIB", help="Address space of each run; default no limit."
+        ),
     ] = None,
     gap: GapOption = None,
     native: NativeOption = None,
     pyomo_solver: PyomoOption = None,
     scheduler: Annotated[
         str | None,
-        typer.Option("--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786."),
+        typer.Option(
+            "--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786."
+        ),
     ] = None,
     slurm: Annotated[
         list[str] | None,
         typer.Option(
-            "--slurm", metavar="NAME=VALUE", help="Start Slurm jobs with these settings of dask-jobqueue."
+            "--slurm",
+            metavar="NAME=VALUE",
+            help="Start Slurm jobs with these settings of dask-jobqueue.",
         ),
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Tiny instances, 5 s for each run: whether everything works.")
+        bool,
+        typer.Option("--smoke", help="Tiny instances, 5 s for each run: whether everything works."),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Run methods on instances; each run is a row in DIR, written as it ends. Started again, it goes on.
+    """Run methods on instances; each run is a row in DIR, written as it ends. Started again, it
+    goes on.
 
-    Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when stopped before.
+    Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
+    stopped before.
     """
     from hetplan.solvers.warm import prepare
     from hetplan.studies.rows import arrow
@@ -106,7 +124,9 @@ def study(
     from hetplan.studies.tasks import tasks
 
     if not sets and not smoke:
-        raise InputError("no instances named", expected="a set such as papers, a problem, instances, files")
+        raise InputError(
+            "no instances named", expected="a set such as papers, a problem, instances, files"
+        )
     output = output or Path(folder_name(sets or ["smoke"]))
     if output.exists() and not output.is_dir():
         raise InputError("is a file, expected a folder", where=str(output))
@@ -128,11 +148,20 @@ def study(
     prepare([warmer for name in families for warmer in warmers(name)], None if quiet else note)
     limit = None if memory is None else int(memory * GIB)
     stop = threading.Event()
-    with stopping(stop), where_to(scheduler, slurm, jobs, limit, stop) as runner, display(quiet) as show:
+    with (
+        stopping(stop),
+        where_to(scheduler, slurm, jobs, limit, stop) as runner,
+        display(quiet) as show,
+    ):
         tally = carry_out(work, output, runner, show)
     if json:
         print_json(
-            {"folder": str(output), "runs": tally.total, "done": tally.done, "counts": dict(tally.counts)}
+            {
+                "folder": str(output),
+                "runs": tally.total,
+                "done": tally.done,
+                "counts": dict(tally.counts),
+            }
         )
     else:
         print_tables([summary(output, work, tally)])
@@ -151,9 +180,13 @@ def seed_list(text: str) -> list[int]:
     try:
         found = [int(part) for part in split_list([text])]
     except ValueError:
-        raise InputError("not usable", where="--seeds", got=text, expected="whole numbers: 0,1,2") from None
+        raise InputError(
+            "not usable", where="--seeds", got=text, expected="whole numbers: 0,1,2"
+        ) from None
     if not found or min(found) < 0:
-        raise InputError("not usable", where="--seeds", got=text, expected="whole numbers from 0: 0,1,2")
+        raise InputError(
+            "not usable", where="--seeds", got=text, expected="whole numbers from 0: 0,1,2"
+        )
     return list(dict.fromkeys(found))
 
 
@@ -164,7 +197,11 @@ def folder_name(sets: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def where_to(
-    scheduler: str | None, slurm: Sequence[str] | None, jobs: int, memory: int | None, stop: threading.Event
+    scheduler: str | None,
+    slurm: Sequence[str] | None,
+    jobs: int,
+    memory: int | None,
+    stop: threading.Event,
 ) -> Iterator[Runner]:
     """What does the tasks: this machine's cores, a Dask cluster, or Slurm jobs."""
     if scheduler is not None and slurm is not None:
@@ -193,7 +230,9 @@ def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise InputError("not usable", where="--slurm", got=text, expected="NAME=VALUE, such as cores=2")
+            raise InputError(
+                "not usable", where="--slurm", got=text, expected="NAME=VALUE, such as cores=2"
+            )
         found[name] = native_value(value)
     return found
 
@@ -205,9 +244,20 @@ def display(quiet: bool) -> Iterator[Callable[[Tally], None]]:
         yield lambda tally: None
     elif sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
         with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
             number = bar.add_task("", total=None)
 

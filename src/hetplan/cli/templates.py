@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli import completion, sources
-from hetplan.cli.options import GapOption, JsonOption, OutputOption, QuietOption, TimeOption, make_options
+from hetplan.cli.options import (
+    GapOption,
+    JsonOption,
+    OutputOption,
+    QuietOption,
+    TimeOption,
+    make_options,
+)
 from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
 from hetplan.cli.progress import watched
 from hetplan.errors import InputError
@@ -29,11 +36,15 @@ def templates(
     ] = 1,
     failures: Annotated[
         int,
-        typer.Option("--failures", metavar="F", help="Pipelines that may be lost; F + 1 are run at least."),
+        typer.Option(
+            "--failures", metavar="F", help="Pipelines that may be lost; F + 1 are run at least."
+        ),
     ] = 0,
     micro_batches: Annotated[
         int | None,
-        typer.Option("--micro-batches", metavar="N", help="Of all pipelines; default the instance's."),
+        typer.Option(
+            "--micro-batches", metavar="N", help="Of all pipelines; default the instance's."
+        ),
     ] = None,
     time_limit: TimeOption = None,
     gap: GapOption = None,
@@ -41,7 +52,8 @@ def templates(
     output: OutputOption = None,
     quiet: QuietOption = False,
 ) -> int:
-    """List a proven pipeline template for every part of a cluster, and the pipelines to run from them.
+    """List a proven pipeline template for every part of a cluster, and the pipelines to run from
+    them.
 
     Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
     """
@@ -53,11 +65,15 @@ def templates(
     run = Run(make_options(time_limit=time_limit, gap=gap))
     found = sources.open_instance(instance)
     if found.problem != "ditto":
-        raise InputError("has no templates", where=instance, got=f"problem {found.problem}", expected="ditto")
+        raise InputError(
+            "has no templates", where=instance, got=f"problem {found.problem}", expected="ditto"
+        )
     prepare(found.family.warmers, None if quiet else note)
 
     def work() -> Readiness:
-        return readiness(found.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures)
+        return readiness(
+            found.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
+        )
 
     ready = watched(run, work, label=f"{found.name}: templates", quiet=quiet)
     document = {"instance": found.name, "problem": "ditto", **rows_of(ready)}

@@ -36,25 +36,31 @@ def sailor(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="With profiles/, llm_info.json, network_coeffs*, validation/**.json."
+            metavar="DIR",
+            help="With profiles/, llm_info.json, network_coeffs*, validation/**.json.",
         ),
     ],
     framework_gib: Annotated[
         float | None,
         typer.Option(
-            "--framework-gib", metavar="GIB", help="What framework and driver take of each GPU, where known."
+            "--framework-gib",
+            metavar="GIB",
+            help="What framework and driver take of each GPU, where known.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Predict every plan in DIR/validation from Sailor's profiles and link fits; nothing is fitted to the totals.
+    """Predict every plan in DIR/validation from Sailor's profiles and link fits; nothing is fitted
+    to the totals.
 
     Exit code 0, or 1 where a plan has no prediction.
     """
     from hetplan.profiling.sailor.validation import validate
 
     if framework_gib is not None and not 0 <= framework_gib <= 1e6:
-        raise InputError("not usable", where="--framework-gib", got=framework_gib, expected="0 to 1e6 GiB")
+        raise InputError(
+            "not usable", where="--framework-gib", got=framework_gib, expected="0 to 1e6 GiB"
+        )
     found = validate(folder, None if framework_gib is None else framework_gib * 2**30)
     if json:
         print_json({"plans": [document(one) for one in found]})
@@ -74,9 +80,12 @@ def rehearsal(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the measured profile there.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the measured profile there."),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations of each plan.")] = 4,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", help="Iterations of each plan.")
+    ] = 4,
     time_scale: Annotated[
         float | None,
         typer.Option(
@@ -86,9 +95,11 @@ def rehearsal(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Measure a profile on this CPU, predict uneven plans from it, run them on virtual devices, compare.
+    """Measure a profile on this CPU, predict uneven plans from it, run them on virtual devices,
+    compare.
 
-    Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more, else 1.
+    Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more,
+    else 1.
     """
     import os
 
@@ -116,7 +127,9 @@ def rehearsal(
             say(f"{one.name}: {signed(one.error)}")
 
     cores = len(os.sched_getaffinity(0))
-    compared = rehearsals.rehearse_all(workload, steps=steps, scale=time_scale, cores=cores, tell=tell)
+    compared = rehearsals.rehearse_all(
+        workload, steps=steps, scale=time_scale, cores=cores, tell=tell
+    )
     rank = rehearsals.rank_correlation(compared)
     if json:
         plans = [
@@ -128,7 +141,9 @@ def rehearsal(
             }
             for c in compared
         ]
-        print_json({"plans": plans, "spearman": rank, "profile": found.provenance.model_dump(mode="json")})
+        print_json(
+            {"plans": plans, "spearman": rank, "profile": found.provenance.model_dump(mode="json")}
+        )
     else:
         print_tables([rehearsed_table(compared, rank)])
     good = all(abs(c.error) <= WITHIN for c in compared) and rank is not None and rank >= RANKED
@@ -151,7 +166,8 @@ def rehearsed_table(found: list[Rehearsed], rank: float | None) -> Table:
 
 
 def document(one: Compared) -> dict[str, Any]:
-    """One plan as JSON types. overlapped_seconds: transfers that occupy nobody; predicted ones occupy both ends."""
+    """One plan as JSON types. overlapped_seconds: transfers that occupy nobody; predicted ones
+    occupy both ends."""
     run, found = one.run, one.prediction
     return {
         "file": run.file,

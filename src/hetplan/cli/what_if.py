@@ -22,11 +22,15 @@ TIME_LIMIT = 20.0
 
 
 def what_if(
-    model: Annotated[str, typer.Option("--model", metavar="NAME|FILE", autocompletion=completion.models)],
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME|FILE", autocompletion=completion.models)
+    ],
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="FILE|NAME", autocompletion=completion.clusters)
     ],
-    global_batch: Annotated[int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")],
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")
+    ],
     add: Annotated[
         list[str] | None,
         typer.Option("--add", metavar="COUNTxDEVICE", help="A node more, as 2xA100-SXM4-80GB."),
@@ -37,11 +41,14 @@ def what_if(
     ] = None,
     network: Annotated[
         list[float] | None,
-        typer.Option("--network-gbit-per-s", metavar="GBIT", help="Every node's network at that bandwidth."),
+        typer.Option(
+            "--network-gbit-per-s", metavar="GBIT", help="Every node's network at that bandwidth."
+        ),
     ] = None,
     sequence: Annotated[int | None, typer.Option("--sequence", metavar="N")] = None,
     precision: Annotated[
-        str, typer.Option("--precision", metavar="fp16|bf16|fp32", autocompletion=completion.precisions)
+        str,
+        typer.Option("--precision", metavar="fp16|bf16|fp32", autocompletion=completion.precisions),
     ] = "fp16",
     profile: Annotated[Path | None, typer.Option("--profile", metavar="FILE")] = None,
     strategies: Annotated[
@@ -49,14 +56,15 @@ def what_if(
         typer.Option("--strategies", metavar="A[,B…]", autocompletion=completion.strategies),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method and change.")
+        float,
+        typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method and change."),
     ] = TIME_LIMIT,
     threads: ThreadsOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Plan again after each change and print what it gains; without changes, one node more or less of each kind,
-    and each kind of link twice as fast.
+    """Plan again after each change and print what it gains; without changes, one node more or less
+    of each kind, and each kind of link twice as fast.
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
@@ -98,14 +106,25 @@ def what_if(
 def table(found: WhatIf) -> Table:
     """One line per change."""
     rows = tuple(row(variant, found.base) for variant in (found.base, *found.variants))
-    header = ("change", "devices", "best plan", "iteration", "saves", "per device", "tokens/s", "$/1M tok")
+    header = (
+        "change",
+        "devices",
+        "best plan",
+        "iteration",
+        "saves",
+        "per device",
+        "tokens/s",
+        "$/1M tok",
+    )
     title = f"{found.base.workload.model.name} on {found.base.workload.cluster.name}"
     notes: tuple[str, ...] = (
         "iterations are replayed; added nodes are linked as the cluster's of that device, else as its best",
     )
     if found.decided:
         counts = Counter(found.decided)
-        listed = "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items())
+        listed = "; ".join(
+            f"{count} x {text}" if count > 1 else text for text, count in counts.items()
+        )
         notes = (*notes, f"decided without solving: {listed}")
     return Table(title, header, rows, notes, right=(3, 4, 5, 6, 7))
 

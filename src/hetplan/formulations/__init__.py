@@ -15,7 +15,8 @@ FAMILIES: dict[str, str] = {
 
 
 def family(name: str, *, where: str | None = None) -> Family:
-    """The family called `name`; raises InputError with the nearest names (`where`: who named it)."""
+    """The family called `name`; raises InputError with the nearest names (`where`: who named
+    it)."""
     if name not in FAMILIES:
         raise unknown_name("unknown problem", name, FAMILIES, where=where)
     found: Family = load(FAMILIES[name])

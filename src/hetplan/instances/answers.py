@@ -1,7 +1,7 @@
 """The answer document: what `solve --json` prints, and what `check` reads back.
 
-    {"instance": …, "problem": …, "results": [{"method", "status", "objective", "bound", "gap", "seconds",
-     "decision", …} …]}
+    {"instance": …, "problem": …, "results": [{"method", "status", "objective", "bound", "gap",
+     "seconds", "decision", …} …]}
 
 Objectives and bounds are in the instance's unit (seconds); unknown is null.
 """
@@ -53,7 +53,8 @@ class AnswerFile(BaseModel):
 class Claim:
     """What somebody states of a decision, or of there being none; None: nothing is stated.
 
-    source: method, or where it stands. decision: a model of the family's, None where no decision is given.
+    source: method, or where it stands. decision: a model of the family's, None where no decision is
+    given.
     """
 
     source: str
@@ -86,7 +87,8 @@ def result_document(result: Result[Any]) -> dict[str, Any]:
 def answer_document(
     instance: Instance, results: Sequence[Result[Any]], options: dict[str, object]
 ) -> dict[str, Any]:
-    """The whole answer: results in the order in which the methods ran, and the options that they got."""
+    """The whole answer: results in the order in which the methods ran, and the options that they
+    got."""
     return {
         "instance": instance.name,
         "problem": instance.problem,
@@ -102,7 +104,11 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
         best = parse_best_known(value, where=where)
         check_problem(best.problem, instance, where)
         decision = parse_decision(best.decision, instance, where, "decision")
-        return [Claim(source=best.found_by, decision=decision, objective=best.objective, bound=best.bound)]
+        return [
+            Claim(
+                source=best.found_by, decision=decision, objective=best.objective, bound=best.bound
+            )
+        ]
     if isinstance(value, dict) and "results" in value:
         answers = parse(AnswerFile, value, where=where)
         check_problem(answers.problem, instance, where)
@@ -113,7 +119,8 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
 
 
 def claim_of(answer: Answer, index: int, instance: Instance, where: str) -> Claim:
-    """The result number `index` of an answer document; raises InputError where its decision is malformed."""
+    """The result number `index` of an answer document; raises InputError where its decision is
+    malformed."""
     decision = answer.decision
     if decision is not None:
         decision = parse_decision(decision, instance, where, "results", index, "decision")
@@ -136,4 +143,6 @@ def check_problem(problem: str, instance: Instance, where: str) -> None:
     """Refuse the answer to another problem."""
     if problem != instance.problem:
         expected = f"{instance.problem}, the problem of {instance.name}"
-        raise InputError("answers another problem", where=f"{where}: problem", got=problem, expected=expected)
+        raise InputError(
+            "answers another problem", where=f"{where}: problem", got=problem, expected=expected
+        )

@@ -1,9 +1,11 @@
 """The instance file: one envelope for every problem, the family's own schema inside it.
 
-    {"format": "hetplan-instance", "version": 1, "problem": "amp", "name": …, "origin": …, "data": {…}}
+    {"format": "hetplan-instance", "version": 1, "problem": "amp", "name": …, "origin": …, "data":
+    {…}}
 
-All numbers are SI (seconds, bytes, bytes per second, FLOP, FLOP per second); layers, devices and stages count
-from 0; ranges are half open. `origin` says where the numbers come from: a paper's table, a profile …
+All numbers are SI (seconds, bytes, bytes per second, FLOP, FLOP per second); layers, devices and
+stages count from 0; ranges are half open. `origin` says where the numbers come from: a paper's
+table, a profile …
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class InstanceFile(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A checked instance. `data`: a model of the family's data schema. `where`: its source, for messages."""
+    """A checked instance. `data`: a model of the family's data schema. `where`: its source, for
+    messages."""
 
     problem: str
     name: str
@@ -67,7 +70,8 @@ def plain(model: BaseModel) -> dict[str, Any]:
 
 
 def load_instance(path: str | os.PathLike[str]) -> Instance:
-    """The instance in a JSON file (`.gz`: unpacked). Raises InputError naming file, place, got, expected."""
+    """The instance in a JSON file (`.gz`: unpacked). Raises InputError naming file, place, got,
+    expected."""
     return parse_instance(read_json(path), where=os.fspath(path))
 
 
@@ -84,7 +88,8 @@ def parse_instance(value: Any, *, where: str) -> Instance:
 
 
 def save_instance(instance: Instance, path: str | os.PathLike[str]) -> None:
-    """Write `instance` atomically (`.gz`: packed); what stands there stays until the new file is whole."""
+    """Write `instance` atomically (`.gz`: packed); what stands there stays until the new file is
+    whole."""
     write_text(path, to_json(instance.document()))
 
 

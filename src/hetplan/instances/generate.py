@@ -1,8 +1,10 @@
-"""Random instances from what can be: catalogued devices, published models, networks as they are sold.
+"""Random instances from what can be: catalogued devices, published models, networks as they are
+sold.
 
-`draw(problem, seed)` is the same instance today and in a year, up to changes of the predicted profile. A cluster has 1
-to 4 device types, 1 to 3 nodes of each with the same power of two of devices, and one network; a model is one of the
-zoo's; everything else is the family's. `small`: at most 8 devices, for general solvers; `medium`: at most 32.
+`draw(problem, seed)` is the same instance today and in a year, up to changes of the predicted
+profile. A cluster has 1 to 4 device types, 1 to 3 nodes of each with the same power of two of
+devices, and one network; a model is one of the zoo's; everything else is the family's. `small`: at
+most 8 devices, for general solvers; `medium`: at most 32.
 """
 
 from __future__ import annotations
@@ -66,14 +68,17 @@ class Draw:
         document = {"format": "hetplan-cluster", "version": 1, "name": "random", "nodes": nodes}
         return build_cluster(ClusterFile.model_validate(document))
 
-    def workload(self, model: str | None = None, batches: tuple[int, ...] = (16, 32, 64, 128)) -> Workload:
+    def workload(
+        self, model: str | None = None, batches: tuple[int, ...] = (16, 32, 64, 128)
+    ) -> Workload:
         """A model on a cluster."""
         chosen = model or self.rng.choice(MODELS)
         return make_workload(load_model(chosen), self.cluster(), self.rng.choice(batches))
 
 
 def draw(problem: str, seed: int, size: str = "small") -> Instance:
-    """The random instance of `seed`; raises InputError for a problem or a size that there is not."""
+    """The random instance of `seed`; raises InputError for a problem or a size that there is
+    not."""
     if problem not in MAKERS:
         raise unknown_name("no generator for the problem", problem, list(MAKERS))
     if size not in SIZES:
@@ -110,7 +115,8 @@ def amp(source: Draw) -> Made | None:
 
 
 def ditto(source: Draw) -> Made | None:
-    """A workload and one of the micro-batch sizes that it can have, every second one with memory."""
+    """A workload and one of the micro-batch sizes that it can have, every second one with
+    memory."""
     from hetplan.formulations.ditto.pose import micro_batch_sizes, pose
 
     workload, memory = source.workload(), source.rng.random() < 0.5
@@ -123,7 +129,8 @@ def ditto(source: Draw) -> Made | None:
 
 
 def poplar(source: Draw) -> Made | None:
-    """A workload at one ZeRO stage; of every second one incomplete tiles of samples cost more, up to 40 %."""
+    """A workload at one ZeRO stage; of every second one incomplete tiles of samples cost more, up
+    to 40 %."""
     from hetplan.formulations.poplar.data import PoplarData
     from hetplan.formulations.poplar.pose import pose
 
@@ -146,7 +153,9 @@ def poplar(source: Draw) -> Made | None:
             )
             for device in data.devices
         ]
-        data = PoplarData.model_validate({**data.model_dump(), "devices": [d.model_dump() for d in devices]})
+        data = PoplarData.model_validate(
+            {**data.model_dump(), "devices": [d.model_dump() for d in devices]}
+        )
         told += f", incomplete tiles of {tile} cost up to {100 * extra:.0f} % more"
     return data, told
 

@@ -1,10 +1,12 @@
-"""Judging claims: the evaluator prices every decision again, and what is stated beside it has to agree.
+"""Judging claims: the evaluator prices every decision again, and what is stated beside it has to
+agree.
 
 (1) a decision breaks no constraint            (2) the objective stated is the decision's
 (3) the gap stated is (objective - bound) / objective
-(4) `optimal` has a bound that proves it (gap <= 1e-6); `optimal` and `feasible` have a decision, and `infeasible`
-    and `unknown` have none, nor an objective
-(5) no bound lies above a decision that holds, and nothing is infeasible where one holds, whoever found it
+(4) `optimal` has a bound that proves it (gap <= 1e-6); `optimal` and `feasible` have a decision,
+    and `infeasible` and `unknown` have none, nor an objective
+(5) no bound lies above a decision that holds, and nothing is infeasible where one holds, whoever
+found it
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from hetplan.instances.envelope import Instance
 from hetplan.solvers.registry import Evaluation, evaluate
 from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 
-# Stated and recomputed objectives are equal up to this relative difference, gaps up to it as a difference.
+# Stated and recomputed objectives are equal up to this relative difference, gaps up to it as a
+# difference.
 TOLERANCE = 1e-6
 
 
@@ -40,7 +43,8 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        """Whether everything stated is right; None where that cannot be told, for want of a decision."""
+        """Whether everything stated is right; None where that cannot be told, for want of a
+        decision."""
         if self.complaints:
             return False
         return None if self.evaluation is None else True
@@ -67,7 +71,9 @@ def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
         for claim in claims
     ]
     found = [
-        (e.objective, claim) for e, claim in zip(priced, claims, strict=True) if e and e.objective is not None
+        (e.objective, claim)
+        for e, claim in zip(priced, claims, strict=True)
+        if e and e.objective is not None
     ]
     best = min(found, key=lambda pair: pair[0], default=None)
     verdicts = []
@@ -114,7 +120,11 @@ def status(claim: Claim, objective: float | None) -> Iterator[str]:
 
 def against(claim: Claim, objective: float, holder: Claim) -> Iterator[str]:
     """(5): what the best decision that holds refutes."""
-    whose = "the decision's objective" if holder is claim else f"the objective of {holder.source}'s decision"
+    whose = (
+        "the decision's objective"
+        if holder is claim
+        else f"the objective of {holder.source}'s decision"
+    )
     if claim.bound is not None and claim.bound > objective + slack(objective):
         yield f"stated bound {claim.bound!r} exceeds {whose} ({objective!r})"
     if claim.status == "infeasible" and holder is not claim:

@@ -3,10 +3,11 @@
 One instance is two files in `library/<problem>/`, both named after the instance:
 
     <name>.json or <name>.json.gz      the instance file itself
-    <name>.best.json                   the best decision known, its objective, the proven bound, who found it
+    <name>.best.json                   the best decision known, its objective, the proven bound, who
+    found it
 
-Adding an instance is adding these two files; nothing else lists them. The tests check every pair: the
-instance validates, and the independent evaluator prices the stored decision as the record says.
+Adding an instance is adding these two files; nothing else lists them. The tests check every pair:
+the instance validates, and the independent evaluator prices the stored decision as the record says.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ BEST_VERSION: Final = 1
 
 
 class BestKnown(StrictModel):
-    """What is known about one instance: the best decision and the best proven lower bound (None: none known).
+    """What is known about one instance: the best decision and the best proven lower bound (None:
+    none known).
 
     found_by, proved_by: method and version that gave the decision and the bound.
     """
@@ -78,7 +80,8 @@ class Entry:
 
 
 def parse_best_known(value: Any, *, where: str) -> BestKnown:
-    """A best-known record from parsed JSON; raises InputError naming `where` and the place in it."""
+    """A best-known record from parsed JSON; raises InputError naming `where` and the place in
+    it."""
     check_header(value, BEST_FORMAT, BEST_VERSION, where=where)
     return parse(BestKnown, value, where=where)
 
@@ -88,17 +91,20 @@ def library(
 ) -> list[Entry]:
     """The packaged instances, sorted by problem and name; nothing is read yet.
 
-    problem: only this one. name: only names that match this shell pattern. root: another library folder.
+    problem: only this one. name: only names that match this shell pattern. root: another library
+    folder.
     """
     return [
         entry
         for entry in (Entry(*row) for row in shelved(root))
-        if problem in (None, entry.problem) and (name is None or fnmatch.fnmatchcase(entry.name, name))
+        if problem in (None, entry.problem)
+        and (name is None or fnmatch.fnmatchcase(entry.name, name))
     ]
 
 
 def find(name: str, *, root: Traversable | None = None) -> Entry | None:
-    """The packaged instance called `name` or `problem/name`; None where there is none of that name."""
+    """The packaged instance called `name` or `problem/name`; None where there is none of that
+    name."""
     for entry in library(root=root):
         if name in (entry.name, f"{entry.problem}/{entry.name}"):
             return entry
@@ -106,12 +112,16 @@ def find(name: str, *, root: Traversable | None = None) -> Entry | None:
 
 
 def load_from_library(name: str, *, root: Traversable | None = None) -> Instance:
-    """The packaged instance called `name` or `problem/name`; raises InputError where there is none."""
+    """The packaged instance called `name` or `problem/name`; raises InputError where there is
+    none."""
     entry = find(name, root=root)
     if entry is None:
         names = [entry.name for entry in library(root=root)]
         raise unknown_name(
-            "no such instance in the library:", name, names, see="a name from `hetplan instances list`"
+            "no such instance in the library:",
+            name,
+            names,
+            see="a name from `hetplan instances list`",
         )
     return entry.load()
 

@@ -14,9 +14,11 @@ from hetplan.solvers.result import Result
 def add_to_library(
     folder: Path, instance: Instance, result: Result[Any], *, note: str = "", packed: bool = False
 ) -> None:
-    """Write `<name>.json` (`.json.gz` when packed) and `<name>.best.json` into `folder`, creating it.
+    """Write `<name>.json` (`.json.gz` when packed) and `<name>.best.json` into `folder`, creating
+    it.
 
-    Raises ValueError when the result has no decision: an instance in the library has a best-known one.
+    Raises ValueError when the result has no decision: an instance in the library has a best-known
+    one.
     """
     if result.decision is None:
         raise ValueError(f"{instance.name}: {result.status}, expected a decision to record")

@@ -1,4 +1,5 @@
-"""Where the packaged instances lie: their names and files, without reading or importing what reads them."""
+"""Where the packaged instances lie: their names and files, without reading or importing what reads
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ INSTANCE = (".json.gz", ".json")
 
 
 def shelved(root: Traversable | None = None) -> Iterator[tuple[str, str, Traversable, Traversable]]:
-    """(problem, name, instance file, best-known record) of each instance, sorted by problem and file name.
+    """(problem, name, instance file, best-known record) of each instance, sorted by problem and
+    file name.
 
     root: another library folder. The record need not exist.
     """

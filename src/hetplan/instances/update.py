@@ -1,8 +1,10 @@
-"""Best-known records, bettered by what answers bring: only upwards in quality, and never on anybody's word alone.
+"""Best-known records, bettered by what answers bring: only upwards in quality, and never on
+anybody's word alone.
 
-An objective is taken where the independent evaluator prices the decision below the record's. A bound cannot be priced
-again: it is taken from exact methods only, where the finding is certainly about this very instance (its key says so, or
-its own decision is worth here what it states), where it lies above the record's and no decision known refutes it.
+An objective is taken where the independent evaluator prices the decision below the record's. A
+bound cannot be priced again: it is taken from exact methods only, where the finding is certainly
+about this very instance (its key says so, or its own decision is worth here what it states), where
+it lies above the record's and no decision known refutes it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ NEWS = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one run says of an instance. where: its source, for messages. by: method and solver, for the record.
+    """What one run says of an instance. where: its source, for messages. by: method and solver, for
+    the record.
 
     about: whether it was made on exactly this instance; None where that is not told.
     """
@@ -48,7 +51,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Change:
-    """What the findings of one instance come to. before: None where there was no record; after: None where none can be.
+    """What the findings of one instance come to. before: None where there was no record; after:
+    None where none can be.
 
     refused: a line for each finding that is not to be believed.
     """
@@ -66,10 +70,18 @@ class Change:
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         figures = {
-            name: {key: getattr(record, key, None) for key in ("objective", "bound", "found_by", "proved_by")}
+            name: {
+                key: getattr(record, key, None)
+                for key in ("objective", "bound", "found_by", "proved_by")
+            }
             for name, record in (("before", self.before), ("after", self.after))
         }
-        return {"problem": self.entry.problem, "instance": self.entry.name, "changed": self.news, **figures}
+        return {
+            "problem": self.entry.problem,
+            "instance": self.entry.name,
+            "changed": self.news,
+            **figures,
+        }
 
 
 def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
@@ -111,7 +123,8 @@ def is_instance(path: Path) -> bool:
 
 
 def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[Change]:
-    """One per instance with findings; raises InputError where one is of an instance that is not there."""
+    """One per instance with findings; raises InputError where one is of an instance that is not
+    there."""
     by_name: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         by_name[finding.problem, finding.instance].append(finding)
@@ -141,10 +154,14 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
     for (finding, _), verdict in zip(usable, verdicts, strict=False):
         refused += [f"{finding.where}: {complaint}" for complaint in verdict.complaints]
     if known and verdicts[-1].complaints:
-        refused += [f"{entry.name}: the record itself: {complaint}" for complaint in verdicts[-1].complaints]
+        refused += [
+            f"{entry.name}: the record itself: {complaint}" for complaint in verdicts[-1].complaints
+        ]
         return Change(entry, before, before, tuple(refused))
     good = [(f, v) for (f, _), v in zip(usable, verdicts, strict=False) if not v.complaints]
-    return Change(entry, before, with_bound(with_decision(before, good), good, instance), tuple(refused))
+    return Change(
+        entry, before, with_bound(with_decision(before, good), good, instance), tuple(refused)
+    )
 
 
 def claim_of(finding: Finding, instance: Instance) -> Claim:
@@ -152,7 +169,9 @@ def claim_of(finding: Finding, instance: Instance) -> Claim:
     decision = finding.decision
     return Claim(
         source=finding.method,
-        decision=None if decision is None else parse_decision(decision, instance, finding.where, "decision"),
+        decision=None
+        if decision is None
+        else parse_decision(decision, instance, finding.where, "decision"),
         status=finding.status,
         objective=finding.objective,
         bound=finding.bound,
@@ -162,10 +181,14 @@ def claim_of(finding: Finding, instance: Instance) -> Claim:
 def claim_of_record(record: BestKnown, instance: Instance) -> Claim:
     """What stands in the record."""
     decision = parse_decision(record.decision, instance, record.instance, "decision")
-    return Claim(source="the record", decision=decision, objective=record.objective, bound=record.bound)
+    return Claim(
+        source="the record", decision=decision, objective=record.objective, bound=record.bound
+    )
 
 
-def with_decision(before: BestKnown | None, good: Sequence[tuple[Finding, Verdict]]) -> BestKnown | None:
+def with_decision(
+    before: BestKnown | None, good: Sequence[tuple[Finding, Verdict]]
+) -> BestKnown | None:
     """The record with the best decision; as it was where none is better."""
     priced = [(v.objective, f) for f, v in good if v.objective is not None]
     if not priced:
@@ -175,7 +198,9 @@ def with_decision(before: BestKnown | None, good: Sequence[tuple[Finding, Verdic
         return before
     assert finding.decision is not None
     if before is not None:
-        return replace_in(before, objective=objective, found_by=finding.by, decision=finding.decision)
+        return replace_in(
+            before, objective=objective, found_by=finding.by, decision=finding.decision
+        )
     return BestKnown(
         format=BEST_FORMAT,
         version=BEST_VERSION,
@@ -190,12 +215,15 @@ def with_decision(before: BestKnown | None, good: Sequence[tuple[Finding, Verdic
 def with_bound(
     record: BestKnown | None, good: Sequence[tuple[Finding, Verdict]], instance: Instance
 ) -> BestKnown | None:
-    """The record with the highest bound that an exact method proved of this very instance, at most the objective."""
+    """The record with the highest bound that an exact method proved of this very instance, at most
+    the objective."""
     exact = {method.name for method in instance.family.methods if method.exact}
     proved = [
         (f.bound, f)
         for f, v in good
-        if f.bound is not None and f.method in exact and (f.about is not None or v.objective is not None)
+        if f.bound is not None
+        and f.method in exact
+        and (f.about is not None or v.objective is not None)
     ]
     if record is None or not proved:
         return record
@@ -203,7 +231,11 @@ def with_bound(
     bound = min(bound, record.objective)
     if record.bound is not None and bound <= record.bound * (1 + NEWS):
         # rounding may leave a bound a hair above a better decision
-        return record if record.bound <= record.objective else replace_in(record, bound=record.objective)
+        return (
+            record
+            if record.bound <= record.objective
+            else replace_in(record, bound=record.objective)
+        )
     return replace_in(record, bound=bound, proved_by=finding.by)
 
 
@@ -216,12 +248,14 @@ def write(change: Change) -> None:
     """Put the new record in its place, whole; raises InputError where it cannot be written."""
     assert change.after is not None
     write_text(
-        place(change.entry.best_file, change.entry.name), to_json(change.after.model_dump(mode="json"))
+        place(change.entry.best_file, change.entry.name),
+        to_json(change.after.model_dump(mode="json")),
     )
 
 
 def place(resource: Traversable, name: str) -> Path:
-    """The file of a record; raises InputError where the library is no folder (a zip archive, say)."""
+    """The file of a record; raises InputError where the library is no folder (a zip archive,
+    say)."""
     if not isinstance(resource, Path):
         raise InputError("its library is not a folder that can be written to", where=name)
     return resource

@@ -1,4 +1,5 @@
-"""The strategy `amp`: the workload as an AMP problem, proven, beside AMP's own procedure and Megatron's rules."""
+"""The strategy `amp`: the workload as an AMP problem, proven, beside AMP's own procedure and
+Megatron's rules."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> l
     for method in methods:
         if run.cancelled:
             reason = "not begun: stopped from the keyboard"
-            candidates.append(Candidate(strategy="amp", method=method, status="unknown", message=reason))
+            candidates.append(
+                Candidate(strategy="amp", method=method, status="unknown", message=reason)
+            )
             continue
         own = inner_run(run, f"amp/{method}")
         if method == "auto":
@@ -40,20 +43,24 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> l
 
 
 def inner_run(run: Run, label: str) -> Run:
-    """A run for one method with the whole time limit, whose progress shows in `run` under `label`."""
+    """A run for one method with the whole time limit, whose progress shows in `run` under
+    `label`."""
     run.incumbent = run.bound = None  # bounds of different problems do not compare
     run.report(note=label)
 
     def forward(progress: Progress) -> None:
         run.report(
-            incumbent=progress.incumbent, bound=progress.bound, note=f"{label} {progress.note}".strip()
+            incumbent=progress.incumbent,
+            bound=progress.bound,
+            note=f"{label} {progress.note}".strip(),
         )
 
     return Run(run.options, forward, run.cancel)
 
 
 def candidate(workload: Workload, data: AmpData, result: Result[Any]) -> Candidate:
-    """A solver's result as a candidate; the evaluator has checked that its decision fits in memory."""
+    """A solver's result as a candidate; the evaluator has checked that its decision fits in
+    memory."""
     found: dict[str, Any] = {}
     if result.decision is not None:
         found = {
@@ -100,7 +107,9 @@ def to_plan(workload: Workload, data: AmpData, decision: AmpDecision, source: st
         name=f"{workload.model.name} on {workload.cluster.name}"[:200],
         origin=source,
         workload=plan_workload(workload),
-        devices=[PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices],
+        devices=[
+            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
+        ],
         replicas=replicas,
     )
 

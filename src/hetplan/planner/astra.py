@@ -1,8 +1,10 @@
-"""The strategy `astra`: the whole strategy search on the workload's cluster, proven over the space it enumerates.
+"""The strategy `astra`: the whole strategy search on the workload's cluster, proven over the space
+it enumerates.
 
-Only what a plan file can say is searched: 1F1B with or without interleaving, the distributed optimizer (ZeRO 1),
-recomputation of nothing, the attention core or everything; no sequence parallelism, offloading or overlap. On several
-types the stages become segments (mode 2, every device used); beside it stands the best on one type alone.
+Only what a plan file can say is searched: 1F1B with or without interleaving, the distributed
+optimizer (ZeRO 1), recomputation of nothing, the attention core or everything; no sequence
+parallelism, offloading or overlap. On several types the stages become segments (mode 2, every
+device used); beside it stands the best on one type alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from hetplan.formulations.amp.problem import Configuration
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.plot import summary
-from hetplan.formulations.astra.search.pool import Pool, heterogeneous, homogeneous, offers_of_cluster
+from hetplan.formulations.astra.search.pool import (
+    Pool,
+    heterogeneous,
+    homogeneous,
+    offers_of_cluster,
+)
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as Found
 from hetplan.formulations.astra.search.space import Space
@@ -51,7 +58,9 @@ def propose(workload: Workload, run: Run) -> list[Candidate]:
 
 def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:
     """A candidate without a plan."""
-    return Candidate(strategy="astra", method=method, status=status, message=reason, solve_seconds=seconds)
+    return Candidate(
+        strategy="astra", method=method, status=status, message=reason, solve_seconds=seconds
+    )
 
 
 def one(workload: Workload, method: str, pool: Pool, run: Run) -> Candidate:
@@ -92,13 +101,20 @@ def one(workload: Workload, method: str, pool: Pool, run: Run) -> Candidate:
 def times_of(workload: Workload, pool: Pool) -> object:
     """What the profile has of the pool's types."""
     names = {offer.name for offer in pool.offers}
-    return workload.profile.layers, [table for table in workload.profile.tables if table.device in names]
+    return workload.profile.layers, [
+        table for table in workload.profile.tables if table.device in names
+    ]
 
 
 def plannable(workload: Workload, pool: Pool) -> Space:
-    """What a plan can say, for the tensor degrees and micro-batches that the profile has of every type."""
+    """What a plan can say, for the tensor degrees and micro-batches that the profile has of every
+    type."""
     sizes = [
-        {(t, b) for t in range(1, offer.most + 1) for b in workload.profile.micro_batches(offer.name, t)}
+        {
+            (t, b)
+            for t in range(1, offer.most + 1)
+            for b in workload.profile.micro_batches(offer.name, t)
+        }
         for offer in pool.offers
     ]
     common = set.intersection(*sizes) or {(1, 1)}
@@ -117,7 +133,8 @@ def plannable(workload: Workload, pool: Pool) -> Space:
 
 
 def placed(workload: Workload, best: Found) -> list[list[list[int]]]:
-    """Devices [stage][data rank][tensor rank]: Megatron's order among the devices of each stage's type."""
+    """Devices [stage][data rank][tensor rank]: Megatron's order among the devices of each stage's
+    type."""
     tp, dp = (int(best.strategy[f"{k}_parallel_size"] or 1) for k in ("tensor_model", "data"))
     of_type: dict[str, Iterator[Any]] = {}
     for name in best.devices:
@@ -125,12 +142,15 @@ def placed(workload: Workload, best: Found) -> list[list[list[int]]]:
         whole = len(numbers) // (tp * dp)
         nodes = [workload.cluster.devices[d].node for d in numbers]
         order = megatron_placement(nodes[: whole * tp * dp], Configuration(whole, dp, tp, 1, 1))
-        of_type[name] = iter([[[numbers[int(i)] for i in group] for group in stage] for stage in order])
+        of_type[name] = iter(
+            [[[numbers[int(i)] for i in group] for group in stage] for stage in order]
+        )
     return [next(of_type[name]) for name, _ in best.stages]
 
 
 def chunks(best: Found, layers: int) -> list[list[tuple[int, int]]]:
-    """Ranges [first, last) of the chain for every stage, one per virtual stage; embedding and head at the ends."""
+    """Ranges [first, last) of the chain for every stage, one per virtual stage; embedding and head
+    at the ends."""
     virtual = int(best.strategy["virtual_pipeline_model_parallel_size"] or 1)
     ranges: list[list[tuple[int, int]]] = [[] for _ in best.stages]
     begin = 0
@@ -148,7 +168,11 @@ def to_plan(workload: Workload, best: Found, source: str) -> Plan:
     """The best strategy as a plan: data rank i is replica i."""
     s, devices = best.strategy, placed(workload, best)
     ranges = chunks(best, len(workload.profile.layers))
-    batches = [MicroBatches(count=int(s["num_micro_batches"] or 1), samples=int(s["micro_batch_size"] or 1))]
+    batches = [
+        MicroBatches(
+            count=int(s["num_micro_batches"] or 1), samples=int(s["micro_batch_size"] or 1)
+        )
+    ]
     tp = int(s["tensor_model_parallel_size"] or 1)
     recomputation: Recomputation = "none"
     if s["recompute_granularity"] is not None:
@@ -167,7 +191,9 @@ def to_plan(workload: Workload, best: Found, source: str) -> Plan:
         name=f"{workload.model.name} on {workload.cluster.name}"[:200],
         origin=source,
         workload=plan_workload(workload),
-        devices=[PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices],
+        devices=[
+            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
+        ],
         schedule="interleaved-1f1b" if len(ranges[0]) > 1 else "1f1b",
         zero=1 if s["use_distributed_optimizer"] else 0,
         recomputation=recomputation,
@@ -176,7 +202,8 @@ def to_plan(workload: Workload, best: Found, source: str) -> Plan:
 
 
 def device_peaks(workload: Workload, best: Found) -> tuple[float, ...]:
-    """[D] predicted bytes of each device beyond what it reserves; one that the plan leaves out holds nothing.
+    """[D] predicted bytes of each device beyond what it reserves; one that the plan leaves out
+    holds nothing.
 
     The search counts the reserve as used; the planner takes it off what a device has.
     """
@@ -195,5 +222,8 @@ def table(best: Found) -> Table:
         for j, ((name, layers), size) in enumerate(zip(best.stages, best.stage_bytes, strict=True))
     )
     return Table(
-        summary(best), ("stage", "type", "blocks", "memory and reserve per device"), rows, right=(0, 2, 3)
+        summary(best),
+        ("stage", "type", "blocks", "memory and reserve per device"),
+        rows,
+        right=(0, 2, 3),
     )

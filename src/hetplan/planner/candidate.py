@@ -1,4 +1,5 @@
-"""A candidate: what one method of one strategy proposes for a workload, or why it proposes nothing."""
+"""A candidate: what one method of one strategy proposes for a workload, or why it proposes
+nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from hetplan.text import Table
 class Candidate:
     """One row of the ranking; what is not known is None.
 
-    status: as in results (`optimal`, `feasible`, `infeasible`, `unknown`), of the strategy's own problem.
-    predicted_seconds: seconds per iteration; strategies give those of their closed form, which the ranking
-    replaces by the simulator's and keeps as closed_form_seconds (`planner.simulated`). objective, bound: of
-    the strategy's own problem; a bound of one strategy is none for another. peak_bytes: memory held by each
-    device of the cluster [D]. fits_memory: None without a plan. message: the reason where nothing was found,
-    or anything worth telling. tables: the plan for people. replayed: None where the plan was not replayed.
-    details: what the strategy's own evaluator says beside the objective. precision: the one planned in.
+    status: as in results (`optimal`, `feasible`, `infeasible`, `unknown`), of the strategy's own
+    problem. predicted_seconds: seconds per iteration; strategies give those of their closed form,
+    which the ranking replaces by the simulator's and keeps as closed_form_seconds
+    (`planner.simulated`). objective, bound: of the strategy's own problem; a bound of one strategy
+    is none for another. peak_bytes: memory held by each device of the cluster [D]. fits_memory:
+    None without a plan. message: the reason where nothing was found, or anything worth telling.
+    tables: the plan for people. replayed: None where the plan was not replayed. details: what the
+    strategy's own evaluator says beside the objective. precision: the one planned in.
     """
 
     strategy: str
@@ -49,7 +51,8 @@ class Candidate:
 
     @property
     def optimism(self) -> float | None:
-        """How many times longer the replay takes than the closed form says; None where one is missing."""
+        """How many times longer the replay takes than the closed form says; None where one is
+        missing."""
         if self.predicted_seconds is None or not self.closed_form_seconds:
             return None
         return self.predicted_seconds / self.closed_form_seconds
@@ -68,11 +71,14 @@ class Candidate:
         return workload.tokens_per_iteration / self.predicted_seconds
 
     def money_per_million_tokens(self, workload: Workload) -> float | None:
-        """US dollars per million tokens for the devices that the plan uses; None where a price is unknown."""
+        """US dollars per million tokens for the devices that the plan uses; None where a price is
+        unknown."""
         if self.plan is None or self.predicted_seconds is None:
             return None
         specs = workload.cluster.specs
-        prices = [specs[self.plan.devices[device].type].price_per_hour for device in self.plan.ranks]
+        prices = [
+            specs[self.plan.devices[device].type].price_per_hour for device in self.plan.ranks
+        ]
         known = [price for price in prices if price is not None]
         if len(known) != len(prices):
             return None

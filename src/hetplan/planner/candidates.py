@@ -1,9 +1,10 @@
-"""One strategy's candidates, replayed: as it proposes them, tightened where the replay needs more memory, and with
-recomputation where memory costs time.
+"""One strategy's candidates, replayed: as it proposes them, tightened where the replay needs more
+memory, and with recomputation where memory costs time.
 
-A family's memory model may be simpler than the replay's (tensor ranks that keep some activations whole, working memory
-of recomputation). What it proves holds with the replay's, too. Where its plan does not fit in the replay, the problem
-is posed again with the replay's memory (`planner.replayed_memory`), or, where that is not known, with less.
+A family's memory model may be simpler than the replay's (tensor ranks that keep some activations
+whole, working memory of recomputation). What it proves holds with the replay's, too. Where its plan
+does not fit in the replay, the problem is posed again with the replay's memory
+(`planner.replayed_memory`), or, where that is not known, with less.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Tell = Callable[[Candidate], None]
 
 @dataclass(frozen=True)
 class Search:
-    """One strategy on one workload. tell: called with every candidate as it is found, replayed. methods: which to
-    try, all by default (strategies without a choice of methods try theirs). precision_named: whether names of methods
-    end with the workload's precision, as `auto+bf16`."""
+    """One strategy on one workload. tell: called with every candidate as it is found, replayed.
+    methods: which to try, all by default (strategies without a choice of methods try theirs).
+    precision_named: whether names of methods end with the workload's precision, as `auto+bf16`."""
 
     strategy: Strategy
     workload: Workload
@@ -62,7 +63,8 @@ class Search:
         return self.asked(lambda method: method in self.strategy.first)
 
     def exact_ones(self) -> list[Candidate]:
-        """What methods that prove their answers propose; everything where the strategy has no choice of methods."""
+        """What methods that prove their answers propose; everything where the strategy has no
+        choice of methods."""
         if not self.strategy.methods:
             return self.proposed("none", None)
         return self.asked(lambda method: method in self.strategy.exact)
@@ -95,8 +97,11 @@ class Search:
         return found, notes
 
     def budget(self) -> Run:
-        """A run for what comes beyond a first proposal: all of it together has the time limit of one method."""
-        return Run(self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel)
+        """A run for what comes beyond a first proposal: all of it together has the time limit of
+        one method."""
+        return Run(
+            self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel
+        )
 
     def proposed(
         self,
@@ -116,7 +121,9 @@ class Search:
             if self.strategy.methods and reserve == 0.0 and exact(candidate):
                 replayed = self.tightened(replayed, mode, candidate, run or self.budget())
             every = (
-                [replayed, *self.rearranged(replayed, run or self.budget())] if reserve == 0.0 else [replayed]
+                [replayed, *self.rearranged(replayed, run or self.budget())]
+                if reserve == 0.0
+                else [replayed]
             )
             for each in every:
                 if self.tell is not None and reserve == 0.0:
@@ -137,9 +144,12 @@ class Search:
         method = f"{candidate.method}+{own}" if self.precision_named else candidate.method
         return replace(candidate, precision=own, method=method)
 
-    def tightened(self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run) -> Candidate:
-        """The first candidate where its replay fits, else what the problem gives with the replay's memory, if anything;
-        what is proven of the problem as first posed, with more memory, holds for it."""
+    def tightened(
+        self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run
+    ) -> Candidate:
+        """The first candidate where its replay fits, else what the problem gives with the replay's
+        memory, if anything; what is proven of the problem as first posed, with more memory, holds
+        for it."""
         if replay_excess(first, posed) <= 0 or budget.should_stop:
             return first
         if self.strategy.within_replay is None:
@@ -159,8 +169,11 @@ class Search:
             message=joined(again.message, WITHIN),
         )
 
-    def reserved(self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run) -> Candidate:
-        """The candidate whose replay fits, if less memory in the model finds one; the first's bound holds for it."""
+    def reserved(
+        self, first: Candidate, mode: Recomputation, posed: Candidate, budget: Run
+    ) -> Candidate:
+        """The candidate whose replay fits, if less memory in the model finds one; the first's bound
+        holds for it."""
         reserve, current = 0.0, first
         for left in range(ROUNDS, 0, -1):
             excess = replay_excess(current, posed)
@@ -174,7 +187,9 @@ class Search:
             current = again
             if current.fits_memory:
                 text = f"memory of the problem tightened by {bytes_text(reserve)} per device for the replay"
-                status = "optimal" if first.status == "optimal" and same(current, first) else "feasible"
+                status = (
+                    "optimal" if first.status == "optimal" and same(current, first) else "feasible"
+                )
                 return replace(
                     current,
                     method=first.method,
@@ -186,14 +201,19 @@ class Search:
         return first
 
     def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
-        """Whether the strategy's best plan stays the best without memory limits: then less kept gains nothing."""
+        """Whether the strategy's best plan stays the best without memory limits: then less kept
+        gains nothing."""
         best = shortest(c for c in plain if exact(c) and c.fits_memory)
         if best is None:
             return False
-        free = self.strategy.propose(unlimited(self.workload), run, self.given, methods=self.strategy.exact)
+        free = self.strategy.propose(
+            unlimited(self.workload), run, self.given, methods=self.strategy.exact
+        )
         if any(c.status not in ("optimal", "infeasible") for c in free):
             return False
-        least = min((c.predicted_seconds for c in free if c.predicted_seconds is not None), default=None)
+        least = min(
+            (c.predicted_seconds for c in free if c.predicted_seconds is not None), default=None
+        )
         closed = best.closed_form_seconds or best.predicted_seconds
         return least is not None and closed is not None and closed <= least * (1 + SAME)
 
@@ -206,7 +226,11 @@ class Search:
         if best is None or best.predicted_seconds is None:
             usable = [c for c in found if c.fits_memory]
             return usable, [] if usable else [f"nothing is found with {mode} recomputation either"]
-        gains = [c for c in found if c.fits_memory and (c.predicted_seconds or 0.0) < best.predicted_seconds]
+        gains = [
+            c
+            for c in found
+            if c.fits_memory and (c.predicted_seconds or 0.0) < best.predicted_seconds
+        ]
         if gains:
             return gains, []
         other = shortest(c for c in found if c.fits_memory)
@@ -217,7 +241,8 @@ class Search:
 
 
 def part_of(budget: Run, parts: int) -> Run:
-    """A run with one of so many parts of what is left of a budget; without a limit there is none."""
+    """A run with one of so many parts of what is left of a budget; without a limit there is
+    none."""
     inner = budget.part(time_limit=budget.remaining / parts)
     inner.watch = budget.watch
     return inner
@@ -235,7 +260,11 @@ def same(one: Candidate, other: Candidate) -> bool:
 
 def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
     """The one with the shortest predicted iteration."""
-    timed = [(c.predicted_seconds, i, c) for i, c in enumerate(candidates) if c.predicted_seconds is not None]
+    timed = [
+        (c.predicted_seconds, i, c)
+        for i, c in enumerate(candidates)
+        if c.predicted_seconds is not None
+    ]
     return min(timed)[2] if timed else None
 
 
@@ -250,11 +279,17 @@ def labelled(candidate: Candidate, mode: Recomputation) -> Candidate:
 
 
 def replay_excess(candidate: Candidate, posed: Candidate) -> float:
-    """Bytes by which the replay exceeds a device's memory though the plan is one of the strategy's own problem; 0 where
-    it fits."""
+    """Bytes by which the replay exceeds a device's memory though the plan is one of the strategy's
+    own problem; 0 where it fits."""
     found = candidate.replayed
-    if found is None or candidate.fits_memory or posed.status == "infeasible" or posed.peak_bytes is None:
+    if (
+        found is None
+        or candidate.fits_memory
+        or posed.status == "infeasible"
+        or posed.peak_bytes is None
+    ):
         return 0.0
     return max(
-        (held - limit for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)), default=0.0
+        (held - limit for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)),
+        default=0.0,
     )

@@ -1,7 +1,7 @@
 """The strategy `dp`, the floor: the whole model on every device, equal shares of the batch.
 
-It is the AMP problem with pipeline = tensor = 1: only the micro-batch size is to be decided, so that all of its
-decisions are priced, by the evaluator.
+It is the AMP problem with pipeline = tensor = 1: only the micro-batch size is to be decided, so
+that all of its decisions are priced, by the evaluator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) ->
         return [Candidate(strategy="dp", method=METHOD, status="infeasible", message=message)]
     # Memory is judged apart, so that what does not fit has a price as well.
     unlimited = data.model_copy(update={"memory": None})
-    priced = [(evaluate(family("amp"), unlimited, decision).objective, decision) for decision in choices]
+    priced = [
+        (evaluate(family("amp"), unlimited, decision).objective, decision) for decision in choices
+    ]
     best = min(
         ((seconds, decision) for seconds, decision in priced if seconds is not None),
         key=lambda pair: (not fits(memory, pair[1]), pair[0]),
@@ -49,8 +51,8 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = (METHOD,)) ->
 
 
 def held(workload: Workload, data: AmpData) -> AmpData:
-    """The data whose memory is that of plain data parallelism: tied weights once, a sample's activations with what is
-    computed again beside them."""
+    """The data whose memory is that of plain data parallelism: tied weights once, a sample's
+    activations with what is computed again beside them."""
     assert data.memory is not None
     kept = list(data.memory.layer_bytes_per_sample)
     kept[0] += workload.working_bytes.get(1, 0.0)
@@ -63,7 +65,8 @@ def held(workload: Workload, data: AmpData) -> AmpData:
 
 
 def decisions(data: AmpData) -> list[AmpDecision]:
-    """Every micro-batch size that all device types have a table for and that divides the batch evenly."""
+    """Every micro-batch size that all device types have a table for and that divides the batch
+    evenly."""
     count = len(data.devices)
     types = {device.type for device in data.devices}
     whole = {(entry.type, entry.micro_batch) for entry in data.layer_seconds if entry.tensor == 1}

@@ -1,8 +1,10 @@
-"""The strategy `ditto`: one pipeline over the cluster whose stages may differ in width, beside the papers' algorithms.
+"""The strategy `ditto`: one pipeline over the cluster whose stages may differ in width, beside the
+papers' algorithms.
 
-Ditto takes the number of micro-batches as given: its problem is posed and solved for each size that they can have.
-Of the templates found the one with the best price of `planner.template` is proposed; objective, bound and status are
-those of its size's problem, in Ditto's own price.
+Ditto takes the number of micro-batches as given: its problem is posed and solved for each size that
+they can have.
+Of the templates found the one with the best price of `planner.template` is proposed; objective,
+bound and status are those of its size's problem, in Ditto's own price.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> l
 
 def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:
     """A candidate without a plan."""
-    return Candidate(strategy="ditto", method=method, status=status, message=reason, solve_seconds=seconds)
+    return Candidate(
+        strategy="ditto", method=method, status=status, message=reason, solve_seconds=seconds
+    )
 
 
 def one(workload: Workload, problems: dict[int, DittoData], method: str, run: Run) -> Candidate:
@@ -128,21 +132,25 @@ def told(workload: Workload, best: Posed) -> str:
 
 
 def peak_bytes(workload: Workload, best: Posed, groups: Groups) -> tuple[float, ...]:
-    """[D] memory of each device: states and the micro-batches that 1F1B keeps alive; unused ones hold nothing."""
+    """[D] memory of each device: states and the micro-batches that 1F1B keeps alive; unused ones
+    hold nothing."""
     memory, stages = best.data.memory, best.decision.stages
     assert memory is not None
     peaks = [0.0] * len(workload.cluster.devices)
     for k, (stage, group) in enumerate(zip(stages, groups, strict=True)):
         layers = slice(stage.first, stage.last)
         alive = min(best.data.micro_batches, len(stages) - k)
-        held = fsum(memory.layer_state_bytes[layers]) + alive * fsum(memory.layer_activation_bytes[layers])
+        held = fsum(memory.layer_state_bytes[layers]) + alive * fsum(
+            memory.layer_activation_bytes[layers]
+        )
         for device in group:
             peaks[device] = held / len(group)
     return tuple(peaks)
 
 
 def to_plan(workload: Workload, best: Posed, groups: Groups, source: str) -> Plan:
-    """A template as a plan of one replica: every stage tensor parallel over its own group; 1F1B, no ZeRO."""
+    """A template as a plan of one replica: every stage tensor parallel over its own group; 1F1B, no
+    ZeRO."""
     stages = [
         Stage(layers=[(stage.first, stage.last)], devices=[group], tensor_shares=[1.0] * len(group))
         for stage, group in zip(best.decision.stages, groups, strict=True)
@@ -152,7 +160,9 @@ def to_plan(workload: Workload, best: Posed, groups: Groups, source: str) -> Pla
         name=f"{workload.model.name} on {workload.cluster.name}"[:200],
         origin=source,
         workload=plan_workload(workload),
-        devices=[PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices],
+        devices=[
+            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
+        ],
         replicas=[Replica(stages=stages, micro_batches=batches)],
     )
 
@@ -174,8 +184,6 @@ def table(workload: Workload, best: Posed, groups: Groups, priced: Priced) -> Ta
         )
         for k, (stage, group) in enumerate(zip(best.decision.stages, groups, strict=True))
     )
-    title = (
-        f"one pipeline of {len(groups)} stages, {best.data.micro_batches} micro-batches of {best.micro_batch}"
-    )
+    title = f"one pipeline of {len(groups)} stages, {best.data.micro_batches} micro-batches of {best.micro_batch}"
     header = ("stage", "layers", "", "devices", "micro-batch", "send", "memory")
     return Table(title, header, rows, right=(0, 1, 4, 5))

@@ -1,7 +1,8 @@
-"""Why the winner takes as long as it does, and what else there was: read off its replay and the ranking.
+"""Why the winner takes as long as it does, and what else there was: read off its replay and the
+ranking.
 
-The chain that decides the iteration's length (`path_to_end`: tasks without waiting between them) is divided by what its
-tasks are. Speeding up anything that is not on it gains nothing.
+The chain that decides the iteration's length (`path_to_end`: tasks without waiting between them) is
+divided by what its tasks are. Speeding up anything that is not on it gains nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Explanation:
-    """critical: parts of the deciding chain, largest first. busiest: (replica, stage, share of the iteration that it
-    computes). card: (text, share of the iteration that it is held), None where nothing crosses the network.
-    tightest: the device with the least memory left, in share of its limit. runner_up: the next best candidate of
-    another plan. papers: the best that each paper's own procedure gave. chosen: why a slower one wins. device: the
-    busiest, of a program that all devices run together.
+    """critical: parts of the deciding chain, largest first. busiest: (replica, stage, share of the
+    iteration that it computes). card: (text, share of the iteration that it is held), None where
+    nothing crosses the network. tightest: the device with the least memory left, in share of its
+    limit. runner_up: the next best candidate of another plan. papers: the best that each paper's
+    own procedure gave. chosen: why a slower one wins. device: the busiest, of a program that all
+    devices run together.
     """
 
     seconds: float | None
@@ -65,7 +67,9 @@ class Explanation:
                 **dict(zip(("replica", "stage", "busy_share"), self.busiest, strict=True)),
                 "device": self.device,
             },
-            "slowest_link": None if self.card is None else {"link": self.card[0], "held_share": self.card[1]},
+            "slowest_link": None
+            if self.card is None
+            else {"link": self.card[0], "held_share": self.card[1]},
             "tightest_memory": None
             if self.tightest is None
             else dict(zip(("device", "bytes", "limit_bytes"), self.tightest, strict=True)),
@@ -81,14 +85,28 @@ def explain(planning: Planning) -> Explanation:
     """The explanation of the winner; the planning must have one."""
     best = planning.best
     assert best is not None
-    others = [c for c in planning.candidates if c is not best and c.plan is not None and c.fits_memory]
+    others = [
+        c for c in planning.candidates if c is not best and c.plan is not None and c.fits_memory
+    ]
     runner_up = next((c for c in others if not same_plan(c, best)), None)
-    own = {c.strategy: c for c in reversed(planning.candidates) if c.method.startswith("paper") and c.plan}
+    own = {
+        c.strategy: c
+        for c in reversed(planning.candidates)
+        if c.method.startswith("paper") and c.plan
+    }
     papers = tuple(c for c in planning.candidates if own.get(c.strategy) is c)
     found = best.replayed
     if found is None:
         return Explanation(
-            best.predicted_seconds, (), None, None, None, best, runner_up, papers, why_chosen(planning)
+            best.predicted_seconds,
+            (),
+            None,
+            None,
+            None,
+            best,
+            runner_up,
+            papers,
+            why_chosen(planning),
         )
     timeline = found.timeline
     unit = int(np.argmax(timeline.busy))
@@ -118,7 +136,16 @@ def why_chosen(planning: Planning) -> str:
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
-    keys = ("schedule", "zero", "zero_shares", "recomputation", "replicas", "devices", "workload", "program")
+    keys = (
+        "schedule",
+        "zero",
+        "zero_shares",
+        "recomputation",
+        "replicas",
+        "devices",
+        "workload",
+        "program",
+    )
     return all(getattr(one.plan, key) == getattr(other.plan, key) for key in keys)
 
 
@@ -170,7 +197,10 @@ def fullest_card(found: Replay, workload: Workload) -> tuple[str, float] | None:
 
 def tightest(found: Replay) -> tuple[int, float, float]:
     """(device, bytes held, limit) where the largest share is in use."""
-    share = [held / max(limit, 1.0) for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)]
+    share = [
+        held / max(limit, 1.0)
+        for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)
+    ]
     device = share.index(max(share))
     return device, found.peak_bytes[device], found.limit_bytes[device]
 
@@ -190,7 +220,8 @@ def critical_rows(explained: Explanation) -> list[tuple[str, str]]:
     rows = []
     if explained.critical and explained.seconds:
         parts = [
-            f"{p.what} {percent_text(p.seconds / explained.seconds)}" for p in explained.critical[:PARTS]
+            f"{p.what} {percent_text(p.seconds / explained.seconds)}"
+            for p in explained.critical[:PARTS]
         ]
         rest = sum(p.seconds for p in explained.critical[PARTS:])
         if rest > 0:
@@ -222,7 +253,9 @@ def binding_rows(explained: Explanation, workload: Workload) -> list[tuple[str, 
         device, held, limit = explained.tightest
         kind = workload.cluster.devices[device].type
         verdict = "; binds" if held > TIGHT * limit else f"; {bytes_text(limit - held)} left"
-        rows.append(("tightest memory", f"device {device} ({kind}): {share_text(held, limit)}{verdict}"))
+        rows.append(
+            ("tightest memory", f"device {device} ({kind}): {share_text(held, limit)}{verdict}")
+        )
     return rows
 
 

@@ -1,7 +1,9 @@
-"""The strategy `hap`: one SPMD program over all devices with sharding ratios, beside HAP's procedure and its baselines.
+"""The strategy `hap`: one SPMD program over all devices with sharding ratios, beside HAP's
+procedure and its baselines.
 
-Objective, bound and status are of the instance, in seconds per iteration (its seconds times the runs of an iteration);
-the predicted iteration is that of whole units: samples, heads and experts do not divide.
+Objective, bound and status are of the instance, in seconds per iteration (its seconds times the
+runs of an iteration); the predicted iteration is that of whole units: samples, heads and experts do
+not divide.
 """
 
 from __future__ import annotations
@@ -59,15 +61,22 @@ def propose(
         text = f"no time to write its theory down ({seconds_text(time.perf_counter() - begun)})"
         return [nothing(method, "unknown", text) for method in methods]
     posing = time.perf_counter() - begun
-    return [one(posed, method, run, settings, posing if method == methods[0] else 0.0) for method in methods]
+    return [
+        one(posed, method, run, settings, posing if method == methods[0] else 0.0)
+        for method in methods
+    ]
 
 
 def nothing(method: str, status: str, reason: str, seconds: float = 0.0) -> Candidate:
     """A candidate without a plan."""
-    return Candidate(strategy="hap", method=method, status=status, message=reason, solve_seconds=seconds)
+    return Candidate(
+        strategy="hap", method=method, status=status, message=reason, solve_seconds=seconds
+    )
 
 
-def one(posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing: float) -> Candidate:
+def one(
+    posed: Posed, method: str, run: SolverRun, settings: HapSettings, posing: float
+) -> Candidate:
     """The candidate of one method; `posing`: seconds spent before, which count to it."""
     if run.cancelled:
         return nothing(method, "unknown", "not begun: stopped from the keyboard")
@@ -84,7 +93,8 @@ def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
     """A solver's result as a candidate."""
     if result.decision is None:
         reason = (
-            result.message or f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
+            result.message
+            or f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
         )
         if result.status == "infeasible":
             reason += f" in {in_runs(posed)}; hap.steps sets how many"
@@ -121,19 +131,26 @@ def candidate(posed: Posed, result: Result[Any], posing: float) -> Candidate:
 
 
 def in_whole_units(posed: Posed, decision: HapDecision) -> HapDecision:
-    """The decision with ratios that cut samples whole, where the program in whole units then fits and is no slower."""
+    """The decision with ratios that cut samples whole, where the program in whole units then fits
+    and is no slower."""
     batch = posed.samples
     cut = [[n / batch for n in shard_lengths(row, batch)] for row in decision.ratios]
     rounded = decision.model_copy(update={"ratios": cut})
-    return min((rounded, decision), key=lambda d: (not posed.fits(d), whole_seconds(posed.theory, d)))
+    return min(
+        (rounded, decision), key=lambda d: (not posed.fits(d), whole_seconds(posed.theory, d))
+    )
 
 
-def in_one_way_each(posed: Posed, decision: HapDecision, objective: float) -> tuple[HapDecision, float]:
-    """The decision and its objective; where devices have no room for parameters that it reads in several ways, the
-    fastest that reads each in one way, if one fits."""
+def in_one_way_each(
+    posed: Posed, decision: HapDecision, objective: float
+) -> tuple[HapDecision, float]:
+    """The decision and its objective; where devices have no room for parameters that it reads in
+    several ways, the fastest that reads each in one way, if one fits."""
     found = [
         (whole_seconds(posed.theory, other), other)
-        for each in in_one_way(posed.theory, decision, SolverRun(Options(time_limit=ONE_WAY_SECONDS)))
+        for each in in_one_way(
+            posed.theory, decision, SolverRun(Options(time_limit=ONE_WAY_SECONDS))
+        )
         if posed.fits(other := in_whole_units(posed, each))
     ]
     if not found:
@@ -156,7 +173,9 @@ def tables(posed: Posed, decision: HapDecision) -> tuple[Table, ...]:
     note = f"{len(decision.program)} instructions in {len(stages)} stages; {seconds_text(waiting)} in collectives"
     return (
         replace(
-            ratios, title=f"one SPMD program, {in_runs(posed)}: {ratios.title}", notes=(*ratios.notes, note)
+            ratios,
+            title=f"one SPMD program, {in_runs(posed)}: {ratios.title}",
+            notes=(*ratios.notes, note),
         ),
     )
 

@@ -1,12 +1,14 @@
-"""Optima that are known without solving: what is proven of one problem carries over to a changed one.
+"""Optima that are known without solving: what is proven of one problem carries over to a changed
+one.
 
 Only theorems, and only of problems solved to the proof (or proven infeasible) while `remembering`:
 (1) The same data have the same answer, whatever else of the cluster has changed.
-(2) Ditto's price of a template does not depend on how many nodes there are. With fewer nodes of some types the
-    templates are some of those before: a bound holds, no template before is none now, and an optimal template that
-    fits in what is left stays optimal.
-(3) AMP's price of a decision never falls as bandwidths fall, and memory does not depend on them: with no link faster, a
-    bound holds, and an optimal decision whose price is still the bound (no slower link is on its way) stays optimal.
+(2) Ditto's price of a template does not depend on how many nodes there are. With fewer nodes of
+    some types the templates are some of those before: a bound holds, no template before is none
+    now, and an optimal template that fits in what is left stays optimal.
+(3) AMP's price of a decision never falls as bandwidths fall, and memory does not depend on them:
+    with no link faster, a bound holds, and an optimal decision whose price is still the bound (no
+    slower link is on its way) stays optimal.
     Whether anything fits in memory is the same on any network.
 Every decision that is carried over is priced by the independent evaluator on the changed data.
 """
@@ -44,7 +46,8 @@ class Known:
     decided: list[str] = field(default_factory=list)
 
     def answer(self, family: Family, data: Any) -> Result[Any] | None:
-        """The proven result of the family's exact method on `data`, None where no theorem gives it."""
+        """The proven result of the family's exact method on `data`, None where no theorem gives
+        it."""
         for name, before, result in reversed(self.results):
             if name != family.name:
                 continue
@@ -82,8 +85,11 @@ def solve_unless_known(family: Family, data: Any, run: Run) -> Result[Any]:
     return result
 
 
-def compute_unless_known(what: str, key: object, proven: Callable[[T], bool], compute: Callable[[], T]) -> T:
-    """`compute()`, not run where it was proven for an equal key: theorem (1) for what is no family's problem."""
+def compute_unless_known(
+    what: str, key: object, proven: Callable[[T], bool], compute: Callable[[], T]
+) -> T:
+    """`compute()`, not run where it was proven for an equal key: theorem (1) for what is no
+    family's problem."""
     known = _KNOWN.get()
     if known is None:
         return compute()
@@ -120,7 +126,8 @@ def told(result: Result[Any], why: str) -> Result[Any]:
 
 
 def still_optimal(family: Family, now: Any, result: Result[Any], why: str) -> Result[Any] | None:
-    """The result where its decision, priced on the changed data, still costs no more than the bound."""
+    """The result where its decision, priced on the changed data, still costs no more than the
+    bound."""
     objective = evaluate(family, now, result.decision).objective
     if objective is None or result.bound is None or result.bound < objective * (1 - OPTIMAL_GAP):
         return None

@@ -38,19 +38,27 @@ def plan(
 ) -> Planning:
     """Plan the training of a model on a cluster, as `hetplan plan` does.
 
-    model: a built-in name, a config.json, or a Model (which brings its own sequence and precision). cluster: a file,
-    the name of an example, or a Cluster. global_batch: samples per iteration. precision: one, several, or "auto" for
-    all that every device has (`planner.precisions`). profile: measured; None: predicted.
-    time_limit: seconds for each method. money_limit, cheapest_within, parts (which both imply), settings, found_one:
-    see `make_plans`.
-    Returns the candidates, best first: `planning.best` is the winner or None; a candidate's `predicted_seconds` are
-    replayed, `bound` is proven for its `objective`, `plan` is what a plan file holds. Raises InputError.
+    model: a built-in name, a config.json, or a Model (which brings its own sequence and precision).
+    cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
+    precision: one, several, or "auto" for all that every device has (`planner.precisions`).
+    profile: measured; None: predicted. time_limit: seconds for each method. money_limit,
+    cheapest_within, parts (which both imply), settings, found_one: see `make_plans`.
+    Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
+    `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
+    file holds. Raises InputError.
     """
     choice = make_workloads(
-        model, opened(cluster), global_batch, sequence=sequence, precision=precision, profile=profile
+        model,
+        opened(cluster),
+        global_batch,
+        sequence=sequence,
+        precision=precision,
+        profile=profile,
     )
     options = (
-        Options(time_limit=time_limit) if threads is None else Options(time_limit=time_limit, threads=threads)
+        Options(time_limit=time_limit)
+        if threads is None
+        else Options(time_limit=time_limit, threads=threads)
     )
     return make_plans(
         choice.workloads,
@@ -70,6 +78,11 @@ def opened(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     text = os.fspath(cluster)
-    if isinstance(cluster, str) and not os.path.exists(text) and not Path(text).suffix and os.sep not in text:
+    if (
+        isinstance(cluster, str)
+        and not os.path.exists(text)
+        and not Path(text).suffix
+        and os.sep not in text
+    ):
         return example_cluster(text)
     return load_cluster(cluster)

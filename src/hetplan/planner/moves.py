@@ -1,12 +1,15 @@
 """Which weights and optimizer states must move where when one plan takes over from another.
 
-Sets    d devices, l layers, two kinds of state: weights, and what the optimizer holds (moments, fp32 weights).
-Holds   a plan gives every device intervals within [0, 1) of each layer, by kind: its tensor rank's part; what ZeRO
-        shards is that part divided once more among those that share it, in the order of their numbers.
-Moves   a device of the new plan gets what it did not hold from a device that did and is still there: one of its own
-        node if there is one, else of those the one that has sent least. What nobody holds comes from a checkpoint.
-An SPMD plan's parameters are held as its program reads them. Gradients are computed anew; copies of tied weights are
-left out. Shards are cut layer by layer.
+Sets    d devices, l layers, two kinds of state: weights, and what the optimizer holds (moments,
+fp32 weights).
+Holds   a plan gives every device intervals within [0, 1) of each layer, by kind: its tensor rank's
+        part; what ZeRO shards is that part divided once more among those that share it, in the
+        order of their numbers.
+Moves   a device of the new plan gets what it did not hold from a device that did and is still
+        there: one of its own node if there is one, else of those the one that has sent least. What
+        nobody holds comes from a checkpoint.
+An SPMD plan's parameters are held as its program reads them. Gradients are computed anew; copies of
+tied weights are left out. Shards are cut layer by layer.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class Moves:
         return dict(sorted(found.items()))
 
     def seconds(self, workload: Workload) -> float:
-        """At least so long: every card sends and receives all that passes it, every node's links its own."""
+        """At least so long: every card sends and receives all that passes it, every node's links
+        its own."""
         nodes = workload.cluster.nodes
         sends: dict[int, float] = defaultdict(float)
         takes: dict[int, float] = defaultdict(float)
@@ -91,7 +95,9 @@ def moves(old: Plan, new: Plan, workload: Workload, gone: Iterable[int] = ()) ->
     return Moves(dict(sorted(links.items())), dict(sorted(lost.items())))
 
 
-def nearest(holders: set[int], taker: int, workload: Workload, sent: Mapping[int, float]) -> int | None:
+def nearest(
+    holders: set[int], taker: int, workload: Workload, sent: Mapping[int, float]
+) -> int | None:
     """Who sends: a device of the taker's node, else any; of those the one that has sent least."""
     devices = workload.cluster.devices
     node = devices[taker].node
@@ -109,7 +115,9 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
     }
 
 
-def holdings(plan: Plan, missing: set[int], workload: Workload) -> dict[Key, dict[int, list[Interval]]]:
+def holdings(
+    plan: Plan, missing: set[int], workload: Workload
+) -> dict[Key, dict[int, list[Interval]]]:
     """(layer, kind) -> device -> intervals; devices in `missing` hold nothing."""
     found: dict[Key, dict[int, list[Interval]]] = defaultdict(dict)
     owners = program_parts(plan, workload) if plan.schedule == "spmd" else tensor_parts(plan)
@@ -137,8 +145,9 @@ def tensor_parts(plan: Plan) -> dict[int, list[tuple[int, Interval]]]:
 
 
 def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, Interval]]]:
-    """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer, each as its program
-    holds it. Slices along any dimension count as parts of the parameter, as tensor ranks' do."""
+    """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer,
+    each as its program holds it. Slices along any dimension count as parts of the parameter, as
+    tensor ranks' do."""
     costs = SpmdCosts.of(plan, workload)
     program, numbers = (
         costs.reading.theory.program,
@@ -151,7 +160,10 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, I
     for layer, nodes in of_layer.items():
         whole, begin = sum(node.elements for node in nodes), 0.0
         for node in nodes:
-            shard, share = costs.shards[program.copies.get(node.name, node.name)], node.elements / whole
+            shard, share = (
+                costs.shards[program.copies.get(node.name, node.name)],
+                node.elements / whole,
+            )
             for rank, device in enumerate(costs.devices):
                 first, last, length = 0, 1, 1
                 if shard.dimension is not None:
@@ -163,8 +175,11 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, I
     return found
 
 
-def sharded(plan: Plan, parts: list[tuple[int, Interval]], kind: str) -> Iterator[tuple[int, Interval]]:
-    """What each device keeps of a kind: its part, or its share of it where ZeRO divides that kind."""
+def sharded(
+    plan: Plan, parts: list[tuple[int, Interval]], kind: str
+) -> Iterator[tuple[int, Interval]]:
+    """What each device keeps of a kind: its part, or its share of it where ZeRO divides that
+    kind."""
     divides = plan.zero >= 1 if kind == "states" else plan.zero == 3
     if not divides:
         yield from parts
@@ -173,7 +188,9 @@ def sharded(plan: Plan, parts: list[tuple[int, Interval]], kind: str) -> Iterato
     for device, interval in parts:
         sharers[interval].append(device)
     for (begin, end), devices in sharers.items():
-        weights = [1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in sorted(devices)]
+        weights = [
+            1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in sorted(devices)
+        ]
         at = begin
         for device, weight in zip(sorted(devices), weights, strict=True):
             size = (end - begin) * weight / sum(weights)

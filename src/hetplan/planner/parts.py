@@ -1,9 +1,10 @@
 """Plans on parts of the cluster: devices that do not pay are left out.
 
-Every nonempty subset of the device types is a cluster of its own (all nodes of these types), on which every
-strategy's exact methods are solved: 2^T - 1 clusters for T types, at most six; of more those of one, of two, or of
-all types but one. What comes of it are plans for the whole cluster whose other devices are idle, so that they compare
-in seconds and in money; only devices in use are paid for.
+Every nonempty subset of the device types is a cluster of its own (all nodes of these types), on
+which every strategy's exact methods are solved: 2^T - 1 clusters for T types, at most six; of more
+those of one, of two, or of all types but one. What comes of it are plans for the whole cluster
+whose other devices are idle, so that they compare in seconds and in money; only devices in use are
+paid for.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from hetplan.runtime.plan import Plan, PlanDevice, Replica, Stage
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
-# Beyond that many types the subsets are too many to solve each: single types, pairs, and all but one are.
+# Beyond that many types the subsets are too many to solve each: single types, pairs, and all but
+# one are.
 MOST_TYPES = 6
 
 
 def parts(workload: Workload) -> Iterator[tuple[str, list[int]]]:
-    """(name, nodes) of every part of the cluster but the whole, smaller ones first; the name says which types."""
+    """(name, nodes) of every part of the cluster but the whole, smaller ones first; the name says
+    which types."""
     types = workload.cluster.types
     few = len(types) <= MOST_TYPES
     for size in range(1, len(types) + 1) if few else (1, 2, len(types) - 1):
@@ -44,7 +47,8 @@ def on_parts(
     tell: Tell | None = None,
     precision_named: bool = False,
 ) -> list[Candidate]:
-    """The candidates of every part, as plans for the whole cluster; those of heuristics are left out."""
+    """The candidates of every part, as plans for the whole cluster; those of heuristics are left
+    out."""
     found: list[Candidate] = []
     for name, nodes in parts(workload):
         whole = workload.cluster
@@ -91,8 +95,8 @@ def lifted(candidate: Candidate, workload: Workload, nodes: Sequence[int], name:
 
 
 def lifted_plan(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
-    """The plan with the whole cluster's devices; numbers: the device that each of the part's is there, below 0 for one
-    that is not and that the plan does not use."""
+    """The plan with the whole cluster's devices; numbers: the device that each of the part's is
+    there, below 0 for one that is not and that the plan does not use."""
     shares = None
     if plan.zero_shares is not None:
         shares = [0.0] * len(workload.cluster.devices)
@@ -125,7 +129,8 @@ def lifted_replica(replica: Replica, numbers: Sequence[int]) -> Replica:
 
 
 def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:
-    """Indices of the candidates that fit and than which none is both faster and cheaper, fastest first."""
+    """Indices of the candidates that fit and than which none is both faster and cheaper, fastest
+    first."""
     priced = [
         (c.predicted_seconds, money, i)
         for i, c in enumerate(candidates)
@@ -142,13 +147,20 @@ def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:
     return found
 
 
-def cheapest_within(candidates: Sequence[Candidate], workload: Workload, percent: float) -> int | None:
-    """Index of the cheapest that is at most `percent` slower than the fastest; None where no price is known."""
+def cheapest_within(
+    candidates: Sequence[Candidate], workload: Workload, percent: float
+) -> int | None:
+    """Index of the cheapest that is at most `percent` slower than the fastest; None where no price
+    is known."""
     front = pareto(candidates, workload)
     if not front:
         return None
     fastest = min(
         c.predicted_seconds for c in candidates if c.fits_memory and c.predicted_seconds is not None
     )
-    near = [i for i in front if (candidates[i].predicted_seconds or 0.0) <= fastest * (1 + percent / 100)]
+    near = [
+        i
+        for i in front
+        if (candidates[i].predicted_seconds or 0.0) <= fastest * (1 + percent / 100)
+    ]
     return near[-1] if near else None

@@ -1,7 +1,9 @@
-"""The strategy `poplar`: data parallelism under each ZeRO stage with unequal shares, beside the paper's algorithm.
+"""The strategy `poplar`: data parallelism under each ZeRO stage with unequal shares, beside the
+paper's algorithm.
 
-Under ZeRO 2 the weights are gathered once per iteration whatever the plan. The instance has no place for that, so
-objective and bound of a candidate are those of its instance plus this constant: both are seconds per iteration.
+Under ZeRO 2 the weights are gathered once per iteration whatever the plan. The instance has no
+place for that, so objective and bound of a candidate are those of its instance plus this constant:
+both are seconds per iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def propose(
     settings: PoplarSettings | None = None,
     methods: Sequence[str] = METHODS,
 ) -> list[Candidate]:
-    """One candidate per method and ZeRO stage; one with a reason for a stage that the cluster cannot hold."""
+    """One candidate per method and ZeRO stage; one with a reason for a stage that the cluster
+    cannot hold."""
     settings = settings or PoplarSettings()
     assumed = settings.assumptions()
     if settings.zero == "lowest":
@@ -44,7 +47,11 @@ def propose(
             return [rejected("auto", "infeasible", str(error))] if "auto" in methods else []
         return at_stage(workload, posed, assumed, run, methods)
     stages = [pose(workload, stage, assumed) for stage in settings.stages]
-    return [candidate for posed in stages for candidate in at_stage(workload, posed, assumed, run, methods)]
+    return [
+        candidate
+        for posed in stages
+        for candidate in at_stage(workload, posed, assumed, run, methods)
+    ]
 
 
 def at_stage(
@@ -53,7 +60,9 @@ def at_stage(
     """The candidates of one ZeRO stage."""
     stage = posed.data.zero_stage
     if posed.unfit is not None:
-        return [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)] if "auto" in methods else []
+        return (
+            [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)] if "auto" in methods else []
+        )
     candidates = []
     for method in methods:
         label = f"{method}-zero{stage}"
@@ -64,7 +73,9 @@ def at_stage(
         told = [result.message, *once_note(posed), *posed.notes]
         if method == "auto" and assumed.shards == "memory" and stage > 0:
             told.append(gain_of_shards(workload, posed, result, assumed, run))
-        candidates.append(candidate(workload, posed, result, label, "; ".join(filter(None, told)), assumed))
+        candidates.append(
+            candidate(workload, posed, result, label, "; ".join(filter(None, told)), assumed)
+        )
     return candidates
 
 
@@ -104,7 +115,8 @@ def candidate(
     message: str,
     assumed: Assumptions,
 ) -> Candidate:
-    """A solver's result as a candidate; curves end where memory does, so that every decision fits."""
+    """A solver's result as a candidate; curves end where memory does, so that every decision
+    fits."""
     found: dict[str, Any] = {}
     if result.decision is not None and result.objective is not None:
         peak = peak_bytes(posed, result.decision)
@@ -144,7 +156,8 @@ def candidate(
 
 
 def origin(label: str, posed: Posed, assumed: Assumptions) -> str:
-    """Which method found a plan, and what it took for granted that a replay on the profile does not know of."""
+    """Which method found a plan, and what it took for granted that a replay on the profile does not
+    know of."""
     if not assumed.curves and not assumed.overlap:
         return f"poplar/{label}"
     return "; ".join((f"poplar/{label}, priced with what a replay does not know of", *posed.notes))
@@ -158,8 +171,8 @@ def largest_batches(posed: Posed, decision: PoplarDecision) -> list[int]:
 def peak_bytes(posed: Posed, decision: PoplarDecision) -> tuple[float, ...]:
     """[n] predicted bytes of each device.
 
-    From stage 1 on every device holds its shards, with samples or without; under stage 0 a device without
-    samples is left out and holds nothing.
+    From stage 1 on every device holds its shards, with samples or without; under stage 0 a device
+    without samples is left out and holds nothing.
     """
     return tuple(
         posed.device_bytes(i, batch) if batch or posed.data.zero_stage else 0.0
@@ -176,13 +189,16 @@ def idle_note(posed: Posed, decision: PoplarDecision, workload: Workload) -> lis
         return []
     if posed.data.zero_stage == 0:
         return [f"left out, without samples: devices {ranges_text(idle)}"]
-    return [f"without samples, but with their shards and in every collective: devices {ranges_text(idle)}"]
+    return [
+        f"without samples, but with their shards and in every collective: devices {ranges_text(idle)}"
+    ]
 
 
 def to_plan(workload: Workload, posed: Posed, decision: PoplarDecision, source: str) -> Plan:
     """A feasible decision as a plan: every device that takes part is a replica of one stage.
 
-    From stage 1 on all devices take part, some without samples. Shards that are not equal stand in the plan.
+    From stage 1 on all devices take part, some without samples. Shards that are not equal stand in
+    the plan.
     """
     stage, every_layer = posed.data.zero_stage, [(0, len(workload.profile.layers))]
     none = [(1, 0)] if stage else []
@@ -200,7 +216,9 @@ def to_plan(workload: Workload, posed: Posed, decision: PoplarDecision, source: 
         name=f"{workload.model.name} on {workload.cluster.name}"[:200],
         origin=source,
         workload=plan_workload(workload),
-        devices=[PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices],
+        devices=[
+            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
+        ],
         zero=stage,
         zero_shares=posed.parts.tolist() if unequal else None,
         replicas=replicas,

@@ -1,4 +1,5 @@
-"""Settings of the strategy `poplar` (`--set poplar.NAME=VALUE`), and the assumptions that they stand for."""
+"""Settings of the strategy `poplar` (`--set poplar.NAME=VALUE`), and the assumptions that they
+stand for."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ def _naming_files(value: str) -> str:
 
 
 class PoplarSettings(StrictModel):
-    """zero: `all` stages, the `lowest` at which every device holds a sample (Algorithm 1), or one of 0 to 3.
+    """zero: `all` stages, the `lowest` at which every device holds a sample (Algorithm 1), or one
+    of 0 to 3.
 
-    shards: `equal`, or by `memory` of each device. overlap: share of the communication hidden behind
-    computation, 0 to 1. interpolation between measured micro-batches: `linear`, or the paper's `spline`.
-    curves: files of `hetplan profile --batch-curve`, separated by commas, one per device type.
-    collectives: a file of `hetplan profile --collectives`, in place of the cluster's links.
+    shards: `equal`, or by `memory` of each device. overlap: share of the communication hidden
+    behind computation, 0 to 1. interpolation between measured micro-batches: `linear`, or the
+    paper's `spline`. curves: files of `hetplan profile --batch-curve`, separated by commas, one per
+    device type. collectives: a file of `hetplan profile --collectives`, in place of the cluster's
+    links.
     """
 
     zero: Literal["all", "lowest", 0, 1, 2, 3] = "all"
@@ -47,7 +50,9 @@ class PoplarSettings(StrictModel):
         for path in filter(None, (part.strip() for part in (self.curves or "").split(","))):
             curve = load_batch_curve(path)
             if curve.device in found:
-                raise InputError("second batch curve of a device type", where=path, got=curve.device)
+                raise InputError(
+                    "second batch curve of a device type", where=path, got=curve.device
+                )
             found[curve.device] = curve
         measured = None if self.collectives is None else load_collectives(self.collectives.strip())
         return Assumptions(self.shards, self.overlap, self.interpolation, found, measured)

@@ -1,7 +1,9 @@
-"""Precision as a choice: one workload per precision that is allowed and that every device of the cluster has.
+"""Precision as a choice: one workload per precision that is allowed and that every device of the
+cluster has.
 
-What a precision changes are times and bytes of every layer, so that each makes a problem of its own; their plans are
-ranked together. Whether training converges in a precision is the user's to say: only what is named is tried.
+What a precision changes are times and bytes of every layer, so that each makes a problem of its
+own; their plans are ranked together. Whether training converges in a precision is the user's to
+say: only what is named is tried.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Choice:
-    """workloads: one per precision worth planning, the preferred first. notes: why others are not among them."""
+    """workloads: one per precision worth planning, the preferred first. notes: why others are not
+    among them."""
 
     workloads: tuple[Workload, ...]
     notes: tuple[str, ...] = ()
 
 
 def precisions_of(given: str | Sequence[str]) -> tuple[Precision, ...]:
-    """`auto`, one precision, several separated by commas, or a sequence of them; raises InputError."""
+    """`auto`, one precision, several separated by commas, or a sequence of them; raises
+    InputError."""
     if given == AUTO:
         return PREFERRED
     texts = given.split(",") if isinstance(given, str) else given
@@ -43,7 +47,9 @@ def precisions_of(given: str | Sequence[str]) -> tuple[Precision, ...]:
             raise unknown_name("unknown precision", text, (*PRECISIONS, AUTO))
         found.append(known)
     if not found:
-        raise InputError("no precision named", expected=f"some of {', '.join(PRECISIONS)}, or {AUTO}")
+        raise InputError(
+            "no precision named", expected=f"some of {', '.join(PRECISIONS)}, or {AUTO}"
+        )
     return tuple(found)
 
 
@@ -56,10 +62,12 @@ def make_workloads(
     precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
 ) -> Choice:
-    """`make_workload` for every precision given. With one, or with a Model, which brings its own, that is all.
+    """`make_workload` for every precision given. With one, or with a Model, which brings its own,
+    that is all.
 
-    With several, those that a device has no peak for are left out, as is one whose times and bytes are those of another
-    on every device. Raises InputError where none is left, or for a profile, which is of one precision.
+    With several, those that a device has no peak for are left out, as is one whose times and bytes
+    are those of another on every device. Raises InputError where none is left, or for a profile,
+    which is of one precision.
     """
     chosen = precisions_of(precision)
     if isinstance(model, Model) or len(chosen) == 1:
@@ -70,7 +78,10 @@ def make_workloads(
     if profile is not None:
         where = profile.model if isinstance(profile, Profile) else os.fspath(profile)
         raise InputError(
-            "a profile is of one precision", where=where, got=", ".join(chosen), expected="one --precision"
+            "a profile is of one precision",
+            where=where,
+            got=", ".join(chosen),
+            expected="one --precision",
         )
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
@@ -82,7 +93,8 @@ def make_workloads(
             expected="; ".join(f"{name}: not on {', '.join(kinds)}" for name, kinds in lacking.items()),
         )  # fmt: skip
     every = [
-        make_workload(model, cluster, global_batch, sequence=sequence, precision=name) for name in usable
+        make_workload(model, cluster, global_batch, sequence=sequence, precision=name)
+        for name in usable
     ]
     kept, notes = apart(every)
     left_out = [
@@ -99,9 +111,11 @@ def lacks(cluster: Cluster, precision: Precision) -> list[str]:
 
 
 def apart(workloads: Sequence[Workload]) -> tuple[tuple[Workload, ...], tuple[str, ...]]:
-    """The workloads that differ in more than their precision's name, and notes on those that do not.
+    """The workloads that differ in more than their precision's name, and notes on those that do
+    not.
 
-    Equal profiles and equal bytes of states make equal problems: the plans of one are those of the other.
+    Equal profiles and equal bytes of states make equal problems: the plans of one are those of the
+    other.
     """
     kept: list[Workload] = []
     notes: list[str] = []

@@ -24,11 +24,13 @@ from hetplan.text import number_text
 
 @dataclass(frozen=True)
 class Planning:
-    """Candidates best first. winner: index of the best one that fits (and costs no more than the limit).
+    """Candidates best first. winner: index of the best one that fits (and costs no more than the
+    limit).
 
-    workload: in the winner's precision. notes: what was tried in vain. relaxations: where no plan fits in memory, what
-    would make one fit. precisions: all that were planned. money_limit: dollars per million tokens. cheapest_within:
-    percent, where not the fastest wins but the cheapest that is at most so much slower.
+    workload: in the winner's precision. notes: what was tried in vain. relaxations: where no plan
+    fits in memory, what would make one fit. precisions: all that were planned. money_limit: dollars
+    per million tokens. cheapest_within: percent, where not the fastest wins but the cheapest that
+    is at most so much slower.
     """
 
     workload: Workload
@@ -70,15 +72,17 @@ def make_plans(
     cheapest_within: float | None = None,
     notes: Sequence[str] = (),
 ) -> Planning:
-    """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds, then money.
+    """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds,
+    then money.
 
-    Several workloads, the same in different precisions (`planner.precisions`), are ranked together. A plan that does
-    not fit in memory, or costs more than `money_limit` dollars per million tokens, never wins. The run's time limit is
-    for each method of a strategy. settings: strategy -> name -> value, what a strategy has to set of its own.
-    found_one: called with every candidate as it is found. parts: plan on every part of the cluster by device type, too
-    (`planner.parts`). cheapest_within: percent; not the fastest wins but the cheapest that is at most so much slower.
-    notes: to stand before those of the planning. Raises InputError for unknown strategies or settings, a money limit
-    without prices, or a workload that cannot be posed.
+    Several workloads, the same in different precisions (`planner.precisions`), are ranked together.
+    A plan that does not fit in memory, or costs more than `money_limit` dollars per million tokens,
+    never wins. The run's time limit is for each method of a strategy. settings: strategy -> name ->
+    value, what a strategy has to set of its own. found_one: called with every candidate as it is
+    found. parts: plan on every part of the cluster by device type, too
+    (`planner.parts`). cheapest_within: percent; not the fastest wins but the cheapest that is at
+    most so much slower. notes: to stand before those of the planning. Raises InputError for unknown
+    strategies or settings, a money limit without prices, or a workload that cannot be posed.
     """
     every = (workload,) if isinstance(workload, Workload) else tuple(workload)
     run, settings, first = run or Run(), settings or {}, every[0]
@@ -112,14 +116,17 @@ def make_plans(
         relaxed = what_would_fit(every, run, picked)
     winning = first if won is None else of_precision(every, candidates[won].precision)
     precisions = tuple(w.precision for w in every)
-    return Planning(winning, candidates, won, tuple(told), relaxed, precisions, money_limit, cheapest_within)
+    return Planning(
+        winning, candidates, won, tuple(told), relaxed, precisions, money_limit, cheapest_within
+    )
 
 
 def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     """All candidates, strategy by strategy, and notes on what was tried in vain.
 
-    What answers at once comes first, so that a complete ranking stands early, then what proves; the other heuristics
-    are for comparison. Strategies that end soon go before those that may take all their time.
+    What answers at once comes first, so that a complete ranking stands early, then what proves; the
+    other heuristics are for comparison. Strategies that end soon go before those that may take all
+    their time.
     """
     order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.slow)
     first = {i: searches[i].first_ones() for i in order}
@@ -156,7 +163,8 @@ def of_precision(workloads: Sequence[Workload], precision: str | None) -> Worklo
 def undominated(
     found: list[Candidate], more: Sequence[Candidate], workload: Workload
 ) -> tuple[list[Candidate], list[str]]:
-    """All of `found`, and those of `more` that nothing beats in both time and money; a note on the others."""
+    """All of `found`, and those of `more` that nothing beats in both time and money; a note on the
+    others."""
     together = [*found, *more]
     front = [together[i] for i in pareto(together, workload)]
     kept = [c for c in more if any(c is other for other in front)]
@@ -167,7 +175,8 @@ def undominated(
 
 
 def cheapest(allowed: Sequence[Candidate], workload: Workload, percent: float) -> int:
-    """Index of the cheapest within `percent` of the fastest; the allowed stand first in the ranking, in this order."""
+    """Index of the cheapest within `percent` of the fastest; the allowed stand first in the
+    ranking, in this order."""
     at = cheapest_within_of(allowed, workload, percent)
     return 0 if at is None else at
 
@@ -179,7 +188,8 @@ def picked_strategies(
     money_limit: float | None = None,
     settings: Settings | None = None,
 ) -> list[Strategy]:
-    """The strategies that `make_plans` would try with these arguments, which are checked; raises InputError."""
+    """The strategies that `make_plans` would try with these arguments, which are checked; raises
+    InputError."""
     picked = chosen(strategies)
     if settings:
         check_settings(settings, {strategy.name: strategy.settings_model() for strategy in picked})
@@ -203,7 +213,9 @@ def check_money_limit(workload: Workload, limit: float | None) -> None:
     if limit is None:
         return
     if not (limit > 0 and math.isfinite(limit)):
-        raise InputError("money limit", got=limit, expected="dollars per million tokens greater than 0")
+        raise InputError(
+            "money limit", got=limit, expected="dollars per million tokens greater than 0"
+        )
     check_prices(workload, "money limit")
 
 
@@ -218,12 +230,16 @@ def check_prices(workload: Workload, what: str) -> None:
             )
 
 
-def over_budget(candidate: Candidate, workload: Workload, limit: float | None) -> tuple[Candidate, bool]:
+def over_budget(
+    candidate: Candidate, workload: Workload, limit: float | None
+) -> tuple[Candidate, bool]:
     """The candidate and whether it exceeds the limit; its message then says so."""
     money = candidate.money_per_million_tokens(workload)
     if limit is None or money is None or money <= limit:
         return candidate, False
-    text = f"costs {number_text(money, 4)} per million tokens, above the limit {number_text(limit, 4)}"
+    text = (
+        f"costs {number_text(money, 4)} per million tokens, above the limit {number_text(limit, 4)}"
+    )
     return replace(candidate, message="; ".join(filter(None, (candidate.message, text)))), True
 
 

@@ -1,8 +1,10 @@
-"""AMP's optimum on rearranged devices: its degrees, stages and micro-batches, other devices of the same types.
+"""AMP's optimum on rearranged devices: its degrees, stages and micro-batches, other devices of the
+same types.
 
-AMP prices a group by its slowest link, so that many placements cost the same or nearly so. The replay tells them apart:
-how many data ranks share a node's network card, and which neighbours of a pipeline meet over it. Rearrangements are
-priced by AMP's evaluator too, and the optimum's bound holds for them.
+AMP prices a group by its slowest link, so that many placements cost the same or nearly so. The
+replay tells them apart: how many data ranks share a node's network card, and which neighbours of a
+pipeline meet over it. Rearrangements are priced by AMP's evaluator too, and the optimum's bound
+holds for them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ GAIN = 1e-3  # by how much the replay must be shorter
 
 
 def rearranged(workload: Workload, found: Candidate, run: Run) -> Candidate | None:
-    """The best rearrangement of a replayed candidate of AMP; None where none is shorter when replayed."""
+    """The best rearrangement of a replayed candidate of AMP; None where none is shorter when
+    replayed."""
     if found.plan is None or found.objective is None or found.predicted_seconds is None:
         return None
     data = pose(recomputed(workload, found.plan.recomputation), memory=False)
@@ -75,18 +78,23 @@ def decision_of(plan: Plan) -> AmpDecision:
         data=len(plan.replicas),
         tensor=len(first.stages[0].devices[0]),
         micro_batch=first.micro_batches[0].samples,
-        placement=[[r.stages[j].devices[0] for r in plan.replicas] for j in range(len(first.stages))],
+        placement=[
+            [r.stages[j].devices[0] for r in plan.replicas] for j in range(len(first.stages))
+        ],
         stages=[stage.layers[0] for stage in first.stages],
     )
 
 
 def placements(workload: Workload, decision: AmpDecision) -> Iterator[Placement]:
-    """The devices of every type handed out in order: stage after stage, so that few stages share a node, or data rank
-    after data rank, so that a pipeline's neighbours do. Every group keeps its types."""
+    """The devices of every type handed out in order: stage after stage, so that few stages share a
+    node, or data rank after data rank, so that a pipeline's neighbours do. Every group keeps its
+    types."""
     ranks = [(j, i) for j in range(decision.pipeline) for i in range(decision.data)]
     for order in (ranks, sorted(ranks, key=lambda rank: rank[::-1])):
         left = {
-            name: iter([d for d, device in enumerate(workload.cluster.devices) if device.type == name])
+            name: iter(
+                [d for d, device in enumerate(workload.cluster.devices) if device.type == name]
+            )
             for name in workload.cluster.types
         }
         placement: Placement = [[[] for _ in row] for row in decision.placement]

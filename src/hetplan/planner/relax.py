@@ -1,9 +1,10 @@
 """When nothing fits: the least that would have to change.
 
-Recomputation and every micro-batch size of the profile are choices of the search already. What remains is memory: the
-least more per device, for all devices alike and for each type alone, is found by bisection, and each amount is tried by
-planning: exact methods with full recomputation, whose plans are replayed. What is told fits, therefore; that less would
-not do is what these methods found, no theorem of all plans.
+Recomputation and every micro-batch size of the profile are choices of the search already. What
+remains is memory: the least more per device, for all devices alike and for each type alone, is
+found by bisection, and each amount is tried by planning: exact methods with full recomputation,
+whose plans are replayed. What is told fits, therefore; that less would not do is what these methods
+found, no theorem of all plans.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ SECONDS, ALL_SECONDS = 5.0, 30.0  # for each method, and for one answer
 
 @dataclass(frozen=True)
 class Relaxation:
-    """what: for people. extra_bytes: per device, by type; empty where it is no memory. proven: always False where it is
-    memory: that less will not do is what was tried."""
+    """what: for people. extra_bytes: per device, by type; empty where it is no memory. proven:
+    always False where it is memory: that less will not do is what was tried."""
 
     what: str
     extra_bytes: Mapping[str, float]
@@ -50,14 +51,17 @@ def relaxations(
 ) -> list[Relaxation]:
     """What would make the workload fit, the smallest first; empty where none of it does.
 
-    strategies: to plan with; those whose exact methods take long are left out where there are others.
+    strategies: to plan with; those whose exact methods take long are left out where there are
+    others.
     """
     outer = run or Run()
     picked = list(STRATEGIES.values() if strategies is None else strategies)
     quick = [s for s in picked if not s.slow] or picked
     all_types = workload.cluster.types
     choices = dict.fromkeys([all_types, *((name,) for name in all_types)])
-    found = [r for types in choices if (r := more_memory(workload, types, quick, outer)) is not None]
+    found = [
+        r for types in choices if (r := more_memory(workload, types, quick, outer)) is not None
+    ]
     counts = workload.cluster.counts()
     ordered = sorted(found, key=lambda r: sum(counts[t] * x for t, x in r.extra_bytes.items()))
     return [*smaller_micro_batch(recomputed(workload, "full"), outer), *ordered]
@@ -66,7 +70,8 @@ def relaxations(
 def more_memory(
     workload: Workload, types: tuple[str, ...], strategies: Sequence[Strategy], run: Run
 ) -> Relaxation | None:
-    """The least extra bytes on each device of these types that some plan fits with; None where no amount tried does."""
+    """The least extra bytes on each device of these types that some plan fits with; None where no
+    amount tried does."""
     room = max(workload.cluster.specs[name].memory_bytes for name in workload.cluster.types)
     low, high, until = 0.0, room / 4, time.monotonic() + ALL_SECONDS
     while (how := fitting(workload, types, high, strategies, run)) is None:
@@ -79,22 +84,31 @@ def more_memory(
         low, high, how = (middle, high, how) if better is None else (low, middle, better)
     counts = workload.cluster.counts()
     on = " and ".join(f"each of {counts[name]} {name}" for name in types)
-    return Relaxation(f"{bytes_text(high)} more on {on}, by {how}", dict.fromkeys(types, high), False)
+    return Relaxation(
+        f"{bytes_text(high)} more on {on}, by {how}", dict.fromkeys(types, high), False
+    )
 
 
 def with_memory(workload: Workload, types: Sequence[str], extra: float) -> Workload:
     """The workload with so many more bytes on each device of these types."""
     specs = {
-        name: spec.model_copy(update={"memory_gib": spec.memory_gib + extra / GIB}) if name in types else spec
+        name: spec.model_copy(update={"memory_gib": spec.memory_gib + extra / GIB})
+        if name in types
+        else spec
         for name, spec in workload.cluster.specs.items()
     }
     return replace(workload, cluster=replace(workload.cluster, specs=specs))
 
 
 def fitting(
-    workload: Workload, types: tuple[str, ...], extra: float, strategies: Sequence[Strategy], run: Run
+    workload: Workload,
+    types: tuple[str, ...],
+    extra: float,
+    strategies: Sequence[Strategy],
+    run: Run,
 ) -> str | None:
-    """The plan that fits when replayed with that many more bytes on each device of the types, None without one."""
+    """The plan that fits when replayed with that many more bytes on each device of the types, None
+    without one."""
     bigger = with_memory(workload, types, extra)
     for strategy in strategies:
         if run.cancelled:
@@ -109,8 +123,11 @@ def fitting(
 
 
 def smaller_micro_batch(workload: Workload, run: Run) -> list[Relaxation]:
-    """Micro-batches of one sample, where the profile knows larger ones only: what is kept shrinks in proportion."""
-    sizes = [size for name in workload.cluster.types for size in workload.profile.micro_batches(name, 1)]
+    """Micro-batches of one sample, where the profile knows larger ones only: what is kept shrinks
+    in proportion."""
+    sizes = [
+        size for name in workload.cluster.types for size in workload.profile.micro_batches(name, 1)
+    ]
     least = min(sizes, default=1)
     if least == 1:
         return []
@@ -120,7 +137,9 @@ def smaller_micro_batch(workload: Workload, run: Run) -> list[Relaxation]:
     memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
     if not fits(data.model_copy(update={"memory": memory}), run):
         return []
-    text = f"micro-batches of one sample with full recomputation (the profile has none below {least})"
+    text = (
+        f"micro-batches of one sample with full recomputation (the profile has none below {least})"
+    )
     return [Relaxation(text, {}, False)]
 
 

@@ -1,4 +1,5 @@
-"""A plan after a loss: the best on what is left, preferring what moves less among plans nearly as fast."""
+"""A plan after a loss: the best on what is left, preferring what moves less among plans nearly as
+fast."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Replanning:
-    """before: seconds per iteration of the old plan, whole. choices: that fit, fastest first. chosen: index of the one
-    that moves least among those within `within` percent of the fastest; None where nothing fits."""
+    """before: seconds per iteration of the old plan, whole. choices: that fit, fastest first.
+    chosen: index of the one that moves least among those within `within` percent of the fastest;
+    None where nothing fits."""
 
     workload: Workload
     lost: tuple[int, ...]
@@ -72,7 +74,8 @@ class Replanning:
 
 
 def parse_lost(texts: Sequence[str], workload: Workload) -> tuple[int, ...]:
-    """`["node1", "node3"]` as node numbers; raises InputError for others, none or all of the cluster."""
+    """`["node1", "node3"]` as node numbers; raises InputError for others, none or all of the
+    cluster."""
     count = len(workload.cluster.nodes)
     found = []
     for text in texts:
@@ -100,7 +103,8 @@ def replan(
     within: float = WITHIN,
     found_one: Tell | None = None,
 ) -> Replanning:
-    """Plan again without the lost nodes (numbers), and count what moves. plan: what runs now on workload's cluster.
+    """Plan again without the lost nodes (numbers), and count what moves. plan: what runs now on
+    workload's cluster.
 
     Raises InputError unless plan and workload belong together.
     """
@@ -122,7 +126,8 @@ def replan(
 
 
 def least_moved(choices: Sequence[Choice], within: float) -> int | None:
-    """Index of the choice that moves least (network and checkpoint alike) of those nearly as fast as the fastest."""
+    """Index of the choice that moves least (network and checkpoint alike) of those nearly as fast
+    as the fastest."""
     timed = [(c.candidate.predicted_seconds, i) for i, c in enumerate(choices)]
     known = [(seconds, i) for seconds, i in timed if seconds is not None]
     if not known:

@@ -1,14 +1,16 @@
 """Problems posed with the memory that the replay counts.
 
-The problems' formats divide all that a stage keeps by its tensor degree t, and know nothing of recomputation's working
-memory. The replay counts, of a device with `alive` micro-batches of b samples,
-    states / t + alive b (split / t + whole) + b working(t) <= capacity.
-AMP    A problem with the tables of one degree (and one micro-batch, where there is working memory) alone can say it:
-       layers keep split + t whole, devices have capacity - b working(t). Together these problems have the decisions of
-       the whole one: the best of their optima is its optimum, the least of their bounds its bound.
-Ditto  Stages of one template differ in width, so it cannot be said. With stages of at most M devices, layers keep split
-       + M whole and devices have capacity - b working(1): never looser than the replay, exact for M = 1. The best over
-       M = 1, 2, 4, … is taken; its bound is that of its micro-batch's problem as first posed.
+The problems' formats divide all that a stage keeps by its tensor degree t, and know nothing of
+recomputation's working memory. The replay counts, of a device with `alive` micro-batches of b
+    samples, states / t + alive b (split / t + whole) + b working(t) <= capacity.
+AMP    A problem with the tables of one degree (and one micro-batch, where there is working memory)
+       alone can say it: layers keep split + t whole, devices have capacity - b working(t). Together
+       these problems have the decisions of the whole one: the best of their optima is its optimum,
+       the least of their bounds its bound.
+Ditto  Stages of one template differ in width, so it cannot be said. With stages of at most M
+       devices, layers keep split + M whole and devices have capacity - b working(1): never looser
+       than the replay, exact for M = 1. The best over M = 1, 2, 4, … is taken; its bound is that of
+       its micro-batch's problem as first posed.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 
-SAME = 1e-6  # relative: a sum that reaches the capacity exceeds it in the last digits of another order
+# relative: a sum that reaches the capacity exceeds it in the last digits of another order
+SAME = 1e-6
 
 
 def amp_optimum(workload: Workload, run: Run, floor: float | None) -> list[Candidate]:
-    """AMP's optimum within the replay's memory, and its bound. floor: a bound that holds anyway; reaching it ends."""
+    """AMP's optimum within the replay's memory, and its bound. floor: a bound that holds anyway;
+    reaching it ends."""
     problems = list(amp_problems(workload))
     best: tuple[float, AmpData, Result[AmpDecision]] | None = None
     bounds: list[float] = []
@@ -61,14 +65,16 @@ def amp_optimum(workload: Workload, run: Run, floor: float | None) -> list[Candi
 
 
 def amp_problems(workload: Workload) -> Iterator[AmpData]:
-    """The problem of every degree, and of every micro-batch where it matters; those that devices have no room for are
-    left out."""
+    """The problem of every degree, and of every micro-batch where it matters; those that devices
+    have no room for are left out."""
     whole = pose_amp(workload)
     assert whole.memory is not None
     layers = workload.profile.layers
     pairs = sorted({(entry.tensor, entry.micro_batch) for entry in whole.layer_seconds})
     apart = any(workload.working_bytes.values())
-    keys = pairs if apart else [(tensor, None) for tensor in sorted({tensor for tensor, _ in pairs})]
+    keys = (
+        pairs if apart else [(tensor, None) for tensor in sorted({tensor for tensor, _ in pairs})]
+    )
     for tensor, size in keys:
         tables = [
             entry
@@ -82,7 +88,8 @@ def amp_problems(workload: Workload) -> Iterator[AmpData]:
             update={
                 "device_bytes": {k: room(b, beside) for k, b in whole.memory.device_bytes.items()},
                 "layer_bytes_per_sample": [
-                    layer.saved_bytes + (tensor - 1) * layer.replicated_saved_bytes for layer in layers
+                    layer.saved_bytes + (tensor - 1) * layer.replicated_saved_bytes
+                    for layer in layers
                 ],
             }
         )
@@ -112,7 +119,9 @@ def ditto_optimum(workload: Workload, run: Run, _: float | None) -> list[Candida
     if found.objective is None or found.plan is None:
         return [found]
     taken = found.plan.replicas[0].micro_batches[0].samples
-    loose = solve(family("ditto"), pose_ditto(workload, taken), "auto", run.part(time_limit=run.remaining))
+    loose = solve(
+        family("ditto"), pose_ditto(workload, taken), "auto", run.part(time_limit=run.remaining)
+    )
     reached = loose.bound is not None and found.objective <= loose.bound * (1 + SAME)
     return [replace(found, bound=loose.bound, status="optimal" if reached else "feasible")]
 

@@ -1,7 +1,9 @@
-"""What a candidate's plan takes on the simulator: the figure that plans of different strategies compare by.
+"""What a candidate's plan takes on the simulator: the figure that plans of different strategies
+compare by.
 
-A strategy's closed form prices what its paper prices. The replay counts the rest: network cards that the ranks of a
-node share, gradients sent back, tied weights, the optimizer's step, recomputation's working memory.
+A strategy's closed form prices what its paper prices. The replay counts the rest: network cards
+that the ranks of a node share, gradients sent back, tied weights, the optimizer's step,
+recomputation's working memory.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ MOST_PASSES = 1_000_000  # micro-batches times stages of all replicas
 
 
 def simulated(candidate: Candidate, workload: Workload) -> Candidate:
-    """The candidate with the replay's seconds and memory; one that cannot be replayed keeps its own and says so."""
+    """The candidate with the replay's seconds and memory; one that cannot be replayed keeps its own
+    and says so."""
     if candidate.plan is None:
         return candidate
     try:
@@ -43,11 +46,15 @@ def simulated(candidate: Candidate, workload: Workload) -> Candidate:
 
 
 def check_size(plan: Plan) -> None:
-    """Raise UnsupportedError for a plan of so many passes that replaying it takes minutes and gigabytes."""
+    """Raise UnsupportedError for a plan of so many passes that replaying it takes minutes and
+    gigabytes."""
     passes = sum(r.steps * len(r.stages) * len(r.stages[0].layers) for r in plan.replicas)
     if passes > MOST_PASSES:
         raise UnsupportedError(
-            "too many micro-batches to replay", where=plan.name, got=passes, expected=f"{MOST_PASSES} passes"
+            "too many micro-batches to replay",
+            where=plan.name,
+            got=passes,
+            expected=f"{MOST_PASSES} passes",
         )
 
 
@@ -59,8 +66,8 @@ def joined(*texts: str) -> str:
 def misfit(candidate: Candidate, found: Replay, workload: Workload) -> str | None:
     """Why the replayed plan does not fit where its strategy says that it does; None where it fits.
 
-    Devices that the strategy itself lets exceed their limit have been tried with that batch, which is more than a
-    prediction.
+    Devices that the strategy itself lets exceed their limit have been tried with that batch, which
+    is more than a prediction.
     """
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return None

@@ -1,4 +1,5 @@
-"""The strategies that the planner knows: adding one is adding an entry here and the function that it names."""
+"""The strategies that the planner knows: adding one is adding an entry here and the function that
+it names."""
 
 from __future__ import annotations
 
@@ -22,18 +23,20 @@ if TYPE_CHECKING:
 class Strategy:
     """A way to plan a workload.
 
-    target: "module:function" of (workload, run) -> candidates, best method first; imported when used. It
-    returns a candidate with a reason rather than nothing, and raises InputError only for what makes the whole
-    workload unusable. The run's time limit is for each method. warmers: see `solvers.warm`.
-    settings: "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
-    methods: those of `target` that its argument `methods` chooses from; none: it has no such argument. exact: those of
-    them that prove their answers. first: those that answer at once and stand before anything is proven, so that the
-    ranking is complete early. recomputes: whether recomputation is chosen around it (`planner.recomputation`).
-    within_replay: "module:function" of (workload, run, bound known) -> candidates, the exact method within the memory
-    that the replay counts, where its own problem cannot say that. rearranged: "module:function" of (workload, replayed
-    candidate of an exact method, run) -> a candidate of nearly that price whose replay is shorter, or None. slow:
-    whether it goes behind the others because on large clusters it takes all the time that it is given. late: whether
-    it is planned after all others, so that its warmers, which take longest, can still run meanwhile.
+    target: "module:function" of (workload, run) -> candidates, best method first; imported when
+    used. It returns a candidate with a reason rather than nothing, and raises InputError only for
+    what makes the whole workload unusable. The run's time limit is for each method. warmers: see
+    `solvers.warm`. settings: "module:class" of a StrictModel that `target` takes as a third
+    argument; None: it takes none. methods: those of `target` that its argument `methods` chooses
+    from; none: it has no such argument. exact: those of them that prove their answers. first: those
+    that answer at once and stand before anything is proven, so that the ranking is complete early.
+    recomputes: whether recomputation is chosen around it (`planner.recomputation`). within_replay:
+    "module:function" of (workload, run, bound known) -> candidates, the exact method within the
+    memory that the replay counts, where its own problem cannot say that. rearranged:
+    "module:function" of (workload, replayed candidate of an exact method, run) -> a candidate of
+    nearly that price whose replay is shorter, or None. slow: whether it goes behind the others
+    because on large clusters it takes all the time that it is given. late: whether it is planned
+    after all others, so that its warmers, which take longest, can still run meanwhile.
     """
 
     name: str
@@ -70,7 +73,9 @@ class Strategy:
             finish(self.warmers)  # of what needs no kernels nobody waits for them
         function: Propose = load(self.target)
         own = (
-            () if self.settings is None else (parse_settings(self.settings_model(), given or {}, self.name),)
+            ()
+            if self.settings is None
+            else (parse_settings(self.settings_model(), given or {}, self.name),)
         )
         with derived(f"{workload.model.name} on {workload.cluster.name} as {self.name}"):
             chosen_methods = {} if methods is None else {"methods": tuple(methods)}
@@ -91,7 +96,10 @@ STRATEGIES: dict[str, Strategy] = {
             "amp",
             "hetplan.planner.amp:propose",
             "degrees, placement, micro-batch and stages (AMP)",
-            ("hetplan.formulations.amp.exact.warm:columns", "hetplan.formulations.amp.exact.warm:rows"),
+            (
+                "hetplan.formulations.amp.exact.warm:columns",
+                "hetplan.formulations.amp.exact.warm:rows",
+            ),
             methods=("auto", "paper", "megatron"),
             first=("megatron",),
             recomputes=True,
@@ -135,7 +143,10 @@ STRATEGIES: dict[str, Strategy] = {
             "hap",
             "hetplan.planner.hap:propose",
             "one SPMD program, sharding ratios per device (HAP)",
-            ("hetplan.formulations.hap.exact.warm:labels", "hetplan.formulations.hap.exact.warm:states"),
+            (
+                "hetplan.formulations.hap.exact.warm:labels",
+                "hetplan.formulations.hap.exact.warm:states",
+            ),
             "hetplan.planner.hap_settings:HapSettings",
             methods=("auto", "paper", "dp-even", "dp-proportional"),
             first=("dp-proportional",),
@@ -146,7 +157,8 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies named, each once; `all` of them, also without names. Raises InputError for unknown ones."""
+    """The strategies named, each once; `all` of them, also without names. Raises InputError for
+    unknown ones."""
     if names is None or ALL in names:
         return list(STRATEGIES.values())
     if not names:

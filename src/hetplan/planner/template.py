@@ -1,13 +1,17 @@
-"""A pipeline template on a real cluster: which devices each stage takes, and what an iteration then takes.
+"""A pipeline template on a real cluster: which devices each stage takes, and what an iteration then
+takes.
 
-Sets   k in 0..S-1 stages, layers [a_k, b_k) on the devices G_k of one node, tensor parallel; one pipeline.
-Data   N_b micro-batches of m samples; B(G): the lowest bandwidth between any two devices of G, bytes/s.
-T   = (N_b - 1) max_k t_k + sum_k t_k + sum_{k < S-1} e_k                                         (1F1B)
-t_k = sum_l (the profile's seconds at tensor degree |G_k| + 2 (x-1)/x tensor_bytes_l m / B(G_k)),  x = |G_k|
-e_k = activation_bytes of the stage's last layer m / the slowest link on which stage k + 1 receives it
-This is AMP's price (NeurIPS 2022, eq. 3 and 5) for one pipeline whose stages may differ in width, so that plans of
-both problems compare. Ditto's own T leaves out e_k, divides compute evenly by x, and counts T3 from the slowest
-stage on, by which an uneven pipeline may be given less than the N_b t_k that its slowest stage alone computes.
+Sets   k in 0..S-1 stages, layers [a_k, b_k) on the devices G_k of one node, tensor parallel; one
+pipeline.
+Data   N_b micro-batches of m samples; B(G): the lowest bandwidth between any two devices of G,
+bytes/s.
+T   = (N_b - 1) max_k t_k + sum_k t_k + sum_{k < S-1} e_k
+(1F1B) t_k = sum_l (the profile's seconds at tensor degree |G_k| + 2 (x-1)/x tensor_bytes_l m /
+B(G_k)),  x = |G_k| e_k = activation_bytes of the stage's last layer m / the slowest link on which
+stage k + 1 receives it This is AMP's price (NeurIPS 2022, eq. 3 and 5) for one pipeline whose
+stages may differ in width, so that plans of both problems compare. Ditto's own T leaves out e_k,
+divides compute evenly by x, and counts T3 from the slowest stage on, by which an uneven pipeline
+may be given less than the N_b t_k that its slowest stage alone computes.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ Groups = list[list[int]]
 def place(workload: Workload, decision: DittoDecision) -> Groups:
     """Devices of each stage [S][x], each group in one node.
 
-    Wide stages choose first, so that powers of two leave no remainder; a stage prefers the node of a neighbour in
-    the pipeline, then the node with least room.
+    Wide stages choose first, so that powers of two leave no remainder; a stage prefers the node of
+    a neighbour in the pipeline, then the node with least room.
     """
     free = free_devices(workload)
     node_of = [-1] * len(decision.stages)
@@ -60,7 +64,8 @@ def free_devices(workload: Workload) -> dict[str, dict[int, list[int]]]:
 
 @dataclass(frozen=True)
 class Priced:
-    """stages, links [S]: seconds of one micro-batch on a stage, and to the next (the last one's is 0)."""
+    """stages, links [S]: seconds of one micro-batch on a stage, and to the next (the last one's is
+    0)."""
 
     micro_batches: int
     stages: tuple[float, ...]
@@ -75,7 +80,8 @@ class Priced:
 def price(
     workload: Workload, cluster: AmpData, decision: DittoDecision, groups: Groups, micro_batch: int
 ) -> Priced:
-    """Seconds of a template on the devices `groups`; cluster: the workload's AMP data, for its bandwidths."""
+    """Seconds of a template on the devices `groups`; cluster: the workload's AMP data, for its
+    bandwidths."""
     layers, stages, links = workload.profile.layers, [], []
     for k, (stage, group) in enumerate(zip(decision.stages, groups, strict=True)):
         compute = layer_seconds(workload, group, micro_batch)[stage.first : stage.last]
@@ -88,21 +94,26 @@ def price(
 
 
 def layer_seconds(workload: Workload, group: Sequence[int], micro_batch: int) -> list[float]:
-    """[L] seconds on one tensor group; an even part of one device's where the profile lacks the degree."""
+    """[L] seconds on one tensor group; an even part of one device's where the profile lacks the
+    degree."""
     name, width = workload.cluster.devices[group[0]].type, len(group)
     table = workload.profile.table(name, width, micro_batch)
     if table is not None:
         return table.seconds()
     alone = workload.profile.table(name, 1, micro_batch)
     if alone is None:
-        raise UnsupportedError(f"no times of single devices of {name} for micro-batch {micro_batch}")
+        raise UnsupportedError(
+            f"no times of single devices of {name} for micro-batch {micro_batch}"
+        )
     return [seconds / width for seconds in alone.seconds()]
 
 
 def slowest_link(cluster: AmpData, here: Sequence[int], after: Sequence[int]) -> float:
-    """Bytes/s of the slowest link in use: every device of the next stage receives the whole activation.
+    """Bytes/s of the slowest link in use: every device of the next stage receives the whole
+    activation.
 
-    Tensor ranks that exist on both sides talk to each other; where one side is wider, its ranks share a partner.
+    Tensor ranks that exist on both sides talk to each other; where one side is wider, its ranks
+    share a partner.
     """
     most = max(len(here), len(after))
     pairs = ((here[r * len(here) // most], after[r * len(after) // most]) for r in range(most))

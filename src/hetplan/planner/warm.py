@@ -1,4 +1,5 @@
-"""Warmers of strategies (see `solvers.warm`): each proposes for a small model on two small nodes."""
+"""Warmers of strategies (see `solvers.warm`): each proposes for a small model on two small
+nodes."""
 
 from __future__ import annotations
 

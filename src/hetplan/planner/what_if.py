@@ -1,10 +1,11 @@
 """What a change of the cluster is worth: more devices, fewer, a faster network; each planned anew.
 
-What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices are gone: the old
-winner is replayed there, and a change that only adds never costs. What runs without some nodes runs with them idle, so
-that losing them never gains. What is proven of one cluster's problems is carried over to the others', as far as it
-holds there (`planner.known`). Without changes given, the marginal ones are asked: one more node of each kind, one less,
-each kind of link twice as fast.
+What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices
+are gone: the old winner is replayed there, and a change that only adds never costs. What runs
+without some nodes runs with them idle, so that losing them never gains. What is proven of one
+cluster's problems is carried over to the others', as far as it holds there (`planner.known`).
+Without changes given, the marginal ones are asked: one more node of each kind, one less, each kind
+of link twice as fast.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _AMOUNT = re.compile(r"(\d{1,4})x(.+)")
 class Change:
     """A named change: the nodes that are kept, by number, and those added behind them.
 
-    network, intra: bandwidth (bytes per second, None: as it is) of the nodes' networks and of the links inside them, of
-    all nodes or `only` of some device type's.
+    network, intra: bandwidth (bytes per second, None: as it is) of the nodes' networks and of the
+    links inside them, of all nodes or `only` of some device type's.
     """
 
     name: str
@@ -50,7 +51,9 @@ class Change:
 
     def apply(self, cluster: Cluster) -> Cluster:
         """The changed cluster."""
-        nodes = [self.linked(node) for node in (*(cluster.nodes[n] for n in self.kept), *self.added)]
+        nodes = [
+            self.linked(node) for node in (*(cluster.nodes[n] for n in self.kept), *self.added)
+        ]
         kinds = {node.device for node in nodes}
         specs = {k: s for k, s in {**cluster.specs, **(self.specs or {})}.items() if k in kinds}
         return Cluster(f"{cluster.name}, {self.name}"[:200], tuple(nodes), specs)
@@ -66,7 +69,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Variant:
-    """The best plan after a change, None where nothing fits; gain: seconds per iteration saved, negative: lost."""
+    """The best plan after a change, None where nothing fits; gain: seconds per iteration saved,
+    negative: lost."""
 
     change: Change
     workload: Workload
@@ -80,14 +84,17 @@ class Variant:
             "change": self.change.name,
             "devices": self.workload.cluster.counts(),
             "seconds_saved": self.gain,
-            "seconds_saved_per_device": self.gain / devices if self.gain is not None and devices else None,
+            "seconds_saved_per_device": self.gain / devices
+            if self.gain is not None and devices
+            else None,
             "best": None if self.best is None else self.best.document(self.workload),
         }
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """base: as it is. variants: in the order asked. decided: problems that were decided without solving, and why."""
+    """base: as it is. variants: in the order asked. decided: problems that were decided without
+    solving, and why."""
 
     base: Variant
     variants: tuple[Variant, ...]
@@ -103,7 +110,8 @@ class WhatIf:
 
 
 def addition(text: str, cluster: Cluster) -> Change:
-    """`2xA100-SXM4-80GB`: one more node of two; linked as the cluster's nodes of that device, else as its best."""
+    """`2xA100-SXM4-80GB`: one more node of two; linked as the cluster's nodes of that device, else
+    as its best."""
     count, name = amount(text, "--add")
     like = next((node for node in cluster.nodes if node.device == name), None)
     if like is None:
@@ -128,7 +136,9 @@ def removal(text: str, cluster: Cluster) -> Change:
     if match is not None:
         number = int(match[1])
         if number >= count:
-            raise InputError("no such node", where="--remove", got=text, expected=f"node0 to node{count - 1}")
+            raise InputError(
+                "no such node", where="--remove", got=text, expected=f"node0 to node{count - 1}"
+            )
         kept, added = [n for n in range(count) if n != number], list[Node]()
         gone = cluster.nodes[number].devices
     else:
@@ -153,7 +163,10 @@ def fewer(cluster: Cluster, count: int, name: str) -> tuple[list[int], list[Node
     if left:
         have = cluster.counts().get(name, 0)
         raise InputError(
-            "more than there are", where="--remove", got=f"{count}x{name}", expected=f"at most {have}"
+            "more than there are",
+            where="--remove",
+            got=f"{count}x{name}",
+            expected=f"at most {have}",
         )
     return kept, added
 
@@ -162,7 +175,9 @@ def amount(text: str, option: str) -> tuple[int, str]:
     """`2xT4` as (2, "T4"); raises InputError."""
     match = _AMOUNT.fullmatch(text.strip())
     if match is None or int(match[1]) < 1:
-        raise InputError("not usable", where=option, got=text, expected="COUNTxDEVICE, as 2xA100-SXM4-80GB")
+        raise InputError(
+            "not usable", where=option, got=text, expected="COUNTxDEVICE, as 2xA100-SXM4-80GB"
+        )
     return int(match[1]), match[2]
 
 
@@ -170,12 +185,14 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
     """Every node's network at so many Gbit/s."""
     if not 1e-6 <= gbit <= 1e9:
         raise InputError("--network-gbit-per-s", got=gbit, expected="Gbit/s between 1e-6 and 1e9")
-    return Change(f"network at {gbit:g} Gbit/s", tuple(range(len(cluster.nodes))), network=gbit * GBIT)
+    return Change(
+        f"network at {gbit:g} Gbit/s", tuple(range(len(cluster.nodes))), network=gbit * GBIT
+    )
 
 
 def marginal(cluster: Cluster) -> list[Change]:
-    """One more node of each kind, one less; networks twice as fast, of all nodes and of each kind's; links inside the
-    nodes of each kind twice as fast."""
+    """One more node of each kind, one less; networks twice as fast, of all nodes and of each
+    kind's; links inside the nodes of each kind twice as fast."""
     found = []
     for name in cluster.types:
         size = next(node.devices for node in cluster.nodes if node.device == name)
@@ -190,7 +207,8 @@ def marginal(cluster: Cluster) -> list[Change]:
 
 
 def faster_links(cluster: Cluster) -> list[Change]:
-    """Each device type's networks, where there are several types, and links within nodes at twice their bandwidth."""
+    """Each device type's networks, where there are several types, and links within nodes at twice
+    their bandwidth."""
     found, every = [], tuple(range(len(cluster.nodes)))
     for name in cluster.types:
         own = [node for node in cluster.nodes if node.device == name]
@@ -214,7 +232,8 @@ def what_if(
     settings: Settings | None = None,
     found_one: Tell | None = None,
 ) -> WhatIf:
-    """Plan as it is and after each change. The workload's profile must be predicted where devices are added."""
+    """Plan as it is and after each change. The workload's profile must be predicted where devices
+    are added."""
     run, known = run or Run(), Known()
     as_is = Change("as it is", tuple(range(len(workload.cluster.nodes))))
     with remembering(known):
@@ -238,7 +257,8 @@ def what_if(
 
 
 def changed_workload(workload: Workload, change: Change) -> Workload:
-    """The workload on the changed cluster: its own profile where that knows every device, else a predicted one."""
+    """The workload on the changed cluster: its own profile where that knows every device, else a
+    predicted one."""
     cluster = change.apply(workload.cluster)
     known = set(workload.profile.devices())
     if set(cluster.types) <= known:
@@ -257,7 +277,8 @@ def changed_workload(workload: Workload, change: Change) -> Workload:
 
 
 def returned(own: Candidate | None, workload: Workload, change: Change) -> Candidate | None:
-    """The plan found after a removal on the cluster as it is, what was removed idle; None after other changes."""
+    """The plan found after a removal on the cluster as it is, what was removed idle; None after
+    other changes."""
     only_less = not change.added and change.network is None and change.intra is None
     if own is None or not only_less:
         return None
@@ -305,6 +326,11 @@ def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
 
 def gain_of(before: Candidate | None, after: Candidate | None) -> float | None:
     """Seconds per iteration saved."""
-    if before is None or after is None or before.predicted_seconds is None or after.predicted_seconds is None:
+    if (
+        before is None
+        or after is None
+        or before.predicted_seconds is None
+        or after.predicted_seconds is None
+    ):
         return None
     return before.predicted_seconds - after.predicted_seconds

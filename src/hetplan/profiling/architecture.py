@@ -1,6 +1,8 @@
-"""The shape of a transformer: what distinguishes GPT-2, BERT, Llama, OPT, Mixtral, GLM; its parameter counts.
+"""The shape of a transformer: what distinguishes GPT-2, BERT, Llama, OPT, Mixtral, GLM; its
+parameter counts.
 
-Symbols (Korthikanti et al. 2022): s tokens, h hidden size, a heads, f feed-forward size, V vocabulary.
+Symbols (Korthikanti et al. 2022): s tokens, h hidden size, a heads, f feed-forward size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ Norm = Literal["layer", "rms", "pixel"]
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts in every `every`-th block, counted from 1: `active` of `count` per token."""
+    """Mixture of experts in every `every`-th block, counted from 1: `active` of `count` per
+    token."""
 
     count: int
     active: int
@@ -25,14 +28,15 @@ class Experts:
 class Transformer:
     """A transformer's shape.
 
-    kv_heads: < heads with grouped queries. head_dim: usually hidden / heads. gated: SwiGLU or GeGLU (three
-    matrices). norm: LayerNorm, RMSNorm (scale only) or pixel norm (no parameters). positions: learned
-    position vectors, 0 for none; position_offset: further ones that no token uses (OPT). rotary: rotary
-    positions. types: token types (BERT). tied: the head shares the embedding. head: language model, BERT's
-    pre-training heads, or a classifier. attention: "standard" writes the s x s scores to memory and keeps
-    them, "fused" (FlashAttention, Dao et al. 2022) does neither. window: attention reaches this many keys
-    back. embedding_norm: LayerNorm behind the embedding (BERT). embedding_width: narrower embedding with
-    projections (OPT-350m). final_norm: norm before the head.
+    kv_heads: < heads with grouped queries. head_dim: usually hidden / heads. gated: SwiGLU or GeGLU
+    (three matrices). norm: LayerNorm, RMSNorm (scale only) or pixel norm (no parameters).
+    positions: learned position vectors, 0 for none; position_offset: further ones that no token
+    uses (OPT). rotary: rotary positions. types: token types (BERT). tied: the head shares the
+    embedding. head: language model, BERT's pre-training heads, or a classifier. attention:
+    "standard" writes the s x s scores to memory and keeps them, "fused" (FlashAttention, Dao et al.
+    2022) does neither. window: attention reaches this many keys back. embedding_norm: LayerNorm
+    behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
+    final_norm: norm before the head.
     """
 
     vocabulary: int
@@ -77,12 +81,14 @@ class Transformer:
         return {"layer": 2, "rms": 1, "pixel": 0}[self.norm] * self.hidden
 
     def tensor_degree_fits(self, tensor: int) -> bool:
-        """Whether Megatron's split works: heads, key-value heads and feed-forward size divide evenly."""
+        """Whether Megatron's split works: heads, key-value heads and feed-forward size divide
+        evenly."""
         return all(size % tensor == 0 for size in (self.heads, self.kv_heads, self.feed_forward))
 
 
 def bert_head_params(t: Transformer) -> int:
-    """Pooler, next-sentence classifier, MLM transform with norm, vocabulary bias (Devlin et al. 2019)."""
+    """Pooler, next-sentence classifier, MLM transform with norm, vocabulary bias (Devlin et al.
+    2019)."""
     dense = t.hidden * t.hidden + t.hidden
     return dense + (2 * t.hidden + 2) + (dense + 2 * t.hidden) + t.vocabulary
 
@@ -97,4 +103,6 @@ def attention_params(t: Transformer) -> int:
 def feed_forward_params(t: Transformer) -> int:
     """One feed-forward network: two matrices, three if gated."""
     up = 2 if t.gated else 1
-    return (up + 1) * t.hidden * t.feed_forward + (up * t.feed_forward + t.hidden) * t.feed_forward_bias
+    return (up + 1) * t.hidden * t.feed_forward + (
+        up * t.feed_forward + t.hidden
+    ) * t.feed_forward_bias

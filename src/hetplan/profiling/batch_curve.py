@@ -1,7 +1,8 @@
-"""A measured batch curve: seconds per micro-batch of one whole model on one device, and how much fits.
+"""A measured batch curve: seconds per micro-batch of one whole model on one device, and how much
+fits.
 
-A JSON file `hetplan-batch-curve`, written by `hetplan profile --batch-curve`, read by the planner's `poplar` strategy
-in place of the profile's step times and of the memory model. SI units.
+A JSON file `hetplan-batch-curve`, written by `hetplan profile --batch-curve`, read by the planner's
+`poplar` strategy in place of the profile's step times and of the memory model. SI units.
 """
 
 from __future__ import annotations
@@ -16,13 +17,23 @@ from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.models import Model
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Provenance
-from hetplan.schema import Bytes, Count, Name, PositiveCount, Seconds, StrictModel, check_header, parse
+from hetplan.schema import (
+    Bytes,
+    Count,
+    Name,
+    PositiveCount,
+    Seconds,
+    StrictModel,
+    check_header,
+    parse,
+)
 
 FORMAT, VERSION = "hetplan-batch-curve", 1
 
 
 class CurvePoint(StrictModel):
-    """Seconds of forward + backward of one micro-batch (the median of the repeats; none of them out of memory).
+    """Seconds of forward + backward of one micro-batch (the median of the repeats; none of them out
+    of memory).
 
     spread_seconds: slowest less fastest repeat.
     """
@@ -35,10 +46,11 @@ class CurvePoint(StrictModel):
 class BatchCurve(StrictModel):
     """One device's curve. device: its type as in cluster files. sequence: tokens per sample.
 
-    memory_bytes: the limit that was kept. devices: size of the ZeRO group that shares the model states.
-    largest [4]: by ZeRO stage, the largest micro-batch within the limit, 0 where not even one sample fits.
-    zero_stage: the lowest stage at which one does, None for none. saved_bytes_per_sample: activations, measured.
-    tried_up_to: the micro-batch at which trying stopped whatever would still fit, None: nothing says so.
+    memory_bytes: the limit that was kept. devices: size of the ZeRO group that shares the model
+    states. largest [4]: by ZeRO stage, the largest micro-batch within the limit, 0 where not even
+    one sample fits. zero_stage: the lowest stage at which one does, None for none.
+    saved_bytes_per_sample: activations, measured. tried_up_to: the micro-batch at which trying
+    stopped whatever would still fit, None: nothing says so.
     """
 
     format: Literal["hetplan-batch-curve"] = "hetplan-batch-curve"
@@ -64,7 +76,9 @@ class BatchCurve(StrictModel):
         if max(self.largest) > 0 and not sizes:
             raise ValueError(f"largest is {self.largest}, but points is empty")
         if self.tried_up_to is not None and max(self.largest) > self.tried_up_to:
-            raise ValueError(f"largest is {self.largest}, expected at most tried_up_to ({self.tried_up_to})")
+            raise ValueError(
+                f"largest is {self.largest}, expected at most tried_up_to ({self.tried_up_to})"
+            )
         first = next((stage for stage, size in enumerate(self.largest) if size), None)
         if first != self.zero_stage:
             raise ValueError(
@@ -91,7 +105,8 @@ def load_batch_curve(path: str | os.PathLike[str]) -> BatchCurve:
 
 
 def check_curve(curve: BatchCurve, model: Model, devices: int) -> None:
-    """Raise InputError unless the curve is of this model, and measured for a ZeRO group of that size."""
+    """Raise InputError unless the curve is of this model, and measured for a ZeRO group of that
+    size."""
     where = f"batch curve of {curve.device}"
     for key, got, expected in (
         ("model", curve.model, model.name),

@@ -1,8 +1,8 @@
 """The operators of a transformer block and the tensors that it keeps for the backward pass.
 
 Attention scores are counted in full also where a mask hides half of them. Saved activations follow
-Korthikanti et al. 2022, Section 4: s h (34 + 5 a s / h) bytes per sample for a GPT block in 16 bit with
-dropout; other variants are summed from the same tensors.
+Korthikanti et al. 2022, Section 4: s h (34 + 5 a s / h) bytes per sample for a GPT block in 16 bit
+with dropout; other variants are summed from the same tensors.
 """
 
 from __future__ import annotations
@@ -16,19 +16,37 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     keys = min(s, t.window) if t.window else s
     q, scores = s * t.query_width, s * keys * t.heads
     fused = t.attention == "fused"
-    operators: list[Operator] = [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
+    operators: list[Operator] = [
+        Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")
+    ]
     if t.rotary:
         rotated = 2 * (q + s * t.kv_width)
         operators.append(Elementwise("rotary", rotated, rotated, split=True))
     operators.append(
-        Matmul("scores", s, t.head_dim, keys, t.heads, weight=False, split="count", out=0 if fused else None)
+        Matmul(
+            "scores",
+            s,
+            t.head_dim,
+            keys,
+            t.heads,
+            weight=False,
+            split="count",
+            out=0 if fused else None,
+        )
     )
     if not fused:  # scale, mask and softmax in one kernel; dropout in a second
         moves = (4, 6) if t.dropout else (2, 3)
         operators.append(Elementwise("softmax", moves[0] * scores, moves[1] * scores, split=True))
     operators.append(
         Matmul(
-            "context", s, keys, t.head_dim, t.heads, weight=False, split="count", left=0 if fused else None
+            "context",
+            s,
+            keys,
+            t.head_dim,
+            t.heads,
+            weight=False,
+            split="count",
+            left=0 if fused else None,
         )
     )
     operators.append(Matmul("attention-output", s, t.query_width, t.hidden, split="k"))
@@ -47,7 +65,8 @@ def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 
 
 def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator, ...]:
-    """Router, dispatch, the experts at even load (each pads its rows up to a whole token), combine."""
+    """Router, dispatch, the experts at even load (each pads its rows up to a whole token),
+    combine."""
     up = 2 if t.gated else 1
     rows = -(-s * mixture.active // mixture.count)
     inner = s * mixture.active * t.feed_forward
@@ -63,17 +82,20 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
 
 
 def norm(name: str, size: int) -> Elementwise:
-    """A norm: reads and writes its input; backward reads input and gradient and writes a gradient."""
+    """A norm: reads and writes its input; backward reads input and gradient and writes a
+    gradient."""
     return Elementwise(name, 2 * size, 3 * size)
 
 
 def residual(name: str, size: int, dropout: bool) -> Elementwise:
-    """Bias, dropout and addition in one kernel; backward passes the gradient on (through the mask)."""
+    """Bias, dropout and addition in one kernel; backward passes the gradient on (through the
+    mask)."""
     return Elementwise(name, 3 * size, 3 * size if dropout else 2 * size)
 
 
 def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
-    """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its norm."""
+    """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its
+    norm."""
     size = s * t.hidden
     scores = s * (min(s, t.window) if t.window else s) * t.heads
     saved = [

@@ -1,7 +1,7 @@
 """The device catalogue: what a device type can do, from datasheets, with a source for every entry.
 
-The figures stand in `devices.yaml` beside this module, in the units that datasheets print; the properties of
-`DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
+The figures stand in `devices.yaml` beside this module, in the units that datasheets print; the
+properties of `DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 class DeviceSpec(StrictModel):
     """One device type. Keys carry the datasheet's units; the properties are SI.
 
-    peak_tflops: dense peak by precision of the operands. price_per_hour: US dollars per device, None:
-    unknown.
+    peak_tflops: dense peak by precision of the operands. price_per_hour: US dollars per device,
+    None: unknown.
     """
 
     memory_gib: Rate
@@ -95,7 +95,8 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
 
 
 def overridden(name: str, given: DeviceOverride, *, where: str) -> DeviceSpec:
-    """The catalogue's entry `name` with the given parts replaced (peaks by precision), or a new type.
+    """The catalogue's entry `name` with the given parts replaced (peaks by precision), or a new
+    type.
 
     Raises InputError where a new type lacks memory_gib, peak_tflops or memory_gb_per_s.
     """
@@ -106,13 +107,16 @@ def overridden(name: str, given: DeviceOverride, *, where: str) -> DeviceSpec:
             if key not in parts:
                 nearest = suggestion(name, catalogue())
                 raise InputError(
-                    f"{key} is missing for a device that the catalogue does not know{nearest}", where=where
+                    f"{key} is missing for a device that the catalogue does not know{nearest}",
+                    where=where,
                 )
         return DeviceSpec(**{"source": "the cluster file", **parts})
     merged = base.model_dump() | parts
     merged["peak_tflops"] = {**base.peak_tflops, **(given.peak_tflops or {})}
     if given.source is None and parts:
-        merged["source"] = f"{base.source}; changed by the cluster file: {', '.join(sorted(parts))}"[:200]
+        merged["source"] = (
+            f"{base.source}; changed by the cluster file: {', '.join(sorted(parts))}"[:200]
+        )
     if given.price_per_hour is not None and given.price_source is None:
         merged["price_source"] = "the cluster file"
     return DeviceSpec(**merged)

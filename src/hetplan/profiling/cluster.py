@@ -1,7 +1,9 @@
-"""The cluster: its file (YAML), its devices in order, and the bandwidth and latency between any two.
+"""The cluster: its file (YAML), its devices in order, and the bandwidth and latency between any
+two.
 
 Devices are numbered node by node in the file's order. Two devices of one node talk at its
-`intra_node_gbit_per_s`, two nodes at the lower of their `network_gbit_per_s`; of latencies the higher counts.
+`intra_node_gbit_per_s`, two nodes at the lower of their `network_gbit_per_s`; of latencies the
+higher counts.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ FORMAT, VERSION = "hetplan-cluster", 1
 MAX_DEVICES = 4096
 GBIT = 1e9 / 8  # bytes/s per Gbit/s
 
-# Per message, where the file gives none: a small message takes several microseconds over NVLink or PCIe and
-# tens over Ethernet (NCCL's own tuning tables assume 0.6-6 us for a hop within a node, 14 us for one
-# between).
+# Per message, where the file gives none: a small message takes several microseconds over NVLink or
+# PCIe and tens over Ethernet (NCCL's own tuning tables assume 0.6-6 us for a hop within a node, 14
+# us for one between).
 INTRA_NODE_LATENCY_US = 6.0
 NETWORK_LATENCY_US = 20.0
 
@@ -85,7 +87,8 @@ class Node:
 class Cluster:
     """Nodes in order and the specification of every device type that they use.
 
-    shown [D]: of a part whose plans are told as the whole's, (node, device) numbers there, for tables; None: its own.
+    shown [D]: of a part whose plans are told as the whole's, (node, device) numbers there, for
+    tables; None: its own.
     """
 
     name: str
@@ -96,7 +99,9 @@ class Cluster:
     @cached_property
     def devices(self) -> tuple[ClusterDevice, ...]:
         """All devices, node by node; a device's number is its place here."""
-        return tuple(ClusterDevice(n.device, i) for i, n in enumerate(self.nodes) for _ in range(n.devices))
+        return tuple(
+            ClusterDevice(n.device, i) for i, n in enumerate(self.nodes) for _ in range(n.devices)
+        )
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -108,19 +113,25 @@ class Cluster:
         return {t: sum(n.devices for n in self.nodes if n.device == t) for t in self.types}
 
     def bandwidth(self) -> Floats:
-        """[D, D] bytes/s, symmetric; the diagonal carries the node's own figure (nobody sends to himself)."""
+        """[D, D] bytes/s, symmetric; the diagonal carries the node's own figure (nobody sends to
+        himself)."""
         network = np.array([n.network_bandwidth for n in self.nodes])
-        return self._by_device([n.intra_bandwidth for n in self.nodes], np.minimum.outer(network, network))
+        return self._by_device(
+            [n.intra_bandwidth for n in self.nodes], np.minimum.outer(network, network)
+        )
 
     def latency(self) -> Floats:
         """[D, D] seconds per message, symmetric, 0 on the diagonal."""
         network = np.array([n.network_latency for n in self.nodes])
-        matrix = self._by_device([n.intra_latency for n in self.nodes], np.maximum.outer(network, network))
+        matrix = self._by_device(
+            [n.intra_latency for n in self.nodes], np.maximum.outer(network, network)
+        )
         np.fill_diagonal(matrix, 0.0)
         return matrix
 
     def part(self, nodes: Sequence[int], name: str | None = None) -> Cluster:
-        """The cluster of some of the nodes, in the given order; specifications of types without nodes are left out."""
+        """The cluster of some of the nodes, in the given order; specifications of types without
+        nodes are left out."""
         kept = tuple(self.nodes[n] for n in nodes)
         types = {node.device for node in kept}
         specs = {kind: spec for kind, spec in self.specs.items() if kind in types}
@@ -156,11 +167,15 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
-    """The cluster that a parsed file describes; raises InputError for unknown devices or too many of them."""
+    """The cluster that a parsed file describes; raises InputError for unknown devices or too many
+    of them."""
     total = sum(entry.count * entry.devices for entry in file.nodes)
     if total > MAX_DEVICES:
         raise InputError(
-            "too many devices", where=f"{where}: nodes", got=total, expected=f"at most {MAX_DEVICES}"
+            "too many devices",
+            where=f"{where}: nodes",
+            got=total,
+            expected=f"at most {MAX_DEVICES}",
         )
     own = {
         name: overridden(name, given, where=f"{where}: devices.{name}")
@@ -170,7 +185,9 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
     nodes: list[Node] = []
     for i, entry in enumerate(file.nodes):
         place = f"{where}: nodes[{i}].device"
-        specs[entry.device] = own[entry.device] if entry.device in own else device(entry.device, where=place)
+        specs[entry.device] = (
+            own[entry.device] if entry.device in own else device(entry.device, where=place)
+        )
         nodes.extend([_node(entry)] * entry.count)
     return Cluster(file.name, tuple(nodes), specs)
 

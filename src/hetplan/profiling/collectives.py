@@ -1,8 +1,9 @@
-"""Measured collectives: a file with a line of latency and bandwidth per operation and group, and how it is fitted.
+"""Measured collectives: a file with a line of latency and bandwidth per operation and group, and
+how it is fitted.
 
-A JSON file `hetplan-collectives`, written by `hetplan profile --collectives`. SI units. The time of a message of n
-bytes is modelled as a + n/b. It is fitted to the fastest of the repeats: what is slower was disturbed, and medians of
-small messages are mostly disturbance.
+A JSON file `hetplan-collectives`, written by `hetplan profile --collectives`. SI units. The time of
+a message of n bytes is modelled as a + n/b. It is fitted to the fastest of the repeats: what is
+slower was disturbed, and medians of small messages are mostly disturbance.
 """
 
 from __future__ import annotations
@@ -71,13 +72,17 @@ class Collectives(StrictModel):
     fits: list[FittedCollective]
 
     def ring(self, operation: str) -> tuple[float, float]:
-        """(bytes per second, seconds per message) of the links of a ring over all ranks that takes as long as measured.
+        """(bytes per second, seconds per message) of the links of a ring over all ranks that takes
+        as long as measured.
 
-        A ring of n ranks makes n - 1 rounds (all-reduce: twice as many), each moving one n-th of a reduction's bytes,
-        or an all-gather's bytes of one rank. Raises InputError where the operation was not measured on all ranks.
+        A ring of n ranks makes n - 1 rounds (all-reduce: twice as many), each moving one n-th of a
+        reduction's bytes, or an all-gather's bytes of one rank. Raises InputError where the
+        operation was not measured on all ranks.
         """
         fits = [
-            fit for fit in self.fits if (fit.operation, fit.group) == (operation, "all") and fit.ranks > 1
+            fit
+            for fit in self.fits
+            if (fit.operation, fit.group) == (operation, "all") and fit.ranks > 1
         ]
         if not fits:
             raise InputError(
@@ -115,8 +120,9 @@ class Line:
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     """The line with the least sum of squared relative errors and neither part negative.
 
-    sizes: bytes, at least two of them different. Where the best line would have a negative latency, it goes through the
-    origin; where times fall with the size, the bandwidth is that of the largest message.
+    sizes: bytes, at least two of them different. Where the best line would have a negative latency,
+    it goes through the origin; where times fall with the size, the bandwidth is that of the largest
+    message.
     """
     n, t = np.asarray(sizes, float), np.asarray(seconds, float)
     weight = 1.0 / t

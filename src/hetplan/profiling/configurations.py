@@ -1,8 +1,9 @@
-"""Hugging Face configurations by family: which keys cost something, and the shape that they describe.
+"""Hugging Face configurations by family: which keys cost something, and the shape that they
+describe.
 
-Keys that the `transformers` classes would fill with the dimensions of one certain model are required here;
-the others keep the defaults of those classes (their documentation, "Configuration"). All that does not
-change a chain's cost is ignored.
+Keys that the `transformers` classes would fill with the dimensions of one certain model are
+required here; the others keep the defaults of those classes (their documentation, "Configuration").
+All that does not change a chain's cost is ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Gpt2Config(Config):
 
 
 class RotaryConfig(Config):
-    """What Llama, Mistral and Mixtral share. head_dim: None is hidden_size / num_attention_heads."""
+    """What Llama, Mistral and Mixtral share. head_dim: None is hidden_size /
+    num_attention_heads."""
 
     vocab_size: Vocabulary
     hidden_size: Width
@@ -65,7 +67,8 @@ class LlamaConfig(RotaryConfig):
 
 
 class MistralConfig(RotaryConfig):
-    """transformers.MistralConfig. sliding_window: None attends to everything, as from version 0.2 on."""
+    """transformers.MistralConfig. sliding_window: None attends to everything, as from version 0.2
+    on."""
 
     num_key_value_heads: Size | None = 8
     max_position_embeddings: Size = 131072
@@ -135,9 +138,15 @@ def from_gpt2(c: Gpt2Config) -> tuple[Transformer, int]:
     return shape, c.n_positions
 
 
-def rotary(c: LlamaConfig | MistralConfig | MixtralConfig, **changes: Any) -> tuple[Transformer, int]:
+def rotary(
+    c: LlamaConfig | MistralConfig | MixtralConfig, **changes: Any
+) -> tuple[Transformer, int]:
     """RMSNorm, SwiGLU, rotary positions, grouped queries; no biases unless the changes say so."""
-    shape: dict[str, Any] = {"attention_bias": False, "output_bias": False, "feed_forward_bias": False}
+    shape: dict[str, Any] = {
+        "attention_bias": False,
+        "output_bias": False,
+        "feed_forward_bias": False,
+    }
     heads = c.num_attention_heads
     return Transformer(
         vocabulary=c.vocab_size, hidden=c.hidden_size, layers=c.num_hidden_layers, heads=heads,
@@ -150,7 +159,10 @@ def rotary(c: LlamaConfig | MistralConfig | MixtralConfig, **changes: Any) -> tu
 def from_llama(c: LlamaConfig) -> tuple[Transformer, int]:
     """Llama 1 to 3: biases where the configuration has them."""
     return rotary(
-        c, attention_bias=c.attention_bias, output_bias=c.attention_bias, feed_forward_bias=c.mlp_bias
+        c,
+        attention_bias=c.attention_bias,
+        output_bias=c.attention_bias,
+        feed_forward_bias=c.mlp_bias,
     )
 
 
@@ -161,7 +173,9 @@ def from_mistral(c: MistralConfig) -> tuple[Transformer, int]:
 
 def from_mixtral(c: MixtralConfig) -> tuple[Transformer, int]:
     """Mixtral: Mistral with experts in every block."""
-    return rotary(c, window=c.sliding_window, experts=Experts(c.num_local_experts, c.num_experts_per_tok))
+    return rotary(
+        c, window=c.sliding_window, experts=Experts(c.num_local_experts, c.num_experts_per_tok)
+    )
 
 
 def from_opt(c: OptConfig) -> tuple[Transformer, int]:

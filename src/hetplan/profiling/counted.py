@@ -1,7 +1,9 @@
-"""One operator as a trace of a module counted it: sizes that grow in straight lines with the samples of a micro-batch.
+"""One operator as a trace of a module counted it: sizes that grow in straight lines with the
+samples of a micro-batch.
 
-Units: elements of the training precision moved to and from memory (an int64 counts as so many of them), FLOPs of
-matrix products. A traced operator belongs to one pass, and tensor parallelism leaves it whole.
+Units: elements of the training precision moved to and from memory (an int64 counts as so many of
+them), FLOPs of matrix products. A traced operator belongs to one pass, and tensor parallelism
+leaves it whole.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Sizes:
 class Counted:
     """An operator of one pass. read, written: elements. product: None for what only moves memory.
 
-    ruled: False where no rule says what the operator does; it then counts as the memory that it reads and writes.
+    ruled: False where no rule says what the operator does; it then counts as the memory that it
+    reads and writes.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Model files: a chain of layers as a trace of a module counted them, for `--model FILE`.
 
-A JSON file `hetplan-model`, written by `hetplan profile --predict --factory`. Sizes are in elements of `precision` and
-grow in straight lines with the samples of a micro-batch. Equal layers share one list of operators.
+A JSON file `hetplan-model`, written by `hetplan profile --predict --factory`. Sizes are in elements
+of `precision` and grow in straight lines with the samples of a micro-batch. Equal layers share one
+list of operators.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Product = Annotated[tuple[Line, Line, Line, Line], Strict(False)]
 
 
 class OperatorEntry(StrictModel):
-    """One operator of one pass. product: count, m, k, n. ruled: whether a rule says what it does."""
+    """One operator of one pass. product: count, m, k, n. ruled: whether a rule says what it
+    does."""
 
     name: Name
     backward: bool
@@ -41,7 +43,8 @@ class OperatorEntry(StrictModel):
 
 
 class LayerEntry(StrictModel):
-    """params, tied_params: numbers of them. output, saved: elements per sample. operators: which of the lists."""
+    """params, tied_params: numbers of them. output, saved: elements per sample. operators: which of
+    the lists."""
 
     name: Name
     params: Count
@@ -99,20 +102,33 @@ class ModelFile(StrictModel):
         return dict(found.most_common())
 
     def spec(self) -> ModelSpec:
-        """As a model that can be loaded; it has no other sequence length, and no tensor parallelism."""
+        """As a model that can be loaded; it has no other sequence length, and no tensor
+        parallelism."""
         layers, own = self.chain(), self.sequence
 
         def build(sequence: int) -> tuple[Layer, ...]:
             if own is not None and sequence != own:
                 raise InputError(
-                    "was traced at another sequence length", where=self.name, got=sequence, expected=str(own)
+                    "was traced at another sequence length",
+                    where=self.name,
+                    got=sequence,
+                    expected=str(own),
                 )
             return layers
 
         missing = ", ".join(f"{name} ({count})" for name, count in self.without_rule().items())
-        note = f"{self.name}: no rule for {missing}: counted as the memory that they move" if missing else ""
+        note = (
+            f"{self.name}: no rule for {missing}: counted as the memory that they move"
+            if missing
+            else ""
+        )
         return ModelSpec(
-            self.name, self.source, own, build, lambda tensor: tensor == 1, notes=tuple(filter(None, (note,)))
+            self.name,
+            self.source,
+            own,
+            build,
+            lambda tensor: tensor == 1,
+            notes=tuple(filter(None, (note,))),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

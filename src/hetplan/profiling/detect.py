@@ -1,6 +1,8 @@
-"""Nodes of a cluster from what launchers are given: hostfiles with `slots=`, Slurm node lists, and local devices.
+"""Nodes of a cluster from what launchers are given: hostfiles with `slots=`, Slurm node lists, and
+local devices.
 
-Whoever lists hosts does not say what is in them: all are taken to be like the local node, or as options say.
+Whoever lists hosts does not say what is in them: all are taken to be like the local node, or as
+options say.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from hetplan.profiling.catalogue import catalogue
 MOST_HOSTS = 4096
 # Gbit/s, where nothing is measured or told: PCIe 4.0 x16, and a data centre's Ethernet.
 PCIE_GBIT, ETHERNET_GBIT = 256.0, 100.0
-SLOTS = re.compile(r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$")
+SLOTS = re.compile(
+    r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$"
+)
 BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*)$")
 WORD = re.compile(r"[a-z]+\d+[a-z]*|\d+\w*|[a-z]+")
 
@@ -36,7 +40,8 @@ class Host:
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """Hosts of an MPI or DeepSpeed hostfile: `name slots=N`, `#` begins a comment; raises InputError with the line."""
+    """Hosts of an MPI or DeepSpeed hostfile: `name slots=N`, `#` begins a comment; raises
+    InputError with the line."""
     hosts: dict[str, int] = {}
     for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
         text = line.partition("#")[0].strip()
@@ -48,7 +53,9 @@ def read_hostfile(path: str) -> list[Host]:
             raise InputError("not usable", where=where, got=text, expected="HOST slots=N")
         slots = int(found["slots"] or 1)
         if not 1 <= slots <= MOST_HOSTS:
-            raise InputError("slots is not usable", where=where, got=slots, expected=f"1 to {MOST_HOSTS}")
+            raise InputError(
+                "slots is not usable", where=where, got=slots, expected=f"1 to {MOST_HOSTS}"
+            )
         if found["host"] in hosts:
             raise InputError("host stands twice", where=where, got=found["host"])
         hosts[found["host"]] = slots
@@ -64,7 +71,10 @@ def slurm_hosts(text: str) -> list[Host]:
         names += _expand(part, text)
         if len(names) > MOST_HOSTS:
             raise InputError(
-                "too many nodes", where="node list", got=len(names), expected=f"at most {MOST_HOSTS}"
+                "too many nodes",
+                where="node list",
+                got=len(names),
+                expected=f"at most {MOST_HOSTS}",
             )
     if not names:
         raise InputError("no node", where="node list", got=text, expected="such as gpu[01-04]")
@@ -87,7 +97,9 @@ def _expand(part: str, text: str) -> list[str]:
         return [part]
     found = BRACKETS.match(part)
     if found is None:
-        raise InputError("not usable", where="node list", got=text, expected="such as gpu[01-04,07]")
+        raise InputError(
+            "not usable", where="node list", got=text, expected="such as gpu[01-04,07]"
+        )
     names = []
     for piece in found["inside"].split(","):
         first, dash, last = piece.strip().partition("-")
@@ -96,17 +108,21 @@ def _expand(part: str, text: str) -> list[str]:
         numbers = range(int(first), int(last or first) + 1)
         if not 1 <= len(numbers) <= MOST_HOSTS:
             raise InputError(
-                "not a range", where="node list", got=piece, expected=f"1 to {MOST_HOSTS} nodes, rising"
+                "not a range",
+                where="node list",
+                got=piece,
+                expected=f"1 to {MOST_HOSTS} nodes, rising",
             )
         names += [f"{found['before']}{n:0{len(first)}d}{found['after']}" for n in numbers]
     return names
 
 
 def catalogued(name: str, memory_bytes: float) -> str | None:
-    """The catalogue's name of a device that its driver calls `name`; None where it is not clear which.
+    """The catalogue's name of a device that its driver calls `name`; None where it is not clear
+    which.
 
-    All parts of the catalogue's name but its memory must stand in the driver's, and of those with the most parts that
-    do, the memory must be the nearest, within a tenth.
+    All parts of the catalogue's name but its memory must stand in the driver's, and of those with
+    the most parts that do, the memory must be the nearest, within a tenth.
     """
     words = _words(name)
     best: list[tuple[int, float, str]] = []
@@ -120,7 +136,8 @@ def catalogued(name: str, memory_bytes: float) -> str | None:
 
 
 def _words(name: str) -> set[str]:
-    """`NVIDIA GeForce RTX 2080 Ti` as {nvidia, geforce, rtx, 2080, ti, 2080ti, …}: words and neighbours written as one.
+    """`NVIDIA GeForce RTX 2080 Ti` as {nvidia, geforce, rtx, 2080, ti, 2080ti, …}: words and
+    neighbours written as one.
 
     Drivers do not say SXM of an H100 with HBM3 or of an H200, which come in that form.
     """
@@ -134,7 +151,8 @@ def _words(name: str) -> set[str]:
 def cluster_document(
     hosts: Sequence[Host], name: str, local: Host, comment: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """A cluster file's content; what a host does not tell is the local node's. Equal neighbours are one entry.
+    """A cluster file's content; what a host does not tell is the local node's. Equal neighbours are
+    one entry.
 
     Raises InputError where no device type or number of devices is known.
     """
@@ -153,7 +171,9 @@ def cluster_document(
             )
         if full.devices is None:
             raise InputError(
-                "number of devices is not known", where=host.name, expected="--devices N, or GPUs here"
+                "number of devices is not known",
+                where=host.name,
+                expected="--devices N, or GPUs here",
             )
         entry = {
             "count": 1,
@@ -170,9 +190,12 @@ def cluster_document(
 
 
 def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
-    """The fastest link of this host that is up, in Gbit/s: InfiniBand ports, else Ethernet; None where none tells."""
+    """The fastest link of this host that is up, in Gbit/s: InfiniBand ports, else Ethernet; None
+    where none tells."""
     rates = [_leading(path) for path in root.glob("infiniband/*/ports/*/rate")]
-    speeds = [speed / 1000 for path in root.glob("net/*/speed") if (speed := _leading(path)) is not None]
+    speeds = [
+        speed / 1000 for path in root.glob("net/*/speed") if (speed := _leading(path)) is not None
+    ]
     found = [rate for rate in rates if rate is not None] or speeds
     return max((rate for rate in found if rate > 0), default=None)
 

@@ -1,11 +1,13 @@
-"""Learned efficiency: which share of a device's peak an operator reaches, from operators measured on it.
+"""Learned efficiency: which share of a device's peak an operator reaches, from operators measured
+on it.
 
-An operator's ideal seconds are the roofline's, max(FLOPs / peak, bytes / bandwidth), with nothing lost; its efficiency
-is ideal / measured, in (0, 1]. Gradient-boosted trees (XGBoost) learn it from sizes, products and elementwise operators
-apart, as Astra does for whole operators (Section 3.5). What was never measured keeps the plain roofline.
+An operator's ideal seconds are the roofline's, max(FLOPs / peak, bytes / bandwidth), with nothing
+lost; its efficiency is ideal / measured, in (0, 1]. Gradient-boosted trees (XGBoost) learn it from
+sizes, products and elementwise operators apart, as Astra does for whole operators (Section 3.5).
+What was never measured keeps the plain roofline.
 
-Files: `hetplan-operators` (measured operators of one device), `hetplan-efficiency` (trees, with what they were trained
-from and how wrong they are on operators kept apart).
+Files: `hetplan-operators` (measured operators of one device), `hetplan-efficiency` (trees, with
+what they were trained from and how wrong they are on operators kept apart).
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ ROUNDS = 100
 
 
 class MeasuredOperator(StrictModel):
-    """`count` products of m x k by k x n, or an elementwise operator (all four 0) that moves `elements`."""
+    """`count` products of m x k by k x n, or an elementwise operator (all four 0) that moves
+    `elements`."""
 
     kind: Kind
     count: NonNegative = 0.0
@@ -85,8 +88,8 @@ class OperatorData(StrictModel):
 class TrainedKind(StrictModel):
     """Trees of one kind of operator, as XGBoost's JSON.
 
-    error, roofline_error: mean |predicted / measured - 1| of the seconds of operators kept apart, with the trees and
-    with the plain roofline at its median efficiency.
+    error, roofline_error: mean |predicted / measured - 1| of the seconds of operators kept apart,
+    with the trees and with the plain roofline at its median efficiency.
     """
 
     kind: Kind
@@ -130,7 +133,8 @@ def load_efficiency(path: str | os.PathLike[str]) -> EfficiencyFile:
 
 @cache
 def packaged(device: str, precision: str) -> EfficiencyFile | None:
-    """What comes with hetplan of a device type, by the name that it was measured under; None of most."""
+    """What comes with hetplan of a device type, by the name that it was measured under; None of
+    most."""
     for path in sorted(Path(__file__).with_name("learned").glob("*.efficiency.json.gz")):
         found = load_efficiency(path)
         if (found.device, found.precision) == (device, precision):
@@ -139,9 +143,12 @@ def packaged(device: str, precision: str) -> EfficiencyFile | None:
 
 
 def features(count: float, m: float, k: float, n: float, elements: float) -> list[float]:
-    """What trees see of an operator: logarithms of its sizes, FLOPs, elements and of FLOPs per element."""
+    """What trees see of an operator: logarithms of its sizes, FLOPs, elements and of FLOPs per
+    element."""
     flops = 2 * count * m * k * n
-    return [float(np.log2(1 + value)) for value in (count, m, k, n, elements, flops, flops / elements)]
+    return [
+        float(np.log2(1 + value)) for value in (count, m, k, n, elements, flops, flops / elements)
+    ]
 
 
 def ideal_seconds(flops: float, moved_bytes: float, peak: float, bandwidth: float) -> float:
@@ -150,21 +157,26 @@ def ideal_seconds(flops: float, moved_bytes: float, peak: float, bandwidth: floa
 
 
 def train(data: OperatorData, seed: int = 0) -> EfficiencyFile:
-    """Trees from measured operators; a fifth is kept apart, by `seed`. Raises InputError for too few operators."""
+    """Trees from measured operators; a fifth is kept apart, by `seed`. Raises InputError for too
+    few operators."""
     found = []
     for kind in KINDS:
         operators = [op for op in data.operators if op.kind == kind]
         if len(operators) >= LEAST:
             found.append(_train(kind, operators, data, seed))
     if not found:
-        raise InputError("too few operators of a kind", got=len(data.operators), expected=f"at least {LEAST}")
+        raise InputError(
+            "too few operators of a kind", got=len(data.operators), expected=f"at least {LEAST}"
+        )
     return EfficiencyFile(
         device=data.device, precision=data.precision, flops_per_second=data.flops_per_second,
         bytes_per_second=data.bytes_per_second, provenance=data.provenance, kinds=found,
     )  # fmt: skip
 
 
-def _train(kind: Kind, operators: Sequence[MeasuredOperator], data: OperatorData, seed: int) -> TrainedKind:
+def _train(
+    kind: Kind, operators: Sequence[MeasuredOperator], data: OperatorData, seed: int
+) -> TrainedKind:
     xgboost = xgboost_library()
     rows = np.array([features(op.count, op.m, op.k, op.n, op.elements) for op in operators])
     ideal = np.array(
@@ -182,7 +194,10 @@ def _train(kind: Kind, operators: Sequence[MeasuredOperator], data: OperatorData
     efficiency = np.clip(ideal / seconds, SMALLEST, 1.0)
     order = list(range(len(operators)))
     Random(seed).shuffle(order)
-    apart, used = order[: max(round(APART * len(order)), 1)], order[max(round(APART * len(order)), 1) :]
+    apart, used = (
+        order[: max(round(APART * len(order)), 1)],
+        order[max(round(APART * len(order)), 1) :],
+    )
     booster = xgboost.train(SETTINGS, xgboost.DMatrix(rows[used], np.log(efficiency[used])), ROUNDS)
     learned = np.exp(np.clip(booster.predict(xgboost.DMatrix(rows[apart])), np.log(SMALLEST), 0.0))
     plain = np.median(efficiency[used])
@@ -211,10 +226,14 @@ class Learned:
                 json.loads(trained.trees)
                 found[trained.kind] = xgboost.Booster(model_file=bytearray(trained.trees, "utf-8"))
             except (ValueError, xgboost.core.XGBoostError):
-                raise InputError(f"trees of {trained.kind} cannot be read", where=self.file.device) from None
+                raise InputError(
+                    f"trees of {trained.kind} cannot be read", where=self.file.device
+                ) from None
         return found
 
-    def seconds(self, op: Operator, micro_batch: int, tensor: int, element_bytes: int) -> float | None:
+    def seconds(
+        self, op: Operator, micro_batch: int, tensor: int, element_bytes: int
+    ) -> float | None:
         """Forward seconds of an operator, None where its kind was not trained."""
         count, m, k, n, moved = sizes_of(op, micro_batch, tensor)
         kind: Kind = "product" if count else "elementwise"
@@ -225,13 +244,18 @@ class Learned:
         file = self.file
         return (
             ideal_seconds(
-                2 * count * m * k * n, moved * element_bytes, file.flops_per_second, file.bytes_per_second
+                2 * count * m * k * n,
+                moved * element_bytes,
+                file.flops_per_second,
+                file.bytes_per_second,
             )
             / share
         )
 
 
-def sizes_of(op: Operator, micro_batch: int, tensor: int) -> tuple[float, float, float, float, float]:
+def sizes_of(
+    op: Operator, micro_batch: int, tensor: int
+) -> tuple[float, float, float, float, float]:
     """(count, m, k, n, elements moved) of an operator; the first four 0 for what is no product."""
     if isinstance(op, Counted):
         sizes = (0.0, 0.0, 0.0, 0.0) if op.product is None else op.product.at(micro_batch)

@@ -1,4 +1,5 @@
-"""Reading what other programs wrote: JSON step by step, every step checked, every error with file and place."""
+"""Reading what other programs wrote: JSON step by step, every step checked, every error with file
+and place."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Key = int | str
 
 @dataclass(frozen=True)
 class Foreign:
-    """One value of a document: `value`, the document's file `where`, and the value's `path` within it."""
+    """One value of a document: `value`, the document's file `where`, and the value's `path` within
+    it."""
 
     value: Any
     where: str
@@ -41,7 +43,8 @@ class Foreign:
         return found
 
     def get(self, key: Key) -> Foreign | None:
-        """The entry `key`, or None; raises InputError where this is no object (for a name) or list (for a number)."""
+        """The entry `key`, or None; raises InputError where this is no object (for a name) or list
+        (for a number)."""
         if isinstance(key, int):
             items = self._list()
             return self._inner(key, items[key]) if 0 <= key < len(items) else None
@@ -65,7 +68,11 @@ class Foreign:
     def number(self, least: float = 0.0, most: float = LARGEST) -> float:
         """A number from `least` to `most`; booleans are none."""
         value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value <= most
+        ):
             raise self.error("not usable", f"a number from {least:g} to {most:g}")
         return float(value)
 
@@ -108,5 +115,7 @@ def read_foreign(path: str | os.PathLike[str]) -> Foreign:
 def key_number(key: str, entry: Foreign, least: int = 0, most: int = 10**6) -> int:
     """A key that is a whole number; raises InputError naming its place."""
     if not (key.isdecimal() and len(key) < 9 and least <= int(key) <= most):
-        raise InputError("key is no whole number", where=entry.place, got=key, expected=f"{least} to {most}")
+        raise InputError(
+            "key is no whole number", where=entry.place, got=key, expected=f"{least} to {most}"
+        )
     return int(key)

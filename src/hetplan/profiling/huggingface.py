@@ -1,7 +1,7 @@
 """Hugging Face `config.json` files as models: gpt2, llama, mistral, mixtral, opt and bert families.
 
-Nothing is downloaded and no remote code is loaded. A file without an essential dimension is refused; what
-it leaves to the defaults of `transformers` is told in the model's notes.
+Nothing is downloaded and no remote code is loaded. A file without an essential dimension is
+refused; what it leaves to the defaults of `transformers` is told in the model's notes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def name_of(path: str | os.PathLike[str]) -> str:
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     """The model that a parsed config.json describes."""
     if not isinstance(value, dict):
-        raise InputError("not an object", where=where, got=value, expected="a Hugging Face configuration")
+        raise InputError(
+            "not an object", where=where, got=value, expected="a Hugging Face configuration"
+        )
     kind = value.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         supported = f"one of {', '.join(FAMILIES)}"
@@ -48,8 +50,13 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
 
 
 def check_keys(schema: type[Config], value: dict[str, Any], kind: str, where: str) -> None:
-    """Raise InputError where an essential dimension is missing: a default would plan another model."""
-    missing = [key for key, field in schema.model_fields.items() if field.is_required() and key not in value]
+    """Raise InputError where an essential dimension is missing: a default would plan another
+    model."""
+    missing = [
+        key
+        for key, field in schema.model_fields.items()
+        if field.is_required() and key not in value
+    ]
     if not missing:
         return
     first, *others = missing
@@ -60,7 +67,8 @@ def check_keys(schema: type[Config], value: dict[str, Any], kind: str, where: st
 
 
 def assumptions(config: Config, shape: Transformer, where: str) -> tuple[str, ...]:
-    """One line with the keys that the file leaves out and the values that stand in; none where it has all."""
+    """One line with the keys that the file leaves out and the values that stand in; none where it
+    has all."""
     parts = []
     for key in type(config).model_fields:
         if key not in config.model_fields_set:
@@ -72,8 +80,12 @@ def assumptions(config: Config, shape: Transformer, where: str) -> tuple[str, ..
 
 
 def check_shape(shape: Transformer, value: dict[str, Any], where: str) -> None:
-    """Raise InputError where heads do not divide what they split, or more experts work than there are."""
-    if shape.head_dim * shape.heads != shape.hidden and value.get("head_dim", value.get("attn_size")) is None:
+    """Raise InputError where heads do not divide what they split, or more experts work than there
+    are."""
+    if (
+        shape.head_dim * shape.heads != shape.hidden
+        and value.get("head_dim", value.get("attn_size")) is None
+    ):
         raise InputError(
             "hidden size is not a multiple of the number of heads",
             where=where,

@@ -1,11 +1,14 @@
-"""Learned efficiency of communication: which share of a link's bandwidth a collective reaches, from measured ones.
+"""Learned efficiency of communication: which share of a link's bandwidth a collective reaches, from
+measured ones.
 
-A collective's ideal seconds are those of a ring (or of one message) on a link that loses nothing; its efficiency is
-ideal / measured, in (0, 1]. The link's bandwidth is the most that any of them reached in its kind of group. Gradient-
-boosted trees (XGBoost) learn it from operation, kind of group, ranks and bytes, never falling as bytes grow: latency is
-part of it. Source: Astra, Section 3.5 (efficiency of communication as of computation).
+A collective's ideal seconds are those of a ring (or of one message) on a link that loses nothing;
+its efficiency is ideal / measured, in (0, 1]. The link's bandwidth is the most that any of them
+reached in its kind of group. Gradient- boosted trees (XGBoost) learn it from operation, kind of
+group, ranks and bytes, never falling as bytes grow: latency is part of it. Source: Astra, Section
+3.5 (efficiency of communication as of computation).
 
-File: `hetplan-link-efficiency`, written by `hetplan profile train` from files of `hetplan profile --collectives`.
+File: `hetplan-link-efficiency`, written by `hetplan profile train` from files of `hetplan profile
+--collectives`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.collectives import OPERATIONS, Collectives
 from hetplan.profiling.efficiency import APART, LEAST, SETTINGS, SMALLEST, xgboost_library
 from hetplan.profiling.profile import Provenance
-from hetplan.schema import Name, NonNegative, Positive, PositiveCount, StrictModel, check_header, parse
+from hetplan.schema import (
+    Name,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    StrictModel,
+    check_header,
+    parse,
+)
 
 Floats = NDArray[np.float64]
 Group = Literal["node", "between", "all"]
@@ -38,8 +49,9 @@ ROUNDS = 120
 class LinkEfficiencyFile(StrictModel):
     """What was learned of one device's links. bytes_per_second: the most reached, by kind of group.
 
-    error: mean |predicted / measured - 1| of the seconds of messages kept apart; plain_error: of the same at the median
-    efficiency; line_error: of each operation's latency and bandwidth, which were fitted with those messages among them.
+    error: mean |predicted / measured - 1| of the seconds of messages kept apart; plain_error: of
+    the same at the median efficiency; line_error: of each operation's latency and bandwidth, which
+    were fitted with those messages among them.
     """
 
     format: Literal["hetplan-link-efficiency"] = "hetplan-link-efficiency"
@@ -70,18 +82,22 @@ def load_link_efficiency(path: str | os.PathLike[str]) -> LinkEfficiencyFile:
 def moved_share(operation: str, ranks: int) -> float:
     """Bytes that pass a rank's slowest link per byte of its own, at best.
 
-    Rings: Patarasuk and Yuan 2009. A rank's own bytes are what it sends (send), gives to all (gathers), or has of what
-    is reduced or exchanged, all parts together.
+    Rings: Patarasuk and Yuan 2009. A rank's own bytes are what it sends (send), gives to all
+    (gathers), or has of what is reduced or exchanged, all parts together.
     """
     rest = ranks - 1
-    return {"send": 1.0, "all-reduce": 2 * rest / ranks, "all-gather": rest, "grouped-broadcast": rest}.get(
-        operation, rest / ranks
-    )
+    return {
+        "send": 1.0,
+        "all-reduce": 2 * rest / ranks,
+        "all-gather": rest,
+        "grouped-broadcast": rest,
+    }.get(operation, rest / ranks)
 
 
 @dataclass(frozen=True)
 class Message:
-    """One measured size: seconds of the fastest repeat; line: what the operation's fitted line says."""
+    """One measured size: seconds of the fastest repeat; line: what the operation's fitted line
+    says."""
 
     operation: str
     group: Group
@@ -121,13 +137,18 @@ def messages_of(files: Sequence[Collectives]) -> list[Message]:
 
 
 def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFile:
-    """Trees from measured collectives; a fifth is kept apart, by `seed`. Raises InputError for too few."""
+    """Trees from measured collectives; a fifth is kept apart, by `seed`. Raises InputError for too
+    few."""
     xgboost = xgboost_library()
     found = messages_of(files)
     if len(found) < LEAST:
         raise InputError("too few measured messages", got=len(found), expected=f"at least {LEAST}")
     best = {
-        group: max(moved_share(m.operation, m.ranks) * m.size / m.seconds for m in found if m.group == group)
+        group: max(
+            moved_share(m.operation, m.ranks) * m.size / m.seconds
+            for m in found
+            if m.group == group
+        )
         for group in GROUPS
         if any(m.group == group for m in found)
     }
@@ -171,10 +192,13 @@ def _shares(booster: Any, rows: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class LearnedLinks:
-    """Trees ready to ask. Efficiencies are asked for at powers of two, once, with straight lines between."""
+    """Trees ready to ask. Efficiencies are asked for at powers of two, once, with straight lines
+    between."""
 
     file: LinkEfficiencyFile
-    _known: dict[tuple[str, str, int], tuple[Floats, Floats]] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, str, int], tuple[Floats, Floats]] = field(
+        default_factory=dict, repr=False
+    )
 
     @cached_property
     def _booster(self) -> Any:
@@ -186,7 +210,8 @@ class LearnedLinks:
             raise InputError("trees cannot be read", where=f"links of {self.file.device}") from None
 
     def share(self, operation: str, group: Group, ranks: int, size: float) -> float:
-        """The share of the link's bandwidth, in (0, 1]; of a group that was not measured that of the next wider."""
+        """The share of the link's bandwidth, in (0, 1]; of a group that was not measured that of
+        the next wider."""
         measured = self.file.bytes_per_second
         order: Mapping[Group, tuple[Group, ...]] = {
             "node": ("node", "all", "between"),

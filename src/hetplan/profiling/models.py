@@ -1,4 +1,5 @@
-"""A model as a chain of layers at one sequence length and precision, by name or from a config.json."""
+"""A model as a chain of layers at one sequence length and precision, by name or from a
+config.json."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Model:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the model before trusting a plan: keys that its file leaves out."""
+        """What a user should know of the model before trusting a plan: keys that its file leaves
+        out."""
         return self.spec.notes
 
     @cached_property
@@ -56,12 +58,17 @@ class Model:
 
 
 def load_model(
-    name: str | os.PathLike[str] | ModelSpec, *, sequence: int | None = None, precision: str = "fp16"
+    name: str | os.PathLike[str] | ModelSpec,
+    *,
+    sequence: int | None = None,
+    precision: str = "fp16",
 ) -> Model:
-    """A model by built-in name, by path to a Hugging Face config.json (or its folder), or from a ModelSpec.
+    """A model by built-in name, by path to a Hugging Face config.json (or its folder), or from a
+    ModelSpec.
 
     sequence: tokens per sample, None for the model's default. precision: fp16, bf16 or fp32.
-    Raises InputError for an unknown name (with suggestions), an unusable file, sequence or precision.
+    Raises InputError for an unknown name (with suggestions), an unusable file, sequence or
+    precision.
     """
     if precision not in PRECISIONS:
         raise unknown_name("unknown precision", precision, PRECISIONS)
@@ -73,7 +80,8 @@ def load_model(
 def find_model(name: str | os.PathLike[str]) -> ModelSpec:
     """The model that `name` stands for: a path if it looks like one, else a built-in."""
     text = os.fspath(name)
-    is_folder = os.path.isdir(text)  # Path.is_dir raises where a name is too long or a folder is closed
+    # Path.is_dir raises where a name is too long or a folder is closed
+    is_folder = os.path.isdir(text)
     if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or is_folder:
         return load_file(Path(text) / "config.json" if is_folder else Path(text))
     return built_in(text)

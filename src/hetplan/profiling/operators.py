@@ -1,8 +1,10 @@
 """What a layer computes, as a short list of operators with their shapes, per sample.
 
-Units: elements, FLOPs, bytes; `micro_batch` samples at once on a tensor-parallel group of `tensor` devices.
-Backward is counted operator by operator: a matrix product C = A B has two, dA = dC B^T and dB = A^T dC,
-each with the forward's FLOPs and traffic, so twice the forward in all (once where A needs no gradient).
+Units: elements, FLOPs, bytes; `micro_batch` samples at once on a tensor-parallel group of `tensor`
+devices.
+Backward is counted operator by operator: a matrix product C = A B has two, dA = dC B^T and dB = A^T
+dC, each with the forward's FLOPs and traffic, so twice the forward in all (once where A needs no
+gradient).
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ class Shape:
 class Matmul:
     """`count` products of m x k by k x n for each sample.
 
-    weight: the k x n side is a parameter (read once for all samples, whose rows stack up in m); else both
-    sides are activations and `count` grows with the micro-batch (attention). split: the dimension that
-    tensor parallelism divides. left, out: elements per sample that really move to and from memory where
-    that is not m k and m n: an implicit convolution reads each pixel once, fused attention keeps the scores
-    on the chip. input_gradient: False for a first layer, which has no dA.
+    weight: the k x n side is a parameter (read once for all samples, whose rows stack up in m);
+    else both sides are activations and `count` grows with the micro-batch (attention). split: the
+    dimension that tensor parallelism divides. left, out: elements per sample that really move to
+    and from memory where that is not m k and m n: an implicit convolution reads each pixel once,
+    fused attention keeps the scores on the chip. input_gradient: False for a first layer, which has
+    no dA.
     """
 
     name: str
@@ -126,8 +129,8 @@ def flops_of(op: Operator) -> tuple[float, float]:
 class Saved:
     """A tensor kept from forward to backward, per sample.
 
-    element_bytes: None = the training precision's; 1 for dropout masks, 4 for fp32 logits. split: whether
-    tensor parallelism divides it.
+    element_bytes: None = the training precision's; 1 for dropout masks, 4 for fp32 logits. split:
+    whether tensor parallelism divides it.
     """
 
     name: str
@@ -158,8 +161,8 @@ class Layer:
     """One link of the chain. All figures per sample and for the whole (unsplit) layer.
 
     params: parameters that this layer owns. tied_params: parameters owned by an earlier layer (a
-    language-model head that shares the embedding): a stage that holds this layer without the owner keeps a
-    copy of them. output: elements sent to the next layer.
+    language-model head that shares the embedding): a stage that holds this layer without the owner
+    keeps a copy of them. output: elements sent to the next layer.
     """
 
     name: str
@@ -204,7 +207,8 @@ class Layer:
         return sum(tensor.size(precision) for tensor in self.saved)
 
     def replicated_saved_bytes(self, precision: Precision) -> float:
-        """The part of `saved_bytes` that every tensor rank keeps whole (no sequence parallelism)."""
+        """The part of `saved_bytes` that every tensor rank keeps whole (no sequence
+        parallelism)."""
         return sum(tensor.size(precision) for tensor in self.saved if not tensor.split)
 
     def tensor_bytes(self, precision: Precision) -> float:

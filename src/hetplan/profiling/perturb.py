@@ -1,6 +1,7 @@
 """A profile made wrong on purpose: how far each layer's times may be off, and profiles that are.
 
-Times of a measured layer are off by half of its spread either way; where none was measured, by a tenth.
+Times of a measured layer are off by half of its spread either way; where none was measured, by a
+tenth.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Scenario:
 
 
 def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[str, Floats]:
-    """By device type [L]: half the spread of a layer's times by their sum, the median over the device's tables."""
+    """By device type [L]: half the spread of a layer's times by their sum, the median over the
+    device's tables."""
     found = {}
     for device in profile.devices():
         tables = [table for table in profile.tables if table.device == device]
@@ -40,12 +42,15 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
             if (spread := table.spread()) is not None
         ]
         size = len(profile.layers)
-        found[device] = np.minimum(np.median(rows, axis=0), MOST) if rows else np.full(size, unmeasured)
+        found[device] = (
+            np.minimum(np.median(rows, axis=0), MOST) if rows else np.full(size, unmeasured)
+        )
     return found
 
 
 def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats]) -> Profile:
-    """The profile with every layer's forward and backward seconds times the factor of its device type."""
+    """The profile with every layer's forward and backward seconds times the factor of its device
+    type."""
     tables = []
     for table in profile.tables:
         row = np.asarray(factors.get(table.device, np.ones(len(profile.layers))), float)
@@ -54,11 +59,16 @@ def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats])
             for key in ("forward_seconds", "backward_seconds")
         }
         tables.append(table.model_copy(update=changes))
-    return Profile(**{**{key: getattr(profile, key) for key in Profile.model_fields}, "tables": tables})
+    return Profile(
+        **{**{key: getattr(profile, key) for key in Profile.model_fields}, "tables": tables}
+    )
 
 
-def scenarios(profile: Profile, draws: int, seed: int, unmeasured: float = UNMEASURED) -> list[Scenario]:
-    """All layers of one device type slower, then faster, type by type; then `draws` in which each layer is off apart.
+def scenarios(
+    profile: Profile, draws: int, seed: int, unmeasured: float = UNMEASURED
+) -> list[Scenario]:
+    """All layers of one device type slower, then faster, type by type; then `draws` in which each
+    layer is off apart.
 
     Raises InputError where a share or a number is not usable.
     """

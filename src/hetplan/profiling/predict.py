@@ -32,16 +32,21 @@ def predict(
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
 
-    tensor_degrees: default those of `default_tensor_degrees`. learned: by device type, what replaces the plain roofline
-    there. date: ISO day of the prediction,
-    default today. Raises InputError where a device type has no matrix units for the model's precision.
+    tensor_degrees: default those of `default_tensor_degrees`. learned: by device type, what
+    replaces the plain roofline there. date: ISO day of the prediction,
+    default today. Raises InputError where a device type has no matrix units for the model's
+    precision.
     """
-    degrees = tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
+    degrees = (
+        tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
+    )
     for name in cluster.types:
         cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
     sizes = [(name, tp, size) for name in cluster.types for tp in degrees for size in micro_batches]
     if not sizes:
-        raise InputError("nothing to predict", expected="at least one micro-batch size and one tensor degree")
+        raise InputError(
+            "nothing to predict", expected="at least one micro-batch size and one tensor degree"
+        )
     with derived(f"profile of {model.name} on {cluster.name}"):
         return Profile(
             model=model.name,
@@ -55,7 +60,8 @@ def predict(
             ),
             layers=profile_layers(model),
             tables=[
-                _table(model, cluster, *size, efficiency, (learned or {}).get(size[0])) for size in sizes
+                _table(model, cluster, *size, efficiency, (learned or {}).get(size[0]))
+                for size in sizes
             ],
         )
 
@@ -112,16 +118,20 @@ def check_global_batch(global_batch: int) -> None:
 
 
 def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH) -> tuple[int, ...]:
-    """For each power of two up to `largest`, the largest divisor of the global batch that does not exceed it.
+    """For each power of two up to `largest`, the largest divisor of the global batch that does not
+    exceed it.
 
-    All divisors of a rich number would be dozens; this keeps at most seven, spread evenly on a log scale.
+    All divisors of a rich number would be dozens; this keeps at most seven, spread evenly on a log
+    scale.
     Raises InputError for a global batch below 1.
     """
     check_global_batch(global_batch)
     sizes = []
     power = 1
     while power <= largest:
-        sizes.append(next(b for b in range(min(power, global_batch), 0, -1) if global_batch % b == 0))
+        sizes.append(
+            next(b for b in range(min(power, global_batch), 0, -1) if global_batch % b == 0)
+        )
         power *= 2
     return tuple(dict.fromkeys(sizes))
 

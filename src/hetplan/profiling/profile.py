@@ -1,9 +1,12 @@
-"""The profile: what one model costs per layer on every device type, tensor degree and micro-batch size.
+"""The profile: what one model costs per layer on every device type, tensor degree and micro-batch
+size.
 
-A JSON file `hetplan-profile`, predicted by hetplan or measured elsewhere; the planner only ever sees this.
-SI units: seconds of one micro-batch on one device of a tensor group, bytes per sample (parameters: bytes).
-Layer times exclude the tensor-parallel all-reduce, which is priced from `tensor_bytes`; a measured profile
-whose times include it says `tensor_bytes` 0.
+A JSON file `hetplan-profile`, predicted by hetplan or measured elsewhere; the planner only ever
+sees this.
+SI units: seconds of one micro-batch on one device of a tensor group, bytes per sample (parameters:
+bytes).
+Layer times exclude the tensor-parallel all-reduce, which is priced from `tensor_bytes`; a measured
+profile whose times include it says `tensor_bytes` 0.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 class Provenance(StrictModel):
     """Where the numbers come from. calibrated: whether measurements corrected a prediction.
 
-    learned: device types predicted with an efficiency learned from measured operators; others have the plain roofline.
+    learned: device types predicted with an efficiency learned from measured operators; others have
+    the plain roofline.
     """
 
     kind: Literal["predicted", "measured"]
@@ -47,10 +51,11 @@ class Provenance(StrictModel):
 class ProfileLayer(StrictModel):
     """What does not depend on the device, whole layer.
 
-    param_bytes: owned parameters; tied_param_bytes: a copy of an earlier layer's (tied embeddings), needed
-    by a stage without that layer. activation_bytes: sent to the next layer, per sample. tensor_bytes:
-    all-reduced in a tensor group, forward and backward, per sample. saved_bytes: kept for the backward
-    pass, per sample; replicated_saved_bytes: the part that tensor parallelism does not divide.
+    param_bytes: owned parameters; tied_param_bytes: a copy of an earlier layer's (tied embeddings),
+    needed by a stage without that layer. activation_bytes: sent to the next layer, per sample.
+    tensor_bytes: all-reduced in a tensor group, forward and backward, per sample. saved_bytes: kept
+    for the backward pass, per sample; replicated_saved_bytes: the part that tensor parallelism does
+    not divide.
     """
 
     name: Name
@@ -77,10 +82,11 @@ class ProfileLayer(StrictModel):
 
 
 class Readings(StrictModel):
-    """What a measurement tells beside medians, per layer [L]: spreads are the slowest less the fastest repeat.
+    """What a measurement tells beside medians, per layer [L]: spreads are the slowest less the
+    fastest repeat.
 
-    optimizer_seconds: one update. saved_bytes: kept from forward to backward, whole micro-batch. peak_bytes: needed
-    beside at the passes' peak; null where the device keeps no such books.
+    optimizer_seconds: one update. saved_bytes: kept from forward to backward, whole micro-batch.
+    peak_bytes: needed beside at the passes' peak; null where the device keeps no such books.
     """
 
     forward_spread_seconds: SecondsRow
@@ -91,7 +97,8 @@ class Readings(StrictModel):
 
 
 class ProfileTable(StrictModel):
-    """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of measured tables."""
+    """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of
+    measured tables."""
 
     device: Name
     tensor: PositiveCount
@@ -121,7 +128,8 @@ class ProfileTable(StrictModel):
 
 
 class Profile(StrictModel):
-    """A profile: layers [L], tables of [L] entries each. sequence: tokens per sample, null for images."""
+    """A profile: layers [L], tables of [L] entries each. sequence: tokens per sample, null for
+    images."""
 
     format: Literal["hetplan-profile"] = "hetplan-profile"
     version: Literal[1] = 1
@@ -145,7 +153,9 @@ class Profile(StrictModel):
             for key, row in table.readings or ():
                 if row is not None and len(row) != len(self.layers):
                     expected = f"expected one per layer ({len(self.layers)})"
-                    raise ValueError(f"tables[{i}].readings.{key} has {len(row)} entries, {expected}")
+                    raise ValueError(
+                        f"tables[{i}].readings.{key} has {len(row)} entries, {expected}"
+                    )
             name = (table.device, table.tensor, table.micro_batch)
             if name in seen:
                 raise ValueError(

@@ -1,7 +1,9 @@
 """Recomputation: what a layer keeps for its backward pass, and what it computes again.
 
-none: everything is kept. selective: the attention core (scores, softmax, context) is computed again (Korthikanti et al.
-2022, Section 5). full: only the layer's input is kept, and its forward pass repeated (Chen et al. 2016).
+none: everything is kept. selective: the attention core (scores, softmax, context) is computed again
+(Korthikanti et al.
+2022, Section 5). full: only the layer's input is kept, and its forward pass repeated (Chen et al.
+2016).
 """
 
 from __future__ import annotations
@@ -43,8 +45,11 @@ def repeated_share(
     return core / sum(seconds) if sum(seconds) > 0 else 0.0
 
 
-def kept_bytes(layer: Layer, mode: Recomputation, precision: Precision, tensor: int, before: float) -> float:
-    """Bytes per sample that each device of a tensor group keeps. before: bytes per sample of the layer's input."""
+def kept_bytes(
+    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, before: float
+) -> float:
+    """Bytes per sample that each device of a tensor group keeps. before: bytes per sample of the
+    layer's input."""
     if mode == "full" and layer.kind in REPEATED:
         return before
     kept = [t for t in layer.saved if not (mode == "selective" and t.name in CORE_SAVED)]

@@ -1,8 +1,9 @@
 """Analytical times: a roofline per operator, a floor per layer, and ring collectives.
 
-Every operator takes max(FLOPs / (peak e_m), bytes / (bandwidth e_b)) (Williams et al. 2009, the roofline);
-a layer takes the sum, but never less than launching its kernels. These are first guesses that rank devices
-and layers; a measured profile replaces them. Nothing here is fitted to any system's totals.
+Every operator takes max(FLOPs / (peak e_m), bytes / (bandwidth e_b)) (Williams et al. 2009, the
+roofline); a layer takes the sum, but never less than launching its kernels. These are first guesses
+that rank devices and layers; a measured profile replaces them. Nothing here is fitted to any
+system's totals.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 class Efficiency:
     """The shares of the datasheet's peaks that kernels reach, and the cost of a launch.
 
-    matmul_16, matmul_32: of peak_tflops, large matrix products. Tensor-core libraries reach 60 to 80 % on
-    square products of some thousands (the rest is clocks under load, epilogues and the last wave), plain
-    fp32 more. memory: of the memory bandwidth; copies reach 80 to 90 % on HBM and GDDR (STREAM-like
-    benchmarks). launch_seconds: one kernel from an eager framework, host side; several microseconds to ten.
-    tile: products are computed in tiles, so m and n round up to a multiple of it (NVIDIA, "Matrix
-    Multiplication Background", tile quantisation); 64 is the smallest tile that libraries use for 16-bit
-    products.
+    matmul_16, matmul_32: of peak_tflops, large matrix products. Tensor-core libraries reach 60 to
+    80 % on square products of some thousands (the rest is clocks under load, epilogues and the last
+    wave), plain fp32 more. memory: of the memory bandwidth; copies reach 80 to 90 % on HBM and GDDR
+    (STREAM-like benchmarks). launch_seconds: one kernel from an eager framework, host side; several
+    microseconds to ten. tile: products are computed in tiles, so m and n round up to a multiple of
+    it (NVIDIA, "Matrix Multiplication Background", tile quantisation); 64 is the smallest tile that
+    libraries use for 16-bit products.
     """
 
     matmul_16: float = 0.7
@@ -49,7 +50,8 @@ DEFAULT_EFFICIENCY = Efficiency()
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer and one micro-batch on one device of a tensor group, without its all-reduces."""
+    """Seconds of one layer and one micro-batch on one device of a tensor group, without its
+    all-reduces."""
 
     forward: float
     backward: float
@@ -67,8 +69,8 @@ def layer_time(
 ) -> LayerTime:
     """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices such as `spec`.
 
-    Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not included.
-    learned: what was learned of this device's operators, in place of the roofline.
+    Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not
+    included. learned: what was learned of this device's operators, in place of the roofline.
     Raises InputError where the device lacks `precision`, or sizes are below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
@@ -83,8 +85,12 @@ def layer_time(
         ]
     kernels = [launches(op) for op in layer.operators]
     return LayerTime(
-        forward=max(sum(t.forward for t in times), sum(k[0] for k in kernels) * efficiency.launch_seconds),
-        backward=max(sum(t.backward for t in times), sum(k[1] for k in kernels) * efficiency.launch_seconds),
+        forward=max(
+            sum(t.forward for t in times), sum(k[0] for k in kernels) * efficiency.launch_seconds
+        ),
+        backward=max(
+            sum(t.backward for t in times), sum(k[1] for k in kernels) * efficiency.launch_seconds
+        ),
     )
 
 
@@ -101,7 +107,8 @@ class Rates:
         """The datasheet's peaks times the efficiencies."""
         return cls(
             flops_per_s=spec.peak_flops(precision) * efficiency.matmul(precision),
-            element_seconds=ELEMENT_BYTES[precision] / (spec.memory_bytes_per_s * efficiency.memory),
+            element_seconds=ELEMENT_BYTES[precision]
+            / (spec.memory_bytes_per_s * efficiency.memory),
             tile=efficiency.tile,
         )
 
@@ -124,7 +131,9 @@ def counted_seconds(op: Counted, rates: Rates, samples: int) -> float:
     if op.product is None:
         return moved
     count, m, k, n = op.product.at(samples)
-    return max(2.0 * count * _tiled(m, rates.tile) * k * _tiled(n, rates.tile) / rates.flops_per_s, moved)
+    return max(
+        2.0 * count * _tiled(m, rates.tile) * k * _tiled(n, rates.tile) / rates.flops_per_s, moved
+    )
 
 
 def one_pass(op: Counted, seconds: float) -> LayerTime:
@@ -133,15 +142,23 @@ def one_pass(op: Counted, seconds: float) -> LayerTime:
 
 
 def learned_time(
-    learned: Learned, op: Operator, plain: LayerTime, micro_batch: int, tensor: int, element_bytes: int
+    learned: Learned,
+    op: Operator,
+    plain: LayerTime,
+    micro_batch: int,
+    tensor: int,
+    element_bytes: int,
 ) -> LayerTime:
-    """What was learned of an operator's forward pass, and the plain roofline's ratio of its passes."""
+    """What was learned of an operator's forward pass, and the plain roofline's ratio of its
+    passes."""
     seconds = learned.seconds(op, micro_batch, tensor, element_bytes)
     if seconds is None:
         return plain
     if isinstance(op, Counted):
         return one_pass(op, seconds)
-    return LayerTime(seconds, seconds * (plain.backward / plain.forward if plain.forward > 0 else 0.0))
+    return LayerTime(
+        seconds, seconds * (plain.backward / plain.forward if plain.forward > 0 else 0.0)
+    )
 
 
 def tiled_flops(shape: Shape, tile: int) -> float:
@@ -157,9 +174,9 @@ def _tiled(size: float, tile: int) -> float:
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
     """Time of a ring all-reduce: 2 (n-1) (size / (n b) + a), no overlap.
 
-    size: bytes per rank. ranks: n >= 1 (1 gives 0). bandwidth: bytes/s of the ring's slowest link. latency:
-    seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022), equation 3, without the
-    latency.
+    size: bytes per rank. ranks: n >= 1 (1 gives 0). bandwidth: bytes/s of the ring's slowest link.
+    latency: seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022), equation 3,
+    without the latency.
     """
     _check(size, bandwidth, latency)
     if ranks < 1:
@@ -174,7 +191,12 @@ def transfer_seconds(size: float, bandwidth: float, latency: float = 0.0) -> flo
 
 
 def tensor_reduce_seconds(
-    layer: Layer, precision: Precision, micro_batch: int, tensor: int, bandwidth: float, latency: float = 0.0
+    layer: Layer,
+    precision: Precision,
+    micro_batch: int,
+    tensor: int,
+    bandwidth: float,
+    latency: float = 0.0,
 ) -> float:
     """Seconds of a layer's tensor-parallel all-reduces, forward and backward, one micro-batch."""
     sizes = [reduce.size(precision) * micro_batch for reduce in layer.reduces]

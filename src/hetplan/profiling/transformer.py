@@ -1,9 +1,10 @@
 """Transformers as layer chains: embedding, blocks, head.
 
-One block: norm - attention - residual - norm - feed-forward - residual; pre- and post-norm cost the same.
-Tensor parallelism is Megatron's (Shoeybi et al. 2019, Section 3): attention by heads, feed-forward by
-columns, then rows, so two all-reduces of s h forward and two backward per block; vocabulary split in
-embedding and head.
+One block: norm - attention - residual - norm - feed-forward - residual; pre- and post-norm cost the
+same.
+Tensor parallelism is Megatron's (Shoeybi et al. 2019, Section 3): attention by heads, feed-forward
+by columns, then rows, so two all-reduces of s h forward and two backward per block; vocabulary
+split in embedding and head.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Re
 
 
 def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
-    """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned positions."""
+    """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
+    positions."""
     blocks = [block(t, sequence, index) for index in range(t.layers)]
     return (embedding(t, sequence), *blocks, head(t, sequence))
 
 
 def embedding(t: Transformer, s: int) -> Layer:
-    """Token, position and type vectors, summed; normalised and projected where the model does so."""
+    """Token, position and type vectors, summed; normalised and projected where the model does
+    so."""
     width = t.embedding_width or t.hidden
     params = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
     tables = 1 + bool(t.positions) + bool(t.types)
-    operators: list[Operator] = [Elementwise("lookup", (1 + tables) * s * width, (1 + tables) * s * width)]
+    operators: list[Operator] = [
+        Elementwise("lookup", (1 + tables) * s * width, (1 + tables) * s * width)
+    ]
     saved: list[Saved] = []
     if width != t.hidden:
         params += width * t.hidden
@@ -51,7 +56,9 @@ def embedding(t: Transformer, s: int) -> Layer:
         operators.append(Elementwise("dropout", 2 * s * t.hidden, 2 * s * t.hidden))
         saved.append(Saved("embedding dropout mask", s * t.hidden, split=False, element_bytes=1))
     reduces = (Reduce(s * width, backward=False),)  # ranks hold parts of the vocabulary
-    return Layer("embedding", "embedding", params, tuple(operators), s * t.hidden, tuple(saved), reduces)
+    return Layer(
+        "embedding", "embedding", params, tuple(operators), s * t.hidden, tuple(saved), reduces
+    )
 
 
 def block(t: Transformer, s: int, index: int) -> Layer:
@@ -73,7 +80,13 @@ def block(t: Transformer, s: int, index: int) -> Layer:
     params = attention_params(t) + feed_forward + 2 * t.norm_params
     reduces = tuple(Reduce(size, backward) for backward in (False, False, True, True))
     return Layer(
-        f"block-{index}", "moe-block" if mixture else "block", params, operators, size, saved, reduces
+        f"block-{index}",
+        "moe-block" if mixture else "block",
+        params,
+        operators,
+        size,
+        saved,
+        reduces,
     )
 
 
@@ -96,8 +109,14 @@ def head(t: Transformer, s: int) -> Layer:
     if t.head == "bert":
         params += bert_head_params(t)
         operators += [Matmul("pooler", 1, h, h), Matmul("transform", s, h, h)]
-        operators += [Elementwise("transform-gelu", 2 * size, 3 * size), norm("transform-norm", size)]
-        saved += [Saved(f"transform {what}", size, split=False) for what in ("input", "activation", "norm")]
+        operators += [
+            Elementwise("transform-gelu", 2 * size, 3 * size),
+            norm("transform-norm", size),
+        ]
+        saved += [
+            Saved(f"transform {what}", size, split=False)
+            for what in ("input", "activation", "norm")
+        ]
     operators.append(Matmul("lm-head", s, width, v, split="n"))
     # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum and gradient.
     operators.append(Elementwise("cross-entropy", 6 * s * v, 3 * s * v, split=True))
@@ -105,4 +124,6 @@ def head(t: Transformer, s: int) -> Layer:
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
     tied = v * width if t.tied else 0
-    return Layer("head", "head", params, tuple(operators), 0, tuple(saved), reduces, tied_params=tied)
+    return Layer(
+        "head", "head", params, tuple(operators), 0, tuple(saved), reduces, tied_params=tied
+    )

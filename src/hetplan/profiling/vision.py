@@ -12,7 +12,29 @@ from hetplan.profiling.blocks import norm
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Saved
 from hetplan.profiling.transformer import block
 
-VGG19 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)
+VGG19 = (
+    64,
+    64,
+    0,
+    128,
+    128,
+    0,
+    256,
+    256,
+    256,
+    256,
+    0,
+    512,
+    512,
+    512,
+    512,
+    0,
+    512,
+    512,
+    512,
+    512,
+    0,
+)
 
 
 def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
@@ -31,7 +53,8 @@ def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: 
 def vit_layers(
     t: Transformer, *, image: int = 224, patch: int = 16, classes: int = 1000
 ) -> tuple[Layer, ...]:
-    """ViT (Dosovitskiy et al. 2021): patch embedding with class token, blocks, norm and classifier."""
+    """ViT (Dosovitskiy et al. 2021): patch embedding with class token, blocks, norm and
+    classifier."""
     patches, pixels = (image // patch) ** 2, 3 * patch * patch
     s, h = patches + 1, t.hidden
     first = Layer(
@@ -60,23 +83,32 @@ def vit_layers(
     return (first, *(block(t, s, i) for i in range(t.layers)), last)
 
 
-def vgg_layers(plan: tuple[int, ...] = VGG19, *, image: int = 224, classes: int = 1000) -> tuple[Layer, ...]:
-    """VGG (Simonyan and Zisserman 2015, configuration E): 3x3 convolutions, 0 = pooling, three linear layers.
+def vgg_layers(
+    plan: tuple[int, ...] = VGG19, *, image: int = 224, classes: int = 1000
+) -> tuple[Layer, ...]:
+    """VGG (Simonyan and Zisserman 2015, configuration E): 3x3 convolutions, 0 = pooling, three
+    linear layers.
 
-    A convolution is one matrix product of all pixels with k = 9 channels; pooling belongs to the layer
-    before it.
+    A convolution is one matrix product of all pixels with k = 9 channels; pooling belongs to the
+    layer before it.
     """
     layers: list[Layer] = []
     channels, side = 3, image
     for i, width in enumerate(plan):
         if width:
             pooled = i + 1 < len(plan) and plan[i + 1] == 0
-            layers.append(convolution(f"conv-{len(layers)}", channels, width, side, pooled, first=not layers))
+            layers.append(
+                convolution(f"conv-{len(layers)}", channels, width, side, pooled, first=not layers)
+            )
             channels = width
         else:
             side //= 2
     features = channels * 7 * 7
-    for name, inside, outside in (("fc-0", features, 4096), ("fc-1", 4096, 4096), ("head", 4096, classes)):
+    for name, inside, outside in (
+        ("fc-0", features, 4096),
+        ("fc-1", 4096, 4096),
+        ("head", 4096, classes),
+    ):
         saved = [Saved("input", inside, split=False)]
         operators: list[Operator] = [Matmul(name, 1, inside, outside)]
         if name != "head":
@@ -90,7 +122,9 @@ def vgg_layers(plan: tuple[int, ...] = VGG19, *, image: int = 224, classes: int 
     return tuple(layers)
 
 
-def convolution(name: str, channels: int, width: int, side: int, pooled: bool, *, first: bool) -> Layer:
+def convolution(
+    name: str, channels: int, width: int, side: int, pooled: bool, *, first: bool
+) -> Layer:
     """3x3 convolution with bias and in-place ReLU, and 2x2 maximum pooling where `pooled`."""
     pixels = side * side
     out = pixels * width
@@ -104,18 +138,21 @@ def convolution(name: str, channels: int, width: int, side: int, pooled: bool, *
         saved.append(Saved("pool input", out, split=False))
         saved.append(Saved("pool indices", out // 4, split=False, element_bytes=8))
     params = 9 * channels * width + width
-    return Layer(name, "convolution", params, tuple(operators), out // 4 if pooled else out, tuple(saved))
+    return Layer(
+        name, "convolution", params, tuple(operators), out // 4 if pooled else out, tuple(saved)
+    )
 
 
 def transgan_layers(
     wide: Transformer, narrow: Transformer, *, latent: int = 512, bottom: int = 9
 ) -> tuple[Layer, ...]:
-    """TransGAN's generator (Jiang et al. 2021) as AMP uses it: blocks at two of its six resolutions.
+    """TransGAN's generator (Jiang et al. 2021) as AMP uses it: blocks at two of its six
+    resolutions.
 
-    wide: h = 1024 on bottom x bottom tokens, the first resolution. Two bicubic upsamplings keep the width
-    and three pixel shuffles quarter it, so narrow: h = 16 on (32 bottom)^2 tokens, attention in windows of
-    16 x 16. The resolutions between hold position vectors only. AMP (NeurIPS 2022), Section 4.1 and its
-    released configuration (bottom 9).
+    wide: h = 1024 on bottom x bottom tokens, the first resolution. Two bicubic upsamplings keep the
+    width and three pixel shuffles quarter it, so narrow: h = 16 on (32 bottom)^2 tokens, attention
+    in windows of 16 x 16. The resolutions between hold position vectors only. AMP (NeurIPS 2022),
+    Section 4.1 and its released configuration (bottom 9).
     """
     s, h = bottom * bottom, wide.hidden
     first = Layer(
@@ -147,7 +184,8 @@ def transgan_layers(
 
 
 def upsampling(hidden: int, bottom: int) -> Layer:
-    """From the first resolution to the sixth: two bicubic steps, three pixel shuffles, position vectors."""
+    """From the first resolution to the sixth: two bicubic steps, three pixel shuffles, position
+    vectors."""
     widths = (hidden, hidden, hidden // 4, hidden // 16, hidden // 64)
     sizes = [(2 * bottom << i) ** 2 * width for i, width in enumerate(widths)]
     moves = sum(3 * size for size in sizes)

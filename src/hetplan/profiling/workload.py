@@ -1,4 +1,5 @@
-"""The workload: one model, cluster, profile and global batch, from which every family's problem is posed."""
+"""The workload: one model, cluster, profile and global batch, from which every family's problem is
+posed."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from hetplan.profiling.profile import Profile, load_profile
 if TYPE_CHECKING:
     from hetplan.profiling.link_efficiency import LearnedLinks
 
-# Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4 + 4 in
-# mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in both cases 16.
+# Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
+# + 4 in mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in
+# both cases 16.
 STATE_BYTES_PER_PARAM = 16
 PARAM_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
@@ -32,9 +34,10 @@ class Workload:
     """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
 
     profile: has tables of every device type of the cluster, layers as the model's.
-    reserved_bytes: memory of each device that training cannot use. working_bytes: what each device of a tensor group of
-    that degree needs per sample beside what its layers keep, while one of them is computed again.
-    links: learned efficiency of messages and collectives, None: links reach the cluster file's bandwidths.
+    reserved_bytes: memory of each device that training cannot use. working_bytes: what each device
+    of a tensor group of that degree needs per sample beside what its layers keep, while one of them
+    is computed again. links: learned efficiency of messages and collectives, None: links reach the
+    cluster file's bandwidths.
     """
 
     model: Model
@@ -66,7 +69,8 @@ class Workload:
 
     @property
     def state_bytes_per_param_byte(self) -> float:
-        """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32 (Adam)."""
+        """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32
+        (Adam)."""
         return STATE_BYTES_PER_PARAM / PARAM_BYTES[self.precision]
 
     @property
@@ -78,7 +82,10 @@ class Workload:
     def device_bytes(self) -> dict[str, float]:
         """Usable memory by device type: the nominal one less `reserved_bytes`, at least 0."""
         specs = self.cluster.specs
-        return {name: max(0.0, specs[name].memory_bytes - self.reserved_bytes) for name in self.cluster.types}
+        return {
+            name: max(0.0, specs[name].memory_bytes - self.reserved_bytes)
+            for name in self.cluster.types
+        }
 
 
 def make_workload(
@@ -90,10 +97,11 @@ def make_workload(
     precision: str = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
 ) -> Workload:
-    """Join a model (name, config.json or Model), a cluster (file or Cluster) and a profile (file or Profile).
+    """Join a model (name, config.json or Model), a cluster (file or Cluster) and a profile (file or
+    Profile).
 
-    Without a profile one is predicted. A Model brings its own sequence and precision. Raises InputError
-    where a part cannot be read or the parts do not fit together.
+    Without a profile one is predicted. A Model brings its own sequence and precision. Raises
+    InputError where a part cannot be read or the parts do not fit together.
     """
     if not isinstance(model, Model):
         model = load_model(model, sequence=sequence, precision=precision)
@@ -108,15 +116,21 @@ def make_workload(
     return Workload(model, cluster, profile, global_batch)
 
 
-def check_profile(profile: Profile, model: Model, cluster: Cluster, *, where: str | None = None) -> None:
-    """Raise InputError unless the profile is one of this model for every device type of this cluster.
+def check_profile(
+    profile: Profile, model: Model, cluster: Cluster, *, where: str | None = None
+) -> None:
+    """Raise InputError unless the profile is one of this model for every device type of this
+    cluster.
 
     where: the profile's file, for messages.
     """
     where = where or f"profile of {profile.model}"
     if profile.model != model.name:
         raise InputError(
-            "profile is of another model", where=f"{where}: model", got=profile.model, expected=model.name
+            "profile is of another model",
+            where=f"{where}: model",
+            got=profile.model,
+            expected=model.name,
         )
     for key in ("sequence", "precision"):
         got, expected = getattr(profile, key), getattr(model, key)
@@ -130,7 +144,9 @@ def check_profile(profile: Profile, model: Model, cluster: Cluster, *, where: st
     if len(profile.layers) != len(model.layers):
         count = len(profile.layers)
         expected = f"{len(model.layers)}, as {model.name} has"
-        raise InputError("number of layers differs", where=f"{where}: layers", got=count, expected=expected)
+        raise InputError(
+            "number of layers differs", where=f"{where}: layers", got=count, expected=expected
+        )
     missing = [name for name in cluster.types if name not in profile.devices()]
     if missing:
         raise InputError(

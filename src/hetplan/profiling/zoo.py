@@ -1,4 +1,5 @@
-"""The built-in models: published shapes and parameter counts, each with its source, by lower-case name.
+"""The built-in models: published shapes and parameter counts, each with its source, by lower-case
+name.
 
 A `ModelSpec` is a model without a sequence length; `chain` gives its layers for one.
 """
@@ -24,7 +25,8 @@ POPLAR = "size named in Poplar (AAAI 2025); shape chosen by hetplan"
 
 @dataclass(frozen=True)
 class Published:
-    """How many parameters a model has in public, and where that stands; what hetplan counts is within 0.5 %."""
+    """How many parameters a model has in public, and where that stands; what hetplan counts is
+    within 0.5 %."""
 
     params: float
     source: str
@@ -32,11 +34,12 @@ class Published:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model's shape. sequence: the default number of tokens, None for images, whose size is fixed.
+    """A model's shape. sequence: the default number of tokens, None for images, whose size is
+    fixed.
 
-    build: sequence -> layers (images: ignores it). fits: whether a tensor-parallel degree divides it.
-    published: None where nobody published a count. notes: what a user should know before trusting a plan.
-    shape: of a text model. encoder: of a vision transformer.
+    build: sequence -> layers (images: ignores it). fits: whether a tensor-parallel degree divides
+    it. published: None where nobody published a count. notes: what a user should know before
+    trusting a plan. shape: of a text model. encoder: of a vision transformer.
     """
 
     name: str
@@ -50,17 +53,22 @@ class ModelSpec:
     encoder: Transformer | None = None
 
     def chain(self, sequence: int | None = None) -> tuple[int | None, tuple[Layer, ...]]:
-        """The sequence length in force and the layers; raises InputError for a sequence on an image model."""
+        """The sequence length in force and the layers; raises InputError for a sequence on an image
+        model."""
         if self.sequence is None:
             if sequence is not None:
                 raise InputError(
-                    "this model takes images and has no sequence length", where=self.name, got=sequence
+                    "this model takes images and has no sequence length",
+                    where=self.name,
+                    got=sequence,
                 )
             return None, self.build(0)
         chosen = self.sequence if sequence is None else sequence
         if not 1 <= chosen <= LONGEST_SEQUENCE:
             expected = f"1 to {LONGEST_SEQUENCE}"
-            raise InputError("sequence length is not usable", where=self.name, got=chosen, expected=expected)
+            raise InputError(
+                "sequence length is not usable", where=self.name, got=chosen, expected=expected
+            )
         positions = 0 if self.shape is None else self.shape.positions
         if positions and chosen > positions:
             expected = f"at most {positions}"
@@ -85,7 +93,14 @@ def text_model(
     """A language model as a ModelSpec."""
     fits = shape.tensor_degree_fits
     return ModelSpec(
-        name, source, sequence, lambda s: transformer_layers(shape, s), fits, published, notes, shape
+        name,
+        source,
+        sequence,
+        lambda s: transformer_layers(shape, s),
+        fits,
+        published,
+        notes,
+        shape,
     )
 
 
@@ -138,7 +153,11 @@ def transgan() -> ModelSpec:
     narrow = encoder(16, 12, 4, 64, window=256, **plain)
     source = "AMP (NeurIPS 2022), Section 4.1, after TransGAN (Jiang et al. 2021)"
     return ModelSpec(
-        "transgan-amp", source, None, lambda _: transgan_layers(wide, narrow), lambda tp: 4 % tp == 0
+        "transgan-amp",
+        source,
+        None,
+        lambda _: transgan_layers(wide, narrow),
+        lambda tp: 4 % tp == 0,
     )
 
 
@@ -146,7 +165,9 @@ def vit(name: str, shape: Transformer, published: Published) -> ModelSpec:
     """ViT with patches of 16 on 224 x 224 images, 1000 classes."""
     source = "Dosovitskiy et al. 2021, Table 1"
     fits = shape.tensor_degree_fits
-    return ModelSpec(name, source, None, lambda _: vit_layers(shape), fits, published, encoder=shape)
+    return ModelSpec(
+        name, source, None, lambda _: vit_layers(shape), fits, published, encoder=shape
+    )
 
 
 def torchvision(params: int, name: str) -> Published:
@@ -163,9 +184,15 @@ def gpt_models() -> list[ModelSpec]:
     )
     return [
         text_model("gpt2", radford, 1024, gpt2(12, 768, 12), checkpoint(124_439_808, "gpt2")),
-        text_model("gpt2-medium", radford, 1024, gpt2(24, 1024, 16), checkpoint(354_823_168, "gpt2-medium")),
-        text_model("gpt2-large", radford, 1024, gpt2(36, 1280, 20), checkpoint(774_030_080, "gpt2-large")),
-        text_model("gpt2-xl", radford, 1024, gpt2(48, 1600, 25), checkpoint(1_557_611_200, "gpt2-xl")),
+        text_model(
+            "gpt2-medium", radford, 1024, gpt2(24, 1024, 16), checkpoint(354_823_168, "gpt2-medium")
+        ),
+        text_model(
+            "gpt2-large", radford, 1024, gpt2(36, 1280, 20), checkpoint(774_030_080, "gpt2-large")
+        ),
+        text_model(
+            "gpt2-xl", radford, 1024, gpt2(48, 1600, 25), checkpoint(1_557_611_200, "gpt2-xl")
+        ),
         text_model("gpt2-amp", amp, 1024, gpt2(24, 1024, 16, vocabulary=52256), padded),
     ]
 
@@ -173,8 +200,9 @@ def gpt_models() -> list[ModelSpec]:
 def glm_models() -> list[ModelSpec]:
     """GLM-130B and a smaller one of its kind.
 
-    The released GLM-130B has 128.7e9 parameters: its head shares the embedding. 130e9, its name, is reached
-    within 0.5 % only by counting the embedding twice, as the first and the last pipeline stage hold it.
+    The released GLM-130B has 128.7e9 parameters: its head shares the embedding. 130e9, its name, is
+    reached within 0.5 % only by counting the embedding twice, as the first and the last pipeline
+    stage hold it.
     """
     zeng = "Zeng et al. 2023 (GLM-130B), Section 2; release, configs/model_glm_130b.sh"
     astra = "size named in Astra; shape chosen by hetplan"
@@ -209,7 +237,9 @@ def llama_models() -> list[ModelSpec]:
         text_model("llama-1.1b", tiny, 2048, llama(22, 2048, 32, 5632, kv_heads=4), tinyllama),
         text_model("llama2-7b", llama2, 4096, llama(32, 4096, 32, 11008), meta["2-7b"]),
         text_model("llama2-13b", llama2, 4096, llama(40, 5120, 40, 13824), meta["2-13b"]),
-        text_model("llama2-70b", llama2, 4096, llama(80, 8192, 64, 28672, kv_heads=8), meta["2-70b"]),
+        text_model(
+            "llama2-70b", llama2, 4096, llama(80, 8192, 64, 28672, kv_heads=8), meta["2-70b"]
+        ),
         text_model("llama3-8b", llama3, 8192, llama(32, 4096, 32, 14336, **wide), meta["3-8b"]),
         text_model("llama3-70b", llama3, 8192, llama(80, 8192, 64, 28672, **wide), meta["3-70b"]),
     ]
@@ -218,8 +248,8 @@ def llama_models() -> list[ModelSpec]:
 def bert_models() -> list[ModelSpec]:
     """BERT, Poplar's larger one, and HAP's mixture of experts.
 
-    HAP's Table 1 (84 + 36 m million parameters on m devices) is of a narrower BERT whose width the paper does
-    not state; here it is BERT-base, and 8 experts in six of its blocks.
+    HAP's Table 1 (84 + 36 m million parameters on m devices) is of a narrower BERT whose width the
+    paper does not state; here it is BERT-base, and 8 experts in six of its blocks.
     """
     devlin = "Devlin et al. 2019, Section 3"
     hap = "HAP (EuroSys 2024), Section 7: BERT-base, top-2 experts in every second block; 8 experts"
@@ -227,7 +257,9 @@ def bert_models() -> list[ModelSpec]:
     base = checkpoint(110_106_428, "google-bert/bert-base-uncased with both heads")
     large = checkpoint(336_226_108, "google-bert/bert-large-uncased with both heads")
     added = 6 * (7 * (2 * 768 * 3072 + 3072 + 768) + 8 * 768)
-    experts = Published(base.params + added, "bert-base with the experts and routers that are added to it")
+    experts = Published(
+        base.params + added, "bert-base with the experts and routers that are added to it"
+    )
     named = Published(1.1e9, "the name, in Poplar's experiments")
     return [
         text_model("bert-base", devlin, 512, bert(12, 768, 12, 3072), base),
@@ -244,7 +276,9 @@ def image_models() -> list[ModelSpec]:
     return [
         vit("vit-base", encoder(768, 12, 12, 3072), torchvision(86_567_656, "vit_b_16")),
         vit("vit-large", encoder(1024, 24, 16, 4096), torchvision(304_326_632, "vit_l_16")),
-        ModelSpec("vgg19", simonyan, None, lambda _: vgg_layers(), lambda tensor: tensor == 1, vgg19),
+        ModelSpec(
+            "vgg19", simonyan, None, lambda _: vgg_layers(), lambda tensor: tensor == 1, vgg19
+        ),
         transgan(),
     ]
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 @overload
-def distribute(module: SingleProgram | ProgramModel, plan: Plan, **options: Any) -> DistributedProgram: ...
+def distribute(
+    module: SingleProgram | ProgramModel, plan: Plan, **options: Any
+) -> DistributedProgram: ...
 
 
 @overload
@@ -23,7 +25,8 @@ def distribute(module: Any, plan: Any, **options: Any) -> Distributed: ...
 def distribute(module: Any, plan: Any, **options: Any) -> Any:
     """This rank's part of a torch module under a plan; see `hetplan.runtime.execution.distributed`.
 
-    Of a single-device program under a plan with the schedule `spmd`: `hetplan.runtime.execution.spmd.distributed`.
+    Of a single-device program under a plan with the schedule `spmd`:
+    `hetplan.runtime.execution.spmd.distributed`.
     """
     from hetplan.formulations.hap.spmd.program import SingleProgram
     from hetplan.runtime.execution.spmd.model import ProgramModel

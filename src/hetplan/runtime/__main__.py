@@ -1,7 +1,8 @@
-"""`torchrun --nproc-per-node N … -m hetplan.runtime PLAN`: one rank of a plan, started by torchrun on every node.
+"""`torchrun --nproc-per-node N … -m hetplan.runtime PLAN`: one rank of a plan, started by torchrun
+on every node.
 
-Ranks follow the order of the plan's devices in use; torchrun numbers its processes node by node, as clusters number
-their devices. Rank 0 prints the measured times.
+Ranks follow the order of the plan's devices in use; torchrun numbers its processes node by node, as
+clusters number their devices. Rank 0 prints the measured times.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="on a file system that all nodes share")
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER", help="on a file system that all nodes share"
+    )
     parser.add_argument("--every", type=int, metavar="STEPS")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -73,22 +76,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_environment(job: Job) -> None:
     """Raise InputError unless torchrun started as many processes as the plan needs."""
     missing = [
-        name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+        name
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        if name not in os.environ
     ]
     if missing:
         raise InputError(
-            "not started by torchrun", got=f"no {missing[0]}", expected="torchrun -m hetplan.runtime PLAN"
+            "not started by torchrun",
+            got=f"no {missing[0]}",
+            expected="torchrun -m hetplan.runtime PLAN",
         )
     check_world(job.plan, int(os.environ["WORLD_SIZE"]))
 
 
 def serve(job: Job) -> None:
-    """Join the group, train, tell. Raises InputError where the port is taken, RankError for an error of this rank's."""
+    """Join the group, train, tell. Raises InputError where the port is taken, RankError for an
+    error of this rank's."""
     try:
         import torch
         import torch.distributed as dist
     except ImportError:
-        raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'") from None
+        raise UnsupportedError(
+            "running plans needs torch: pip install 'hetplan[runtime]'"
+        ) from None
     from hetplan.runtime.execution.places import Layout
     from hetplan.runtime.execution.rank import is_lost, look_after, told
     from hetplan.runtime.execution.worker import check_job, train
@@ -97,7 +107,9 @@ def serve(job: Job) -> None:
     from hetplan.runtime.watch import Recorder
 
     check_job(job)
-    torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    torch.set_num_threads(
+        max(1, torch.get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    )
     try:
         dist.init_process_group("gloo")
     except dist.DistNetworkError as error:
@@ -121,7 +133,13 @@ def serve(job: Job) -> None:
     if everyone is not None:
         table = Measured(job, everyone).table()  # type: ignore[arg-type]
         print(
-            "\n".join([table.title, *("  ".join(row) for row in (table.header, *table.rows)), *table.notes])
+            "\n".join(
+                [
+                    table.title,
+                    *("  ".join(row) for row in (table.header, *table.rows)),
+                    *table.notes,
+                ]
+            )
         )
     dist.destroy_process_group()
 

@@ -1,4 +1,5 @@
-"""A batch curve file from a live device: Algorithm 1 under every ZeRO stage, each micro-batch size measured once."""
+"""A batch curve file from a live device: Algorithm 1 under every ZeRO stage, each micro-batch size
+measured once."""
 
 from __future__ import annotations
 
@@ -25,18 +26,26 @@ def measure_batch_curve(
 ) -> BatchCurve:
     """Measure `model` on the torch device `device`.
 
-    memory: bytes to keep within, default what the GPU has free (a CPU needs a figure). name: the device's type in
-    cluster files. devices: size of the ZeRO group that shares the states. largest: of the micro-batches tried.
-    repeats: timed passes per size. tell: receives a line per size tried.
-    Raises UnsupportedError without torch or for a model that has no torch layers, InputError for arguments.
+    memory: bytes to keep within, default what the GPU has free (a CPU needs a figure). name: the
+    device's type in cluster files. devices: size of the ZeRO group that shares the states. largest:
+    of the micro-batches tried. repeats: timed passes per size. tell: receives a line per size
+    tried.
+    Raises UnsupportedError without torch or for a model that has no torch layers, InputError for
+    arguments.
     """
-    for what, value in (("devices", devices), ("largest micro-batch", largest), ("repeats", repeats)):
+    for what, value in (
+        ("devices", devices),
+        ("largest micro-batch", largest),
+        ("repeats", repeats),
+    ):
         if value < 1:
             raise InputError(what, got=value, expected="at least 1")
     check_device(device)
     limit = free_bytes(device) if memory is None else memory
     if limit is None or not 0 < limit < 1e30:
-        raise InputError("memory limit", got=memory, expected="more than 0 bytes; a CPU needs --memory-gib")
+        raise InputError(
+            "memory limit", got=memory, expected="more than 0 bytes; a CPU needs --memory-gib"
+        )
     trial = Trial(model, device, limit, devices, largest, repeats, tell)
     sizes = [found.largest for found in explore_stages(trial)]
     sample = max(trial.passes, default=None)
@@ -54,7 +63,9 @@ def measure_batch_curve(
         ),
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
-        saved_bytes_per_sample=None if sample is None else trial.passes[sample].saved_bytes / sample,
+        saved_bytes_per_sample=None
+        if sample is None
+        else trial.passes[sample].saved_bytes / sample,
         tried_up_to=largest,
         points=[
             CurvePoint(micro_batch=batch, seconds=found.seconds, spread_seconds=found.spread)

@@ -1,15 +1,19 @@
-"""A few physical constants estimated from a user's own measured runs, and whether that can be trusted.
+"""A few physical constants estimated from a user's own measured runs, and whether that can be
+trusted.
 
-Constants  within, between   effective bandwidth of links within and between nodes, as a share of the cluster file's
-           slot_seconds      what every forward or backward pass of a stage takes beside its layers
-           framework_bytes   what framework and driver hold on every device
-Model      T = replay with both bandwidths scaled + slot_seconds * slots, slots = 2 (M + S - 1) of the longest replica.
-Fit        least squares of predicted / measured - 1, one bandwidth after the other (golden section), until none moves,
-           each with the overhead of a slot that is best beside it (which has a closed form). Runs are replayed on a
-           grid of bandwidths, with straight lines over 1/bandwidth between. A bandwidth that moves no run's prediction
-           by a percent when halved keeps its value.
-Trust      leave one run out, fit the others, predict it. The constants are kept when there are at least two runs for
-           each of them and one more, and the error of the runs left out is a tenth lower than without calibration.
+Constants  within, between   effective bandwidth of links within and between nodes, as a share of
+           the cluster file's slot_seconds      what every forward or backward pass of a stage takes
+           beside its layers framework_bytes   what framework and driver hold on every device
+Model      T = replay with both bandwidths scaled + slot_seconds * slots, slots = 2 (M + S - 1) of
+the longest replica.
+Fit        least squares of predicted / measured - 1, one bandwidth after the other (golden
+           section), until none moves, each with the overhead of a slot that is best beside it
+           (which has a closed form). Runs are replayed on a grid of bandwidths, with straight lines
+           over 1/bandwidth between. A bandwidth that moves no run's prediction by a percent when
+           halved keeps its value.
+Trust      leave one run out, fit the others, predict it. The constants are kept when there are at
+           least two runs for each of them and one more, and the error of the runs left out is a
+           tenth lower than without calibration.
 """
 
 from __future__ import annotations
@@ -39,14 +43,16 @@ NAMES = ("within", "between", "slot_seconds")
 RANGES: Mapping[str, tuple[float, float]] = {"within": (0.05, 1.5), "between": (0.05, 1.5)}
 USUAL: Mapping[str, float] = {"within": 1.0, "between": 1.0, "slot_seconds": 0.0}
 MATTERS = 0.01
-BETTER = 0.9  # error of runs left out, of what it is without calibration: less is no accident of the noise
+# error of runs left out, of what it is without calibration: less is no accident of the noise
+BETTER = 0.9
 GRID = (0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5)  # shares of a bandwidth at which runs are replayed
 GOLDEN = (math.sqrt(5) - 1) / 2
 Share = Annotated[float, Field(gt=0, le=10)]
 
 
 class Calibration(StrictModel):
-    """Constants, and the mean absolute error of seconds without them and, for runs left out, with them.
+    """Constants, and the mean absolute error of seconds without them and, for runs left out, with
+    them.
 
     framework_bytes: null where no run tells its memory.
     """
@@ -89,7 +95,8 @@ class Found:
 
 
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
-    """{"plan": a plan or its file's name, "seconds", optionally "peak_bytes"}; raises InputError."""
+    """{"plan": a plan or its file's name, "seconds", optionally "peak_bytes"}; raises
+    InputError."""
     document = read_foreign(path)
     entry = document["plan"]
     if isinstance(entry.value, str):
@@ -117,7 +124,9 @@ def scaled(cluster: Cluster, within: float, between: float) -> Cluster:
     """The cluster with its links' bandwidths scaled."""
     nodes = tuple(
         replace(
-            n, intra_bandwidth=n.intra_bandwidth * within, network_bandwidth=n.network_bandwidth * between
+            n,
+            intra_bandwidth=n.intra_bandwidth * within,
+            network_bandwidth=n.network_bandwidth * between,
         )
         for n in cluster.nodes
     )
@@ -135,12 +144,15 @@ def slots(plan: Plan) -> int:
 
 def predicted_seconds(plan: Plan, workload: Workload, constants: Mapping[str, float]) -> float:
     """Seconds per iteration with these constants."""
-    held = replace(workload, cluster=scaled(workload.cluster, constants["within"], constants["between"]))
+    held = replace(
+        workload, cluster=scaled(workload.cluster, constants["within"], constants["between"])
+    )
     return replay(plan, held).seconds + constants["slot_seconds"] * slots(plan)
 
 
 def calibrate(runs: Sequence[MeasuredRun], workload: Workload) -> Found:
-    """Estimate the constants, and judge them by runs left out; raises InputError as `replay` does."""
+    """Estimate the constants, and judge them by runs left out; raises InputError as `replay`
+    does."""
     if not runs:
         raise InputError("no run", expected="at least one measured run")
     surfaces = [Surface(run.plan, workload) for run in runs]
@@ -178,7 +190,8 @@ def calibrate(runs: Sequence[MeasuredRun], workload: Workload) -> Found:
 
 
 class Surface:
-    """A plan's seconds over both bandwidths: replayed on the grid where asked, lines over 1/bandwidth between."""
+    """A plan's seconds over both bandwidths: replayed on the grid where asked, lines over
+    1/bandwidth between."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         self.plan, self.workload, self.slots = plan, workload, slots(plan)
@@ -195,7 +208,9 @@ class Surface:
     def _at(self, within: float, between: float) -> float:
         if (within, between) not in self._known:
             links = scaled(self.workload.cluster, within, between)
-            self._known[within, between] = replay(self.plan, replace(self.workload, cluster=links)).seconds
+            self._known[within, between] = replay(
+                self.plan, replace(self.workload, cluster=links)
+            ).seconds
         return self._known[within, between]
 
 
@@ -212,11 +227,14 @@ Predict = Callable[[int, Mapping[str, float]], float]
 
 def _error(predictions: Sequence[float], runs: Sequence[MeasuredRun]) -> float:
     """Mean absolute relative error."""
-    return sum(abs(p / run.seconds - 1) for p, run in zip(predictions, runs, strict=True)) / len(runs)
+    return sum(abs(p / run.seconds - 1) for p, run in zip(predictions, runs, strict=True)) / len(
+        runs
+    )
 
 
 def _matters(name: str, chosen: Sequence[int], predict: Predict) -> bool:
-    """Whether halving a bandwidth, or a slot's overhead of a percent of a slot, moves a prediction by a percent."""
+    """Whether halving a bandwidth, or a slot's overhead of a percent of a slot, moves a prediction
+    by a percent."""
     if name == "slot_seconds":
         return True
     return any(predict(i, {**USUAL, name: 0.5}) > (1 + MATTERS) * predict(i, USUAL) for i in chosen)
@@ -228,10 +246,14 @@ def _fit(
     """The constants with the least squared relative error over the chosen runs."""
 
     def judged(within: float, between: float) -> tuple[float, dict[str, float]]:
-        """The least error at these bandwidths, and the constants: the best overhead of a slot follows from them."""
+        """The least error at these bandwidths, and the constants: the best overhead of a slot
+        follows from them."""
         rows = []
         for i in chosen:
-            bare = predict(i, {"within": within, "between": between, "slot_seconds": 0.0}) / runs[i].seconds
+            bare = (
+                predict(i, {"within": within, "between": between, "slot_seconds": 0.0})
+                / runs[i].seconds
+            )
             rows.append((bare, slots(runs[i].plan) / runs[i].seconds))
         overhead = max(sum(n * (1 - t) for t, n in rows) / sum(n * n for _, n in rows), 0.0)
         error = sum((t + overhead * n - 1) ** 2 for t, n in rows)
@@ -256,7 +278,8 @@ def _fit(
 
 
 def _golden(loss: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function of one number is least, by golden section on the logarithm; 30 evaluations."""
+    """Where a function of one number is least, by golden section on the logarithm; 30
+    evaluations."""
     a, b = math.log(low), math.log(high)
     x, y = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
     fx, fy = loss(math.exp(x)), loss(math.exp(y))

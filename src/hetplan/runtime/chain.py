@@ -1,8 +1,8 @@
 """A described transformer as a real chain of torch layers: embedding, blocks, head with loss.
 
-The layers are those of `profiling.transformer`, parameter by parameter, with random weights: what a step costs and
-holds does not depend on their values. Shapes: B samples of S tokens, hidden size H, vocabulary V.
-torch is imported by the functions, not by the module.
+The layers are those of `profiling.transformer`, parameter by parameter, with random weights: what a
+step costs and holds does not depend on their values. Shapes: B samples of S tokens, hidden size H,
+vocabulary V. torch is imported by the functions, not by the module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DROPOUT = 0.1
 
 @dataclass(frozen=True)
 class Chain:
-    """embed: tokens [B, S] -> [B, S, H]; blocks: [B, S, H] -> the same; loss: ([B, S, H], tokens) -> scalar.
+    """embed: tokens [B, S] -> [B, S, H]; blocks: [B, S, H] -> the same; loss: ([B, S, H], tokens)
+    -> scalar.
 
     parameters: by layer (embedding, blocks, head), those that the layer owns.
     """
@@ -42,7 +43,8 @@ class Chain:
 
 
 def build_chain(model: Model, device: str) -> Chain:
-    """`model` on a torch device, parameters in its precision; raises UnsupportedError for what has no torch layer."""
+    """`model` on a torch device, parameters in its precision; raises UnsupportedError for what has
+    no torch layer."""
     shape, sequence = shape_of(model)
     owned: list[list[Tensor]] = []
 
@@ -67,7 +69,8 @@ def shape_of(model: Model) -> tuple[Transformer, int]:
 
 
 def _maker(owned: list[Tensor], device: str, precision: str) -> Make:
-    """A function that makes a parameter of a size, normally distributed, and keeps it in `owned`."""
+    """A function that makes a parameter of a size, normally distributed, and keeps it in
+    `owned`."""
     import torch
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[precision]
@@ -116,7 +119,9 @@ def embedding(make: Make, t: Transformer) -> tuple[Function, Tensor]:
 
     width = t.embedding_width or t.hidden
     table = make(t.vocabulary, width)
-    places = make(t.positions + t.position_offset, t.hidden) if t.positions + t.position_offset else None
+    places = (
+        make(t.positions + t.position_offset, t.hidden) if t.positions + t.position_offset else None
+    )
     types = make(t.types, t.hidden) if t.types else None
     widen = linear(make, width, t.hidden, bias=False) if width != t.hidden else (lambda x: x)
     normalise = norm(make, t) if t.embedding_norm else (lambda x: x)
@@ -149,7 +154,8 @@ def block(make: Make, t: Transformer, sequence: int) -> Function:
 
 
 def attention(make: Make, t: Transformer, sequence: int) -> Function:
-    """Grouped queries, rotary positions and a window where the model has them; masked but for BERT."""
+    """Grouped queries, rotary positions and a window where the model has them; masked but for
+    BERT."""
     qkv = linear(make, t.hidden, t.query_width + 2 * t.kv_width, bias=t.attention_bias)
     out = linear(make, t.query_width, t.hidden, bias=t.output_bias)
     groups = t.heads // t.kv_heads
@@ -193,7 +199,9 @@ def rotated(x: Tensor) -> Tensor:
 
     length, half = x.shape[2], x.shape[3] // 2
     steps = torch.arange(half, device=x.device, dtype=torch.float32)
-    turns = torch.arange(length, device=x.device, dtype=torch.float32)[:, None] * 10_000.0 ** (-steps / half)
+    turns = torch.arange(length, device=x.device, dtype=torch.float32)[:, None] * 10_000.0 ** (
+        -steps / half
+    )
     cosine, sine = turns.cos().to(x.dtype), turns.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half : 2 * half]
     return torch.cat((a * cosine - b * sine, a * sine + b * cosine, x[..., 2 * half :]), dim=-1)
@@ -216,7 +224,8 @@ def feed_forward(make: Make, t: Transformer) -> Function:
 
 
 def head(make: Make, t: Transformer, table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Final norm, language-model head and cross-entropy in fp32; BERT's transform, MLM and NSP heads."""
+    """Final norm, language-model head and cross-entropy in fp32; BERT's transform, MLM and NSP
+    heads."""
     from torch.nn import functional as F
 
     width = t.embedding_width or t.hidden

@@ -1,8 +1,8 @@
 """Collectives timed under torchrun, on gloo or NCCL, for every kind of group that the job has.
 
-Every rank makes all groups in the same order and takes part in those it is in; rank 0 collects. Uneven gathers cost
-what `all-gather` (padded: every rank sends the largest part) or `grouped-broadcast` (exact parts, one launch per rank)
-do. torch is imported by the functions.
+Every rank makes all groups in the same order and takes part in those it is in; rank 0 collects.
+Uneven gathers cost what `all-gather` (padded: every rank sends the largest part) or
+`grouped-broadcast` (exact parts, one launch per rank) do. torch is imported by the functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hetplan.errors import InputError
-from hetplan.profiling.collectives import OPERATIONS, Collectives, FittedCollective, SizePoint, fit_line
+from hetplan.profiling.collectives import (
+    OPERATIONS,
+    Collectives,
+    FittedCollective,
+    SizePoint,
+    fit_line,
+)
 from hetplan.profiling.profile import Provenance
 from hetplan.runtime.trial import check_device
 
@@ -55,7 +61,9 @@ def job() -> Job:
     for name in VARIABLES:
         if not os.environ.get(name, "").isdecimal():
             raise InputError(
-                "is missing", where=name, expected="torchrun --nproc-per-node N -m hetplan profile …"
+                "is missing",
+                where=name,
+                expected="torchrun --nproc-per-node N -m hetplan profile …",
             )
     found = Job(*(int(os.environ[name]) for name in VARIABLES))
     if found.ranks < 2 or found.local_ranks < 1 or found.ranks % found.local_ranks:
@@ -69,7 +77,11 @@ def job() -> Job:
 
 
 def measure_collectives(
-    device: str, *, sizes: Sequence[int] = SIZES, repeats: int = 10, tell: Callable[[str], None] | None = None
+    device: str,
+    *,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 10,
+    tell: Callable[[str], None] | None = None,
 ) -> Collectives | None:
     """Measure all operations; the result on rank 0, None on the others.
 
@@ -162,13 +174,18 @@ def _points(
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
         seconds = slowest.tolist()
         found.append(
-            SizePoint(bytes=float(size), seconds=min(seconds), median_seconds=statistics.median(seconds))
+            SizePoint(
+                bytes=float(size), seconds=min(seconds), median_seconds=statistics.median(seconds)
+            )
         )
     return found
 
 
-def _operation(operation: str, ranks: list[int], group: Any, place: str, size: int) -> Callable[[], Any]:
-    """What a rank does on `size` bytes of its own (reduce-scatter, all-to-all: in all parts together)."""
+def _operation(
+    operation: str, ranks: list[int], group: Any, place: str, size: int
+) -> Callable[[], Any]:
+    """What a rank does on `size` bytes of its own (reduce-scatter, all-to-all: in all parts
+    together)."""
     import torch
     from torch import distributed as dist
 
@@ -192,7 +209,8 @@ def _operation(operation: str, ranks: list[int], group: Any, place: str, size: i
 
         def broadcast() -> None:
             work = [
-                dist.broadcast(p, r, group=group, async_op=True) for p, r in zip(parts, ranks, strict=True)
+                dist.broadcast(p, r, group=group, async_op=True)
+                for p, r in zip(parts, ranks, strict=True)
             ]
             for one in work:
                 one.wait()

@@ -1,7 +1,9 @@
-"""What the parts of a plan cost on a workload's cluster: passes, transfers, rings, updates; seconds and bytes.
+"""What the parts of a plan cost on a workload's cluster: passes, transfers, rings, updates; seconds
+and bytes.
 
-All ranks of a node share its network card: what crosses nodes is charged at the card's bandwidth for all of them
-together. A stage with tensor ranks sends each activation once over the network (scatter-gather, Narayanan et al. 2021
+All ranks of a node share its network card: what crosses nodes is charged at the card's bandwidth
+for all of them together. A stage with tensor ranks sends each activation once over the network
+(scatter-gather, Narayanan et al. 2021
 (SC), Section 4.1), in parts.
 """
 
@@ -24,14 +26,15 @@ from hetplan.schema import Range
 
 Floats = NDArray[np.float64]
 
-# Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight and moments:
-# 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
+# Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight
+# and moments: 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
 UPDATE_BYTES = 28
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """seconds of one message set, and the network cards' sides (2 n sends, 2 n + 1 receives of node n) it holds."""
+    """seconds of one message set, and the network cards' sides (2 n sends, 2 n + 1 receives of node
+    n) it holds."""
 
     seconds: float
     latency: float
@@ -60,14 +63,18 @@ class Costs:
     def layer_seconds(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
         """(forward, backward) [L] of `rows` samples on one device of a tensor group of that type.
 
-        Straight lines between the profile's micro-batches; below the first its time, beyond the last the
-        last piece's slope.
-        Recomputation is part of the backward pass. Without a table of the degree, an even part of one device's.
+        Straight lines between the profile's micro-batches; below the first its time, beyond the
+        last the last piece's slope.
+        Recomputation is part of the backward pass. Without a table of the degree, an even part of
+        one device's.
         """
         key = (kind, tensor, rows)
         if key not in self._layers:
             forward, backward = self._interpolated(kind, tensor, rows)
-            self._layers[key] = forward, backward + forward * self._again(kind, tensor, max(rows, 1))
+            self._layers[key] = (
+                forward,
+                backward + forward * self._again(kind, tensor, max(rows, 1)),
+            )
         return self._layers[key]
 
     def _interpolated(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
@@ -84,7 +91,9 @@ class Costs:
         if sizes[at] == rows or at == 0:
             return forward[at], backward[at]
         share = (rows - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        return tuple(table[at - 1] + share * (table[at] - table[at - 1]) for table in (forward, backward))
+        return tuple(
+            table[at - 1] + share * (table[at] - table[at - 1]) for table in (forward, backward)
+        )
 
     def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats, Floats]:
         """(micro-batches [B], forward, backward [B, L])."""
@@ -115,18 +124,26 @@ class Costs:
         return np.array([shares[layer.operators] for layer in model.layers])
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch on a stage: its slowest device, and tensor all-reduces."""
+        """(forward, backward) seconds of one micro-batch on a stage: its slowest device, and tensor
+        all-reduces."""
         first, last = layers
         slowest = (0.0, 0.0)
-        for group, (begin, end) in zip(stage.devices, split(samples, stage.row_shares), strict=True):
+        for group, (begin, end) in zip(
+            stage.devices, split(samples, stage.row_shares), strict=True
+        ):
             rows = end - begin
             both = [0.0, 0.0]
             for rank, share in zip(group, stage.tensor_shares, strict=True):
                 even = len(set(stage.tensor_shares)) == 1
                 tables = self.layer_seconds(self.kind(rank), len(group) if even else 1, rows)
                 scale = 1.0 if even else share / sum(stage.tensor_shares)
-                both = [max(b, scale * float(t[first:last].sum())) for b, t in zip(both, tables, strict=True)]
-            size = sum(layer.tensor_bytes for layer in self.workload.profile.layers[first:last]) * rows
+                both = [
+                    max(b, scale * float(t[first:last].sum()))
+                    for b, t in zip(both, tables, strict=True)
+                ]
+            size = (
+                sum(layer.tensor_bytes for layer in self.workload.profile.layers[first:last]) * rows
+            )
             reduce = self.ring([group], size).seconds / 2
             slowest = max(slowest, (both[0] + reduce, both[1] + reduce), key=sum)
         return slowest
@@ -147,7 +164,8 @@ class Costs:
         return self.messages(pairs)
 
     def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
-        """The share of its links' bandwidth that a message or collective reaches; latency is part of a learned one."""
+        """The share of its links' bandwidth that a message or collective reaches; latency is part
+        of a learned one."""
         links = self.workload.links
         if links is None or size == 0:
             return 1.0
@@ -155,7 +173,8 @@ class Costs:
         return links.share(operation, "node" if inside else "between", len(ranks), size)
 
     def messages(self, pairs: Iterable[tuple[int, int, float]], *, ring: bool = False) -> Traffic:
-        """Messages (from, to, bytes) at once: the slowest pair or the fullest card, whichever takes longer.
+        """Messages (from, to, bytes) at once: the slowest pair or the fullest card, whichever takes
+        longer.
 
         ring: they are a collective's round, whose efficiency is not theirs.
         """
@@ -176,9 +195,11 @@ class Costs:
         return Traffic(float(seconds), latency, tuple(sorted(loads)))
 
     def ring(self, groups: Sequence[Sequence[int]], size: float) -> Traffic:
-        """Ring all-reduces of `size` bytes side by side, one per group: 2 (n - 1) rounds of size / n and a latency.
+        """Ring all-reduces of `size` bytes side by side, one per group: 2 (n - 1) rounds of size /
+        n and a latency.
 
-        Devices stand in the ring in their own order, so that a ring enters and leaves each node once.
+        Devices stand in the ring in their own order, so that a ring enters and leaves each node
+        once.
         """
         seconds = latency = 0.0
         cards: tuple[int, ...] = ()
@@ -188,9 +209,14 @@ class Costs:
         pairs = []
         for group in groups:
             order = sorted(group)
-            pairs += [(a, b, size / len(group)) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
+            pairs += [
+                (a, b, size / len(group))
+                for a, b in zip(order, [*order[1:], order[0]], strict=True)
+            ]
         once = self.messages(pairs, ring=True)
-        reached = min(self._reached("all-reduce", group, size) for group in groups if len(group) > 1)
+        reached = min(
+            self._reached("all-reduce", group, size) for group in groups if len(group) > 1
+        )
         seconds, latency, cards = once.seconds / reached, once.latency, once.cards
         return Traffic(rounds * (seconds + latency), 0.0, cards)
 
@@ -211,7 +237,8 @@ class Costs:
         profile, model = self.workload.profile.layers, self.workload.model.layers
         if self.mode == "none":
             return sum(
-                layer.replicated_saved_bytes + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
+                layer.replicated_saved_bytes
+                + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
                 for layer in profile[first:last]
             )
         return sum(
@@ -226,7 +253,10 @@ class Costs:
         first, last = layers
         precision = self.workload.precision
         return max(
-            sum(tensor_.size(precision) / (tensor if tensor_.split else 1) for tensor_ in layer.saved)
+            sum(
+                tensor_.size(precision) / (tensor if tensor_.split else 1)
+                for tensor_ in layer.saved
+            )
             - kept_bytes(layer, self.mode, precision, tensor, self.inputs[first + i])
             if layer.kind in REPEATED
             else 0.0
@@ -235,7 +265,8 @@ class Costs:
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:
-    """[L] seconds per further sample beyond the last of `sizes` [B]; the last one's speed where times do not grow."""
+    """[L] seconds per further sample beyond the last of `sizes` [B]; the last one's speed where
+    times do not grow."""
     speed: Floats = seconds[-1] / sizes[-1]
     if len(sizes) == 1:
         return speed

@@ -1,4 +1,5 @@
-"""What the ranks of a job compute on: this machine's GPUs, counted without touching them, or its CPU."""
+"""What the ranks of a job compute on: this machine's GPUs, counted without touching them, or its
+CPU."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from hetplan.runtime.job import Job
 
 
 def on_devices(job: Job, local_ranks: int | None = None) -> Job:
-    """The job with "auto" decided, and told whether ranks share GPUs. Raises InputError where there are none.
+    """The job with "auto" decided, and told whether ranks share GPUs. Raises InputError where there
+    are none.
 
-    local_ranks: on this machine, default all. Rehearsals and SPMD programs (numpy) compute on the CPU.
+    local_ranks: on this machine, default all. Rehearsals and SPMD programs (numpy) compute on the
+    CPU.
     """
     if job.device == "cpu":
         return job
@@ -33,7 +36,8 @@ def on_devices(job: Job, local_ranks: int | None = None) -> Job:
 
 
 def gpus() -> int:
-    """How many GPUs torch can use. Asked in a process of its own: one that has used CUDA cannot fork ranks that do."""
+    """How many GPUs torch can use. Asked in a process of its own: one that has used CUDA cannot
+    fork ranks that do."""
     try:
         import torch
     except ImportError:  # told where the job is to begin

@@ -1,7 +1,8 @@
 """Runs that outlive their nodes: where a rank is lost, its node is, and the run goes on without it.
 
-The run goes on from the last complete checkpoint, under a plan for the nodes that are left; whoever starts it says how
-to get one. A rank that fails by an error of its own ends the run as ever: the error would come again.
+The run goes on from the last complete checkpoint, under a plan for the nodes that are left; whoever
+starts it says how to get one. A rank that fails by an error of its own ends the run as ever: the
+error would come again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.runtime.launch import RankError, launch
 from hetplan.runtime.measured import Measured
 
-# (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where nothing fits
+# (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where
+# nothing fits
 Again = Callable[[Job, tuple[int, ...]], Job | None]
 
 
@@ -25,10 +27,11 @@ def launch_elastic(
     tell: Callable[[StepReport], None] | None = None,
     lost: Callable[[Loss], None] | None = None,
 ) -> Measured:
-    """`launch`, and once more for every lost node; what the last plan measured, with the whole curve.
+    """`launch`, and once more for every lost node; what the last plan measured, with the whole
+    curve.
 
-    tell: receives rank 0's steps; lost: what was lost. Raises InputError without a folder for checkpoints, RankError
-    where no node or no plan is left.
+    tell: receives rank 0's steps; lost: what was lost. Raises InputError without a folder for
+    checkpoints, RankError where no node or no plan is left.
     """
     if job.checkpoint is None:
         raise InputError("an elastic run needs a folder for checkpoints")
@@ -54,7 +57,9 @@ def launch_elastic(
             if found is None or step == end:
                 raise
             job = replace(found, steps=end - (step or 0), resume=step is not None)
-            losses.append(Loss(str(error), node, step or 0, job.plan.name, time.monotonic() - begun))
+            losses.append(
+                Loss(str(error), node, step or 0, job.plan.name, time.monotonic() - begun)
+            )
             if lost is not None:
                 lost(losses[-1])
 

@@ -1,7 +1,8 @@
 """When a rank counts as hung: from what it last said of itself, and whether its process computes.
 
-Progress is a layer's pass or a collective. A rank that makes none is not at fault while it waits for another one, waits
-for a core, or computes for not much longer than it has before; what does nothing of that hangs.
+Progress is a layer's pass or a collective. A rank that makes none is not at fault while it waits
+for another one, waits for a core, or computes for not much longer than it has before; what does
+nothing of that hangs.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.starved import Activity, at_work, starved
 from hetplan.runtime.watch import PASSES, WAITS
 
-STARTING = 90.0  # seconds that the model, a layer's first pass or a checkpoint may take while it computes
-TOGETHER = 5.0  # seconds at least that all may wait for each other: the last one's message may be on its way
-SPINNING = 2.0  # seconds more for ranks on GPUs: what waits for another one's kernel there seems to compute
+# seconds that the model, a layer's first pass or a checkpoint may take while it computes
+STARTING = 90.0
+# seconds at least that all may wait for each other: the last one's message may be on its way
+TOGETHER = 5.0
+# seconds more for ranks on GPUs: what waits for another one's kernel there seems to compute
+SPINNING = 2.0
 
 
 @dataclass
@@ -36,7 +40,8 @@ class Rank:
     gone: bool = False
 
     def starved(self, since: str, limit: float) -> bool:
-        """Whether it has waited for a core since it was last heard ("used") or began what it does ("spent")."""
+        """Whether it has waited for a core since it was last heard ("used") or began what it does
+        ("spent")."""
         return starved(self.pid, self.state.get(since, 0.0), limit)
 
     @property
@@ -55,7 +60,8 @@ class Hung:
 
 
 def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
-    """A rank without a sign of life, or that is at one thing for too long; or all, where they wait for each other."""
+    """A rank without a sign of life, or that is at one thing for too long; or all, where they wait
+    for each other."""
     for number, rank in alive:
         silent = time.monotonic() - rank.heard
         if is_silent(rank, silent, job.hang_seconds):
@@ -89,7 +95,8 @@ def waits_too_long(rank: Rank, patience: float) -> bool:
 
 
 def is_idle(rank: Rank, job: Job) -> bool:
-    """Whether a rank has made no progress for too long, and does not compute either: in a pass, or as it starts.
+    """Whether a rank has made no progress for too long, and does not compute either: in a pass, or
+    as it starts.
 
     Virtual devices sleep in their passes; a model's weights may come from far away.
     """
@@ -102,8 +109,13 @@ def is_idle(rank: Rank, job: Job) -> bool:
 
 
 def computes_too_long(rank: Rank, job: Job) -> bool:
-    """Whether a rank has made no progress for far longer than its longest pass, with a core to itself."""
-    what, limit, own = rank.state.get("what", "start"), job.hang_seconds, rank.state.get("longest", 0.0)
+    """Whether a rank has made no progress for far longer than its longest pass, with a core to
+    itself."""
+    what, limit, own = (
+        rank.state.get("what", "start"),
+        job.hang_seconds,
+        rank.state.get("longest", 0.0),
+    )
     quiet: float = rank.state.get("quiet", 0.0)
     patience = max(limit, 10 * own)
     if what == "checkpoint" or not own:  # nothing to compare with

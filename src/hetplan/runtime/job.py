@@ -18,12 +18,13 @@ Device = Literal["auto", "cpu", "cuda"]
 class Job:
     """What every rank needs to know.
 
-    factory: `module:function` that makes the model from the plan (see `execution.chain`); None: the reference model
-    `model` (a name or a config.json, default the plan's), or a narrow stand-in in a rehearsal.
-    rehearsal: predicted times, slept on `virtual` devices. hang_seconds: without progress for so long, a rank counts
-    as hung (longer where its passes are). checkpoint: folder, written `every` so many steps and at the end; resume:
-    begin with what the folder holds. device: cuda gives local rank r GPU r modulo the machine's; shared_gpus: that
-    number, where there are more local ranks.
+    factory: `module:function` that makes the model from the plan (see `execution.chain`); None: the
+    reference model `model` (a name or a config.json, default the plan's), or a narrow stand-in in a
+    rehearsal. rehearsal: predicted times, slept on `virtual` devices. hang_seconds: without
+    progress for so long, a rank counts as hung (longer where its passes are). checkpoint: folder,
+    written `every` so many steps and at the end; resume: begin with what the folder holds. device:
+    cuda gives local rank r GPU r modulo the machine's; shared_gpus: that number, where there are
+    more local ranks.
     """
 
     plan: Plan
@@ -44,7 +45,11 @@ class Job:
 
 
 def check_numbers(
-    steps: int, learning_rate: float, hang_after: float, every: int | None, time_scale: float | None = None
+    steps: int,
+    learning_rate: float,
+    hang_after: float,
+    every: int | None,
+    time_scale: float | None = None,
 ) -> None:
     """Raise InputError for options out of range."""
     if steps < 1:
@@ -69,10 +74,12 @@ def check_folder_given(checkpoint: object, every: int | None, *, resume: bool) -
 
 @dataclass(frozen=True)
 class StepReport:
-    """One rank's step. begin, end: seconds of the monotonic clock; forward, backward, waits: seconds in them.
+    """One rank's step. begin, end: seconds of the monotonic clock; forward, backward, waits:
+    seconds in them.
 
-    peak_bytes: the most memory that the process has had, libraries included; of a GPU, what torch has taken.
-    events: (what, chunk, micro-batch, start, end), where a trace is wanted (the last step's).
+    peak_bytes: the most memory that the process has had, libraries included; of a GPU, what torch
+    has taken. events: (what, chunk, micro-batch, start, end), where a trace is wanted (the last
+    step's).
     """
 
     step: int
@@ -95,7 +102,8 @@ Report = Callable[[StepReport], None]
 
 @dataclass(frozen=True)
 class Loss:
-    """A node lost. error: what the run ended with; step: where it went on, under which plan, how many seconds later."""
+    """A node lost. error: what the run ended with; step: where it went on, under which plan, how
+    many seconds later."""
 
     error: str
     node: int

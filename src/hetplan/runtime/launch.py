@@ -1,7 +1,8 @@
 """Local ranks: forked, watched over, and never left behind.
 
-A rank that dies, fails, or does nothing any more ends the run: all are killed, and one error names the rank, its place
-in the plan and what happened. When a rank dies its peers fail, too; the first cause is told, not its consequences.
+A rank that dies, fails, or does nothing any more ends the run: all are killed, and one error names
+the rank, its place in the plan and what happened. When a rank dies its peers fail, too; the first
+cause is told, not its consequences.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ GRACE = 1.5  # seconds in which causes are told from consequences
 class RankError(HetplanError):
     """A rank died, failed or hung; names it and its place in the plan.
 
-    device: the rank's, where it was lost (killed, ended or hung), so that the plan could go on without it; None where
-    it failed by an error of its own, which would come again.
+    device: the rank's, where it was lost (killed, ended or hung), so that the plan could go on
+    without it; None where it failed by an error of its own, which would come again.
     """
 
     def __init__(self, text: str, device: int | None = None) -> None:
@@ -44,12 +45,15 @@ class RankError(HetplanError):
 def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[list[StepReport]]:
     """Run the job with local ranks; the reports of each rank. tell: receives rank 0's as they come.
 
-    Raises InputError before anything starts where plan and model do not fit, RankError when a rank did not end well.
+    Raises InputError before anything starts where plan and model do not fit, RankError when a rank
+    did not end well.
     """
     try:
         import torch
     except ImportError:
-        raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'") from None
+        raise UnsupportedError(
+            "running plans needs torch: pip install 'hetplan[runtime]'"
+        ) from None
     from hetplan.runtime.execution.worker import check_job
 
     torch.set_num_threads(1)
@@ -68,7 +72,8 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
 
 
 def check_unused(job: Job) -> None:
-    """Raise InputError where whoever makes the model has used the GPUs already: forked ranks could not any more."""
+    """Raise InputError where whoever makes the model has used the GPUs already: forked ranks could
+    not any more."""
     import torch
 
     if job.device == "cuda" and torch.cuda.is_initialized():
@@ -104,7 +109,9 @@ class Supervisor:
             self.ranks.append(Rank(pid, ours, time.monotonic()))
             self.selector.register(ours, selectors.EVENT_READ, number)
 
-    def _child(self, number: int, store: str, ours: int, theirs: int, shared: Shared | None) -> NoReturn:
+    def _child(
+        self, number: int, store: str, ours: int, theirs: int, shared: Shared | None
+    ) -> NoReturn:
         from hetplan.runtime.execution.rank import rank_main
 
         for pipe in [ours, *(rank.pipe for rank in self.ranks)]:
@@ -185,7 +192,9 @@ class Supervisor:
     def _explain(self) -> NoReturn:
         """Wait a moment for the cause behind the first sign, then tell it."""
         until = time.monotonic() + GRACE
-        while time.monotonic() < until and not any(r.failure and not r.failure[1] for r in self.ranks):
+        while time.monotonic() < until and not any(
+            r.failure and not r.failure[1] for r in self.ranks
+        ):
             for key, _ in self.selector.select(timeout=0.1):
                 self._read(key.data)
             self._reap()
@@ -194,7 +203,9 @@ class Supervisor:
         raise self._error(number, text, lost=self.ranks[number].lost)
 
     def _look_for_hung(self) -> None:
-        found = find_hung([(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone], self.job)
+        found = find_hung(
+            [(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone], self.job
+        )
         if found is not None:
             raise self._error(found.number, found.text, lost=found.lost)
 
@@ -202,7 +213,9 @@ class Supervisor:
         from hetplan.runtime.execution.places import Layout
 
         layout = Layout(self.job.plan)
-        return RankError(f"{layout.told(number)}: {text}", layout.places[number].device if lost else None)
+        return RankError(
+            f"{layout.told(number)}: {text}", layout.places[number].device if lost else None
+        )
 
     def end(self) -> None:
         """Kill and collect whoever is left."""
@@ -216,10 +229,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked for. SIGINT: at once.
+        """SIGTERM inside: all ranks end behind their step, with a checkpoint where one is asked
+        for. SIGINT: at once.
 
-        Python's own handler of SIGINT raises wherever the interpreter is, and what is raised in a finaliser or a
-        callback of a weak reference is lost: the run would go on.
+        Python's own handler of SIGINT raises wherever the interpreter is, and what is raised in a
+        finaliser or a callback of a weak reference is lost: the run would go on.
         """
 
         def asked(number: int, frame: FrameType | None) -> None:

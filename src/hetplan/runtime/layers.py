@@ -1,8 +1,8 @@
 """A described transformer's layers, timed one by one on a torch device: a measured profile.
 
-Equal layers are measured once: embedding, one block, head. A tensor degree is one rank's part of the layer (Megatron's
-split of heads, feed-forward width and vocabulary), run alone: its all-reduces are priced elsewhere. torch is imported
-by the functions.
+Equal layers are measured once: embedding, one block, head. A tensor degree is one rank's part of
+the layer (Megatron's split of heads, feed-forward width and vocabulary), run alone: its all-reduces
+are priced elsewhere. torch is imported by the functions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ KINDS = ("embedding", "block", "head")
 
 @dataclass(frozen=True)
 class LayerReading:
-    """One layer and micro-batch: medians and spreads (slowest less fastest repeat) in seconds, and bytes.
+    """One layer and micro-batch: medians and spreads (slowest less fastest repeat) in seconds, and
+    bytes.
 
-    saved_bytes: what autograd keeps between the passes. peak_bytes: beside the parameters and what is kept, at the
-    passes' peak; None on a CPU, where nothing keeps such books.
+    saved_bytes: what autograd keeps between the passes. peak_bytes: beside the parameters and what
+    is kept, at the passes' peak; None on a CPU, where nothing keeps such books.
     """
 
     forward: float
@@ -43,7 +44,8 @@ class LayerReading:
 
 @dataclass(frozen=True)
 class Piece:
-    """A layer on a device. run: (input, tokens) -> output; takes_tokens: input unused. shared: weights of others."""
+    """A layer on a device. run: (input, tokens) -> output; takes_tokens: input unused. shared:
+    weights of others."""
 
     run: Callable[[Tensor, Tensor], Tensor]
     parameters: tuple[Tensor, ...]
@@ -52,7 +54,8 @@ class Piece:
 
 
 def shard(shape: Transformer, tensor: int) -> Transformer:
-    """One rank's part of a shape; raises InputError where the degree divides heads or feed-forward unevenly."""
+    """One rank's part of a shape; raises InputError where the degree divides heads or feed-forward
+    unevenly."""
     if tensor == 1:
         return shape
     if shape.heads % tensor or shape.feed_forward % tensor:
@@ -77,7 +80,9 @@ def build_pieces(model: Model, device: str, tensor: int) -> dict[str, Piece]:
 
     def maker(kind: str) -> Callable[..., Tensor]:
         def make(*size: int) -> Tensor:
-            made = torch.empty(*size, device=device, dtype=dtype).normal_(0.0, 0.02).requires_grad_()
+            made = (
+                torch.empty(*size, device=device, dtype=dtype).normal_(0.0, 0.02).requires_grad_()
+            )
             owned[kind].append(made)
             return made
 
@@ -101,7 +106,8 @@ def build_pieces(model: Model, device: str, tensor: int) -> dict[str, Piece]:
 def measure_pieces(
     model: Model, device: str, tensor: int, batch: int, repeats: int, warm_up: int
 ) -> dict[str, LayerReading]:
-    """Every kind of layer at one tensor degree and micro-batch; raises OutOfMemoryOnDevice where it does not fit."""
+    """Every kind of layer at one tensor degree and micro-batch; raises OutOfMemoryOnDevice where it
+    does not fit."""
     import torch
 
     shape, sequence = chain.shape_of(model)
@@ -110,10 +116,15 @@ def measure_pieces(
         dtype = pieces["block"].parameters[0].dtype
         tokens = torch.randint(shard(shape, tensor).vocabulary, (batch, sequence), device=device)
         x = torch.randn(batch, sequence, shape.hidden, device=device, dtype=dtype)
-        return {kind: _read(piece, x, tokens, device, repeats, warm_up) for kind, piece in pieces.items()}
+        return {
+            kind: _read(piece, x, tokens, device, repeats, warm_up)
+            for kind, piece in pieces.items()
+        }
 
 
-def _read(piece: Piece, x: Tensor, tokens: Tensor, device: str, repeats: int, warm_up: int) -> LayerReading:
+def _read(
+    piece: Piece, x: Tensor, tokens: Tensor, device: str, repeats: int, warm_up: int
+) -> LayerReading:
     import torch
 
     x = x.detach().requires_grad_(not piece.takes_tokens)
@@ -202,7 +213,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def saved_on_meta(model: Model, tensor: int = 1, batch: int = 1) -> dict[str, float]:
-    """Bytes that autograd keeps of each kind of layer, counted on torch's meta device: nothing is allocated."""
+    """Bytes that autograd keeps of each kind of layer, counted on torch's meta device: nothing is
+    allocated."""
     import torch
 
     shape, sequence = chain.shape_of(model)

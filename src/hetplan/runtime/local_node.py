@@ -14,7 +14,8 @@ REPEATS = 5
 
 
 def local_node() -> Host:
-    """The local node; without torch or GPUs one of no devices. Raises InputError where GPUs differ among themselves."""
+    """The local node; without torch or GPUs one of no devices. Raises InputError where GPUs differ
+    among themselves."""
     name, network = socket.gethostname() or "local", local_network_gbit()
     torch = _torch()
     if torch is None or torch.cuda.device_count() == 0:
@@ -35,7 +36,11 @@ def local_node() -> Host:
 def local_device_name() -> str | None:
     """What the driver calls the first GPU; None without torch or GPUs."""
     torch = _torch()
-    return str(torch.cuda.get_device_name(0)) if torch is not None and torch.cuda.device_count() else None
+    return (
+        str(torch.cuda.get_device_name(0))
+        if torch is not None and torch.cuda.device_count()
+        else None
+    )
 
 
 def copy_gbit(torch: Any) -> float:

@@ -32,12 +32,14 @@ def measure_profile(
     output: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure every layer of `model` for each tensor degree and micro-batch on the torch device `device`.
+    """Measure every layer of `model` for each tensor degree and micro-batch on the torch device
+    `device`.
 
-    name: the device's type in cluster files, default what torch calls it. output: a file that is written after every
-    table; one that is there already must be of the same model, and its tables are kept. tell: receives a line a table.
-    Raises UnsupportedError without torch or for a model without torch layers, InputError for arguments, and where not
-    even one size fits in memory.
+    name: the device's type in cluster files, default what torch calls it. output: a file that is
+    written after every table; one that is there already must be of the same model, and its tables
+    are kept. tell: receives a line a table.
+    Raises UnsupportedError without torch or for a model without torch layers, InputError for
+    arguments, and where not even one size fits in memory.
     """
     check_device(device)
     shape_of(model)
@@ -68,7 +70,9 @@ def measure_profile(
         if output is not None:
             _profile(model, tables, source).save(output)
     if not tables:
-        raise InputError("no size fits in the device's memory", where=device, got=min(micro_batches))
+        raise InputError(
+            "no size fits in the device's memory", where=device, got=min(micro_batches)
+        )
     return _profile(model, tables, source)
 
 
@@ -83,10 +87,15 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
         expected = model.name if key == "model" else getattr(model, key)
         if got != expected:
             raise InputError(
-                f"{key} of the profile that is there differs", where=where, got=got, expected=str(expected)
+                f"{key} of the profile that is there differs",
+                where=where,
+                got=got,
+                expected=str(expected),
             )
     if found.provenance.kind != "measured":
-        raise InputError("a predicted profile is there already", where=where, expected="another name")
+        raise InputError(
+            "a predicted profile is there already", where=where, expected="another name"
+        )
     return list(found.tables)
 
 
@@ -96,7 +105,9 @@ def _profile(model: Model, tables: Sequence[ProfileTable], source: str) -> Profi
         sequence=model.sequence,
         precision=model.precision,
         provenance=Provenance(
-            kind="measured", source=source[:200], date=datetime.datetime.now(datetime.UTC).date().isoformat()
+            kind="measured",
+            source=source[:200],
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         ),
         layers=profile_layers(model),
         tables=list(tables),

@@ -1,4 +1,5 @@
-"""What a run measured, beside what was predicted: a table, a JSON document, a trace for Perfetto."""
+"""What a run measured, beside what was predicted: a table, a JSON document, a trace for
+Perfetto."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class Measured:
 
     def busy(self, rank: int) -> float:
         """Seconds of forward and backward passes."""
-        return median(self.reports[rank][s].forward + self.reports[rank][s].backward for s in self.counted)
+        return median(
+            self.reports[rank][s].forward + self.reports[rank][s].backward for s in self.counted
+        )
 
     def waits(self, rank: int) -> float:
         """Seconds of waiting for messages and for the others at the end."""
@@ -60,11 +63,14 @@ class Measured:
     @property
     def bubble(self) -> float:
         """Share of the ranks' time without a pass."""
-        return 1.0 - sum(map(self.busy, range(len(self.reports)))) / (len(self.reports) * self.seconds)
+        return 1.0 - sum(map(self.busy, range(len(self.reports)))) / (
+            len(self.reports) * self.seconds
+        )
 
     @property
     def predicted(self) -> float | None:
-        """Seconds of an iteration, of the plan's devices or, of virtual ones, here; None without a prediction."""
+        """Seconds of an iteration, of the plan's devices or, of virtual ones, here; None without a
+        prediction."""
         return None if self.job.rehearsal is None else self.job.rehearsal.seconds
 
     def predicted_busy(self, rank: int) -> float | None:
@@ -86,7 +92,8 @@ class Measured:
             "error": None if predicted is None else self.seconds / predicted - 1.0,
             "bubble": self.bubble,
             "steps": [
-                {"step": step, "loss": loss if isfinite(loss) else None} for step, loss in self.losses.items()
+                {"step": step, "loss": loss if isfinite(loss) else None}
+                for step, loss in self.losses.items()
             ],
             "lost_nodes": [loss.document() for loss in self.lost],
             "ranks": [
@@ -123,12 +130,25 @@ class Measured:
                     seconds_text(self.waits(rank)),
                 )
             )
-        header = ("rank", "replica", "stage", "part", "device", "passes, predicted", "measured", "waits")
-        return Table(self._title(), header, tuple(rows), tuple(self._notes()), right=(0, 1, 2, 5, 6, 7))
+        header = (
+            "rank",
+            "replica",
+            "stage",
+            "part",
+            "device",
+            "passes, predicted",
+            "measured",
+            "waits",
+        )
+        return Table(
+            self._title(), header, tuple(rows), tuple(self._notes()), right=(0, 1, 2, 5, 6, 7)
+        )
 
     def _title(self) -> str:
         job, plan = self.job, self.job.plan
-        where = "virtual devices" if job.virtual else "GPUs" if job.device == "cuda" else "this machine"
+        where = (
+            "virtual devices" if job.virtual else "GPUs" if job.device == "cuda" else "this machine"
+        )
         if job.virtual and job.rehearsal is not None:
             where += f", 1 s here for {seconds_text(1 / job.rehearsal.scale)} there"
         return f"{plan.name}, {plan.origin or 'plan'}: {plan.world_size} ranks on {where}"
@@ -139,30 +159,41 @@ class Measured:
         ]
         if self.predicted is not None:
             where = "" if self.job.virtual else " on the plan's devices"
-            error = f", off by {percent_text(self.seconds / self.predicted - 1)}" if self.job.virtual else ""
+            error = (
+                f", off by {percent_text(self.seconds / self.predicted - 1)}"
+                if self.job.virtual
+                else ""
+            )
             notes.append(f"predicted: {seconds_text(self.predicted)} per iteration{where}{error}")
         if self.job.shared_gpus:
             gpus = "1 GPU" if self.job.shared_gpus == 1 else f"{self.job.shared_gpus} GPUs"
-            notes.append(f"ranks share {gpus}: what they exchange goes through the host's memory (gloo)")
+            notes.append(
+                f"ranks share {gpus}: what they exchange goes through the host's memory (gloo)"
+            )
         late = self.late()
         if late is not None:
             notes.append(late)
         slow = self.slowest()
         if slow is not None:
             notes.append(slow)
-        notes += [f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost]
+        notes += [
+            f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost
+        ]
         losses = list(self.losses.items())
         texts = (f"{number_text(loss)} at step {step}" for step, loss in (losses[0], losses[-1]))
         untrained = self.job.virtual and self.job.plan.schedule == "spmd"
         notes.append(
-            "nothing is trained: programs are rehearsed" if untrained else f"loss {', '.join(texts)}"
+            "nothing is trained: programs are rehearsed"
+            if untrained
+            else f"loss {', '.join(texts)}"
         )
         if len(self.reports) > LISTED:
             notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
         return notes
 
     def late(self) -> str | None:
-        """What to do where this machine is too slow or too busy for a rehearsal's real work and messages."""
+        """What to do where this machine is too slow or too busy for a rehearsal's real work and
+        messages."""
         if not self.job.virtual or self.job.rehearsal is None or self.predicted is None:
             return None
         ratio = self.seconds / self.predicted
@@ -174,7 +205,8 @@ class Measured:
     def slowest(self) -> str | None:
         """A rank that takes far longer than predicted, compared with the others.
 
-        In a rehearsal only where iterations are late, too: else it was this machine's load, in time that was free.
+        In a rehearsal only where iterations are late, too: else it was this machine's load, in time
+        that was free.
         """
         if self.job.virtual and self.predicted is not None and self.seconds < LATE * self.predicted:
             return None
@@ -206,7 +238,9 @@ class Measured:
             for what, _, batch, start, end in self.reports[rank][-1].events:
                 name = f"{what} {batch}" if what in ("forward", "backward", "receive") else what
                 times = {"ts": (start - begin) * MICRO, "dur": (end - start) * MICRO}
-                events.append({"name": name, "cat": what, "ph": "X", **times, "pid": i, "tid": rank})
+                events.append(
+                    {"name": name, "cat": what, "ph": "X", **times, "pid": i, "tid": rank}
+                )
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

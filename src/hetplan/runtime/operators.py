@@ -1,7 +1,9 @@
-"""Operators timed on a torch device, for learning its efficiency: products and elementwise ones of many sizes.
+"""Operators timed on a torch device, for learning its efficiency: products and elementwise ones of
+many sizes.
 
-Sizes are drawn from those that transformers have: rows from a few tokens to some thousands, widths from 64 to 16384,
-whole attention heads as batches of small products. torch is imported by the functions.
+Sizes are drawn from those that transformers have: rows from a few tokens to some thousands, widths
+from 64 to 16384, whole attention heads as batches of small products. torch is imported by the
+functions.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def measure_operators(
     name: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> OperatorData:
-    """`count` products and `count` elementwise operators; peaks from the catalogue where it knows `name`, else the most
-    that was reached. Raises InputError for numbers that are not usable."""
+    """`count` products and `count` elementwise operators; peaks from the catalogue where it knows
+    `name`, else the most that was reached. Raises InputError for numbers that are not usable."""
     import torch
 
     check_device(device)
@@ -84,13 +86,15 @@ def cpu_name(threads: int) -> str:
         text = ""
     lines = (line.partition(":") for line in text.splitlines())
     found = next(
-        (value.strip() for key, _, value in lines if key.strip() == "model name"), platform.machine()
+        (value.strip() for key, _, value in lines if key.strip() == "model name"),
+        platform.machine(),
     )
     return f"{found}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:
-    """(count, m, k, n) with at most that many FLOPs: products with weights, and now and then those of attention."""
+    """(count, m, k, n) with at most that many FLOPs: products with weights, and now and then those
+    of attention."""
     while True:
         if random.random() < 0.3:
             length, width = 2 ** random.randint(5, 11), random.choice((64, 128))
@@ -107,7 +111,9 @@ def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:
             return sizes
 
 
-def _product(sizes: tuple[int, int, int, int], device: str, dtype: Any, repeats: int) -> MeasuredOperator:
+def _product(
+    sizes: tuple[int, int, int, int], device: str, dtype: Any, repeats: int
+) -> MeasuredOperator:
     import torch
 
     count, m, k, n = sizes
@@ -122,21 +128,30 @@ def _product(sizes: tuple[int, int, int, int], device: str, dtype: Any, repeats:
     )  # fmt: skip
 
 
-def _elementwise(random: Random, most: float, device: str, dtype: Any, repeats: int) -> MeasuredOperator:
+def _elementwise(
+    random: Random, most: float, device: str, dtype: Any, repeats: int
+) -> MeasuredOperator:
     """x + y, or x * x: three and two numbers moved per element."""
     import torch
 
     size = int(2 ** random.uniform(12, float(torch.tensor(most).log2())))
-    x, y = torch.randn(size, device=device, dtype=dtype), torch.randn(size, device=device, dtype=dtype)
+    x, y = (
+        torch.randn(size, device=device, dtype=dtype),
+        torch.randn(size, device=device, dtype=dtype),
+    )
     both = random.random() < 0.5
     seconds, spread = _timed((lambda: x + y) if both else (lambda: x * x), device, repeats)
     return MeasuredOperator(
-        kind="elementwise", elements=float(size * (3 if both else 2)), seconds=seconds, spread_seconds=spread
+        kind="elementwise",
+        elements=float(size * (3 if both else 2)),
+        seconds=seconds,
+        spread_seconds=spread,
     )
 
 
 def _timed(run: Callable[[], Any], device: str, repeats: int) -> tuple[float, float]:
-    """The fastest repeat (what is slower was disturbed) and the spread; a single thread's own time, on a CPU."""
+    """The fastest repeat (what is slower was disturbed) and the spread; a single thread's own time,
+    on a CPU."""
     import torch
 
     alone = device == "cpu" and torch.get_num_threads() == 1

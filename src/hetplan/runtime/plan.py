@@ -1,21 +1,28 @@
-"""The plan file: what to run on which device, for every family; every rank derives its part from it.
+"""The plan file: what to run on which device, for every family; every rank derives its part from
+it.
 
-Sets    d devices of the cluster, i replicas, j stages of a replica, k layers in the order of the model.
-Holds   for each replica its stages (layers, devices, shares) and its micro-batches; for all of them the
-        schedule, the ZeRO level and recomputation.
-A stage's `devices` are [row group][tensor rank]: each row group takes a part of every micro-batch's samples
-in proportion to `row_shares`, each tensor rank a part of every weight in proportion to `tensor_shares`;
-`split` says which. Stages hold one range of layers, or under the interleaved schedule one per model chunk,
-where chunk c of all stages comes before chunk c + 1 of any.
+Sets    d devices of the cluster, i replicas, j stages of a replica, k layers in the order of the
+model.
+Holds   for each replica its stages (layers, devices, shares) and its micro-batches; for all of them
+        the schedule, the ZeRO level and recomputation.
+A stage's `devices` are [row group][tensor rank]: each row group takes a part of every micro-batch's
+samples in proportion to `row_shares`, each tensor rank a part of every weight in proportion to
+`tensor_shares`;
+`split` says which. Stages hold one range of layers, or under the interleaved schedule one per model
+chunk, where chunk c of all stages comes before chunk c + 1 of any.
 Rules   (1) every replica holds every layer exactly once, in order
         (2) no device is in two places, none is unknown
         (3) the micro-batches of all replicas add up to the global batch
-        (4) ZeRO 2 and 3: all replicas take every accumulation step together. ZeRO 1 to 3: a micro-batch of
-            0 samples only takes part in the synchronisation, with the replica's shards
-        (5) one chunk per stage; interleaved: equally many on each, and whole rounds of micro-batches
-        (6) one share per row group and per tensor rank; ZeRO shares go with the devices, from ZeRO 1 on
-        (7) the schedule `spmd` comes with a program, and only it: one replica of one stage on one row group; how
-            tensors divide is then said by the program's ratios, not by the stage's shares
+        (4) ZeRO 2 and 3: all replicas take every accumulation step together. ZeRO 1 to 3: a
+            micro-batch of 0 samples only takes part in the synchronisation, with the replica's
+            shards
+        (5) one chunk per stage; interleaved: equally many on each, and whole rounds of
+        micro-batches
+        (6) one share per row group and per tensor rank; ZeRO shares go with the devices, from ZeRO
+        1 on
+        (7) the schedule `spmd` comes with a program, and only it: one replica of one stage on one
+            row group; how tensors divide is then said by the program's ratios, not by the stage's
+            shares
 """
 
 from __future__ import annotations
@@ -106,7 +113,8 @@ class Replica(StrictModel):
 
 
 class Prediction(StrictModel):
-    """What the planner said of the plan: seconds per iteration, replayed and by the strategy's closed form.
+    """What the planner said of the plan: seconds per iteration, replayed and by the strategy's
+    closed form.
 
     objective, bound: of the strategy's own problem. What is not known is null.
     """
@@ -124,11 +132,12 @@ OPTIONAL = ("zero_shares", "prediction", "program")
 
 
 class Plan(StrictModel):
-    """A plan file. origin: which method found it and what it promises. Validated completely when made.
+    """A plan file. origin: which method found it and what it promises. Validated completely when
+    made.
 
-    zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file): equally over
-    those in use. prediction: None (left out) for a plan that the planner did not make. program: under the schedule
-    `spmd`, what every device runs (left out otherwise).
+    zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file):
+    equally over those in use. prediction: None (left out) for a plan that the planner did not make.
+    program: under the schedule `spmd`, what every device runs (left out otherwise).
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -139,7 +148,9 @@ class Plan(StrictModel):
     devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)
     schedule: Schedule = "1f1b"
     zero: Annotated[int, Field(ge=0, le=3)] = 0
-    zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = None
+    zero_shares: Annotated[list[NonNegative], Field(min_length=1, max_length=MAX_RANKS)] | None = (
+        None
+    )
     recomputation: Recomputation = "none"
     prediction: Prediction | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
@@ -162,13 +173,17 @@ class Plan(StrictModel):
     @model_serializer(mode="wrap")
     def _without_what_is_not_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {
-            key: value for key, value in handler(self).items() if key not in OPTIONAL or value is not None
+            key: value
+            for key, value in handler(self).items()
+            if key not in OPTIONAL or value is not None
         }
 
     @property
     def ranks(self) -> dict[int, int]:
         """Device -> process rank: the devices in use, numbered in their own order."""
-        used = sorted(d for replica in self.replicas for stage in replica.stages for d in stage.all_devices)
+        used = sorted(
+            d for replica in self.replicas for stage in replica.stages for d in stage.all_devices
+        )
         return {device: rank for rank, device in enumerate(used)}
 
     @property
@@ -182,7 +197,9 @@ def check_names(plan: Plan) -> None:
     first: dict[str, int] = {}
     for k, name in enumerate(plan.workload.layers):
         if first.setdefault(name, k) != k:
-            raise ValueError(f"workload.layers[{k}] is {name!r}, as workload.layers[{first[name]}] is")
+            raise ValueError(
+                f"workload.layers[{k}] is {name!r}, as workload.layers[{first[name]}] is"
+            )
 
 
 def check_devices(plan: Plan) -> None:
@@ -197,7 +214,9 @@ def check_devices(plan: Plan) -> None:
                     if device >= count:
                         raise ValueError(f"{here} is {device}, expected a device of 0..{count - 1}")
                     if device in place:
-                        raise ValueError(f"{here} is device {device}, which {place[device]} uses already")
+                        raise ValueError(
+                            f"{here} is device {device}, which {place[device]} uses already"
+                        )
                     place[device] = here
 
 
@@ -282,7 +301,9 @@ def check_zero_shares(plan: Plan) -> None:
         raise ValueError(
             f"zero_shares has {len(plan.zero_shares)} entries, expected one per device ({len(plan.devices)})"
         )
-    idle = next((d for d, share in enumerate(plan.zero_shares) if (share > 0) != (d in plan.ranks)), None)
+    idle = next(
+        (d for d, share in enumerate(plan.zero_shares) if (share > 0) != (d in plan.ranks)), None
+    )
     if idle is not None:
         expected = "more than 0, being in use" if idle in plan.ranks else "0, not being in use"
         raise ValueError(f"zero_shares[{idle}] is {plan.zero_shares[idle]}, expected {expected}")
@@ -302,7 +323,9 @@ def check_program(plan: Plan) -> None:
         raise ValueError(f"zero is {plan.zero}, expected 0, and no recomputation, under spmd")
     groups = plan.replicas[0].stages[0].devices
     if len(groups) != 1:
-        raise ValueError(f"replicas[0].stages[0].devices has {len(groups)} row groups, expected 1 under spmd")
+        raise ValueError(
+            f"replicas[0].stages[0].devices has {len(groups)} row groups, expected 1 under spmd"
+        )
     for k, row in enumerate(plan.program.ratios):
         if len(row) != len(groups[0]):
             raise ValueError(
@@ -311,10 +334,12 @@ def check_program(plan: Plan) -> None:
 
 
 def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
-    """[first, last) of each share of `length` rows or columns: nearest whole numbers, then corrected.
+    """[first, last) of each share of `length` rows or columns: nearest whole numbers, then
+    corrected.
 
-    Each part is within 1 of its exact size: units missing go to those rounded down most, surplus ones are
-    taken from those rounded up most, the earlier of equals first. Raises ValueError unless shares are > 0.
+    Each part is within 1 of its exact size: units missing go to those rounded down most, surplus
+    ones are taken from those rounded up most, the earlier of equals first. Raises ValueError unless
+    shares are > 0.
     """
     if not shares or min(shares) <= 0:
         raise ValueError(f"shares are {shares!r}, expected positive numbers")
@@ -331,7 +356,8 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in a JSON file (`.gz`: unpacked); raises InputError naming file, place, got and expected."""
+    """The plan in a JSON file (`.gz`: unpacked); raises InputError naming file, place, got and
+    expected."""
     return parse_plan(read_json(path), where=os.fspath(path))
 
 

@@ -1,7 +1,9 @@
-"""Uneven plans of a chain of 14 layers on four devices, and how well the simulator foretells them on virtual devices.
+"""Uneven plans of a chain of 14 layers on four devices, and how well the simulator foretells them
+on virtual devices.
 
-Stages of different sizes, the slow devices first, GPipe, interleaved stages, unequal micro-batches, replicas cut
-differently, tensor groups, ZeRO. Each plan is executed by real processes with real messages (`runtime.virtual`).
+Stages of different sizes, the slow devices first, GPipe, interleaved stages, unequal micro-batches,
+replicas cut differently, tensor groups, ZeRO. Each plan is executed by real processes with real
+messages (`runtime.virtual`).
 """
 
 from __future__ import annotations
@@ -42,29 +44,53 @@ def replica(stages: list[Document], *batches: tuple[int, int]) -> Document:
 
 def chunks(stages: list[Document], *more: list[tuple[int, int]]) -> list[Document]:
     """Stages with further chunks."""
-    return [s | {"layers": [*s["layers"], *map(list, m)]} for s, m in zip(stages, more, strict=True)]
+    return [
+        s | {"layers": [*s["layers"], *map(list, m)]} for s, m in zip(stages, more, strict=True)
+    ]
 
 
 # 14 layers on two fast devices (0, 1) and two slow ones (2, 3); 8 samples.
 PLANS: dict[str, tuple[list[Document], Document]] = {
     "four stages, uneven": (
-        [replica([stage(0, 5, [0]), stage(5, 10, [1]), stage(10, 12, [2]), stage(12, 14, [3])], (8, 1))],
+        [
+            replica(
+                [stage(0, 5, [0]), stage(5, 10, [1]), stage(10, 12, [2]), stage(12, 14, [3])],
+                (8, 1),
+            )
+        ],
         {},
     ),
     "four stages, even": (
-        [replica([stage(0, 4, [0]), stage(4, 7, [1]), stage(7, 11, [2]), stage(11, 14, [3])], (8, 1))],
+        [
+            replica(
+                [stage(0, 4, [0]), stage(4, 7, [1]), stage(7, 11, [2]), stage(11, 14, [3])], (8, 1)
+            )
+        ],
         {},
     ),
     "the slow devices first": (
-        [replica([stage(0, 2, [2]), stage(2, 4, [3]), stage(4, 9, [0]), stage(9, 14, [1])], (8, 1))],
+        [
+            replica(
+                [stage(0, 2, [2]), stage(2, 4, [3]), stage(4, 9, [0]), stage(9, 14, [1])], (8, 1)
+            )
+        ],
         {},
     ),
     "four stages, GPipe": (
-        [replica([stage(0, 5, [0]), stage(5, 10, [1]), stage(10, 12, [2]), stage(12, 14, [3])], (4, 2))],
+        [
+            replica(
+                [stage(0, 5, [0]), stage(5, 10, [1]), stage(10, 12, [2]), stage(12, 14, [3])],
+                (4, 2),
+            )
+        ],
         {"schedule": "gpipe"},
     ),
     "fewer micro-batches than stages": (
-        [replica([stage(0, 4, [0]), stage(4, 8, [1]), stage(8, 11, [2]), stage(11, 14, [3])], (2, 4))],
+        [
+            replica(
+                [stage(0, 4, [0]), stage(4, 8, [1]), stage(8, 11, [2]), stage(11, 14, [3])], (2, 4)
+            )
+        ],
         {},
     ),
     "unequal micro-batches": (
@@ -130,7 +156,8 @@ def plan(name: str, workload: Workload) -> Plan:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """One plan: seconds per iteration, predicted by the simulator and measured by the clock on the wall."""
+    """One plan: seconds per iteration, predicted by the simulator and measured by the clock on the
+    wall."""
 
     name: str
     predicted: float
@@ -143,7 +170,8 @@ class Rehearsed:
 
 
 def cluster_here() -> Cluster:
-    """Two nodes of two virtual devices each, those of the second slower; links as between ordinary machines."""
+    """Two nodes of two virtual devices each, those of the second slower; links as between ordinary
+    machines."""
     device = {
         "memory_gib": 64.0,
         "peak_tflops": {"fp32": 1.0},
@@ -151,7 +179,13 @@ def cluster_here() -> Cluster:
         "source": "this machine",
     }
     nodes = [
-        {"count": 1, "devices": 2, "device": name, "intra_node_gbit_per_s": 40, "network_gbit_per_s": 10}
+        {
+            "count": 1,
+            "devices": 2,
+            "device": name,
+            "intra_node_gbit_per_s": 40,
+            "network_gbit_per_s": 10,
+        }
         for name in (FAST, SLOW)
     ]
     return build_cluster(
@@ -171,7 +205,12 @@ def slowed(profile: Profile) -> Profile:
         forward, backward = (
             [SLOWED * s for s in row] for row in (table.forward_seconds, table.backward_seconds)
         )
-        slow = {"device": SLOW, "forward_seconds": forward, "backward_seconds": backward, "readings": None}
+        slow = {
+            "device": SLOW,
+            "forward_seconds": forward,
+            "backward_seconds": backward,
+            "readings": None,
+        }
         found += [table.model_copy(update={"device": FAST}), table.model_copy(update=slow)]
     return Profile(**{**dict(profile), "tables": found})
 
@@ -181,7 +220,9 @@ def workload_here(model: Model, profile: Profile) -> Workload:
     return Workload(model, cluster_here(), slowed(profile), SAMPLES)
 
 
-def rehearse_plan(name: str, workload: Workload, *, steps: int, scale: float | None, cores: int) -> Rehearsed:
+def rehearse_plan(
+    name: str, workload: Workload, *, steps: int, scale: float | None, cores: int
+) -> Rehearsed:
     """Execute one plan on virtual devices."""
     from hetplan.runtime.job import Job
     from hetplan.runtime.launch import launch
@@ -191,7 +232,9 @@ def rehearse_plan(name: str, workload: Workload, *, steps: int, scale: float | N
     rehearsal = Rehearsal.of(made, workload, scale, cores=cores)
     job = Job(plan=made, steps=steps, rehearsal=rehearsal, virtual=True)
     return Rehearsed(
-        name, rehearsal.seconds / rehearsal.scale, Measured(job, launch(job)).seconds / rehearsal.scale
+        name,
+        rehearsal.seconds / rehearsal.scale,
+        Measured(job, launch(job)).seconds / rehearsal.scale,
     )
 
 

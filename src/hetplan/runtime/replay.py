@@ -1,8 +1,9 @@
-"""A plan replayed on the simulator: seconds per iteration and memory per device, predicted from a workload's profile.
+"""A plan replayed on the simulator: seconds per iteration and memory per device, predicted from a
+workload's profile.
 
-Beyond the families' closed forms it counts: every micro-batch's transfers in their order, network cards that ranks of a
-node share, gradients joined where they belong (layer by layer when replicas are cut differently, tied embeddings across
-stages), and the optimizer's step.
+Beyond the families' closed forms it counts: every micro-batch's transfers in their order, network
+cards that ranks of a node share, gradients joined where they belong (layer by layer when replicas
+are cut differently, tied embeddings across stages), and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Owner = tuple[int, int]  # replica, stage
 
 @dataclass(frozen=True)
 class Settings:
-    """buckets: parts of the last backward pass that gradients leave in (1: no overlap). blocking: senders wait for
-    their transfers."""
+    """buckets: parts of the last backward pass that gradients leave in (1: no overlap). blocking:
+    senders wait for their transfers."""
 
     buckets: int = 1
     blocking: bool = False
@@ -36,10 +37,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Replay:
-    """timeline: of units, the stages of the first replica, then those of the second, … owners [U]: which. devices [U].
+    """timeline: of units, the stages of the first replica, then those of the second, … owners [U]:
+    which. devices [U].
     Of an SPMD program the units are the devices of its only stage.
 
-    peak_bytes [D]: model states and activations, 0 on unused devices. limit_bytes [D]: what they may hold.
+    peak_bytes [D]: model states and activations, 0 on unused devices. limit_bytes [D]: what they
+    may hold.
     """
 
     timeline: Timeline
@@ -61,12 +64,14 @@ class Replay:
     @property
     def fits(self) -> bool:
         """Whether every device holds what it must."""
-        return all(held <= limit for held, limit in zip(self.peak_bytes, self.limit_bytes, strict=True))
+        return all(
+            held <= limit for held, limit in zip(self.peak_bytes, self.limit_bytes, strict=True)
+        )
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
-    """One iteration of the plan. Raises InputError unless plan and workload belong together, UnsupportedError for what
-    is not modelled."""
+    """One iteration of the plan. Raises InputError unless plan and workload belong together,
+    UnsupportedError for what is not modelled."""
     settings = settings or Settings()
     check_same(plan, workload)
     if plan.program is not None:
@@ -127,7 +132,9 @@ def check_same(plan: Plan, workload: Workload) -> None:
             )
 
 
-def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings) -> Pipeline:
+def pipeline(
+    plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings
+) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
     assert plan.schedule != "spmd", "programs are replayed apart"
@@ -139,7 +146,9 @@ def pipeline(plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settin
             for stage in replica.stages
         ]
     )
-    saved = np.array([[saved_bytes(stage, c, sizes, costs) for c in range(C)] for stage in replica.stages])
+    saved = np.array(
+        [[saved_bytes(stage, c, sizes, costs) for c in range(C)] for stage in replica.stages]
+    )
     return Pipeline(
         stages=S,
         micro_batches=len(which),
@@ -193,9 +202,11 @@ def padded(cards: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 
 def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[Collective]:
-    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on pipelines.
+    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on
+    pipelines.
 
-    Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the update.
+    Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the
+    update.
     """
     if plan.zero and single_stage(plan):
         return []
@@ -222,7 +233,8 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
 
 
 def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], float]]:
-    """(who holds them, bytes) of all weights; tied weights in two stages have the holders of both."""
+    """(who holds them, bytes) of all weights; tied weights in two stages have the holders of
+    both."""
     for layer, described in enumerate(costs.workload.profile.layers):
         owners, copied = owners_of(plan, layer), copied_bytes(plan, layer, costs)
         yield tuple(owners), described.param_bytes
@@ -243,7 +255,8 @@ def owners_of(plan: Plan, layer: int) -> list[Owner]:
 
 
 def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
-    """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first one's)."""
+    """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first
+    one's)."""
     tied = costs.workload.profile.layers[layer].tied_param_bytes
     if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
         return 0.0
@@ -251,7 +264,8 @@ def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
 
 
 def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:
-    """Rings over the owners' row groups, one per tensor rank, each with its part of `size` bytes."""
+    """Rings over the owners' row groups, one per tensor rank, each with its part of `size`
+    bytes."""
     groups = [group for i, j in owners for group in plan.replicas[i].stages[j].devices]
     ranks = max(map(len, groups))
     rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
@@ -261,7 +275,8 @@ def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> T
 def single_stage(plan: Plan) -> bool:
     """Whether every replica is one stage on one device: data parallelism."""
     return all(
-        len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1 for replica in plan.replicas
+        len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1
+        for replica in plan.replicas
     )
 
 
@@ -272,7 +287,8 @@ def in_step(plan: Plan) -> bool:
 
 @dataclass(frozen=True)
 class ZeroCosts:
-    """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an iteration."""
+    """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an
+    iteration."""
 
     shares: Floats
     per_step: float
@@ -283,9 +299,9 @@ class ZeroCosts:
     def of(cls, plan: Plan, workload: Workload) -> ZeroCosts:
         """Poplar's collectives over all devices in use, for replicas of one device each.
 
-        In pipelines ZeRO 2 and 3 join gradients and gather weights once per iteration, as the runtime does (their ranks
-        take no steps together): time and peak are those of ZeRO 1. Raises UnsupportedError for ZeRO 2 and 3 on replicas
-        of one stage on several devices.
+        In pipelines ZeRO 2 and 3 join gradients and gather weights once per iteration, as the
+        runtime does (their ranks take no steps together): time and peak are those of ZeRO 1. Raises
+        UnsupportedError for ZeRO 2 and 3 on replicas of one stage on several devices.
         """
         used = sorted(plan.ranks)
         shares = np.zeros(len(plan.devices))
@@ -299,7 +315,9 @@ class ZeroCosts:
                     got=f"ZeRO {plan.zero} on replicas of one stage on several devices", expected="ZeRO 0 or 1",
                 )  # fmt: skip
             return cls(shares, 0.0, 0.0, False)
-        spent = communication(States.of(workload), plan.zero, workload.cluster, shares[used], used, used)
+        spent = communication(
+            States.of(workload), plan.zero, workload.cluster, shares[used], used, used
+        )
         return cls(shares, spent.per_step, spent.per_iteration, True)
 
     def collectives(self, plan: Plan) -> list[Collective]:
@@ -315,13 +333,17 @@ class ZeroCosts:
         else:
             found.append(Collective(members=members, seconds=self.per_step, when="step"))
             if self.per_iteration:
-                found.append(Collective(members=members, seconds=self.per_iteration, when="parameters"))
+                found.append(
+                    Collective(members=members, seconds=self.per_iteration, when="parameters")
+                )
         return found
 
     def update_seconds(self, plan: Plan, stage: Stage, costs: Costs) -> float:
         """The optimizer's step on the slowest device of a stage."""
         held = stage_params(plan, stage, costs)
-        return max(costs.update_seconds(d, held * self._part(plan, stage, d)) for d in stage.all_devices)
+        return max(
+            costs.update_seconds(d, held * self._part(plan, stage, d)) for d in stage.all_devices
+        )
 
     def _part(self, plan: Plan, stage: Stage, device: int) -> float:
         """The share of the stage's states that the device updates."""
@@ -340,14 +362,18 @@ class ZeroCosts:
         if self.sharded:
             return States.of(workload).resident(plan.zero, float(self.shares[device]))
         held = stage_params(plan, stage, costs)
-        optimizer = (workload.state_bytes_per_param_byte - 2) * held * self._part(plan, stage, device)
+        optimizer = (
+            (workload.state_bytes_per_param_byte - 2) * held * self._part(plan, stage, device)
+        )
         return 2 * held * tensor_part(stage, device) + optimizer
 
 
 def _index(replica: Replica, stage: Stage) -> int:
     """The place of the replica's stage that begins where `stage` does, or the nearest before."""
     first = stage.layers[0][0]
-    return max((j for j, other in enumerate(replica.stages) if other.layers[0][0] <= first), default=0)
+    return max(
+        (j for j, other in enumerate(replica.stages) if other.layers[0][0] <= first), default=0
+    )
 
 
 def tensor_part(stage: Stage, device: int) -> float:
@@ -370,8 +396,12 @@ def memory(
     peak = [0.0] * len(plan.devices)
     for unit, (i, j) in enumerate(owners):
         stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
-        most = max(batch.samples for batch in batches) * max(stage.row_shares) / sum(stage.row_shares)
-        working = max(costs.working_bytes(layers, len(stage.tensor_shares)) for layers in stage.layers)
+        most = (
+            max(batch.samples for batch in batches) * max(stage.row_shares) / sum(stage.row_shares)
+        )
+        working = max(
+            costs.working_bytes(layers, len(stage.tensor_shares)) for layers in stage.layers
+        )
         kept = float(timeline.peak_bytes[unit]) + most * working
         for device in stage.all_devices:
             peak[device] = zero.state_bytes(plan, stage, device, costs) + kept

@@ -1,4 +1,5 @@
-"""What becomes of plans when the profile is wrong: seconds, ranks and the winner, scenario by scenario."""
+"""What becomes of plans when the profile is wrong: seconds, ranks and the winner, scenario by
+scenario."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """nominal: with the profile as it is. outcomes: with it perturbed. measured: whether its own spread was used."""
+    """nominal: with the profile as it is. outcomes: with it perturbed. measured: whether its own
+    spread was used."""
 
     nominal: Outcome
     outcomes: tuple[Outcome, ...]
@@ -63,9 +65,11 @@ def sensitivity(
     unmeasured: float = UNMEASURED,
     settings: Settings | None = None,
 ) -> Sensitivity:
-    """Replay every plan under every scenario of `hetplan.profiling.perturb`; raises InputError as `replay` does.
+    """Replay every plan under every scenario of `hetplan.profiling.perturb`; raises InputError as
+    `replay` does.
 
-    draws: random scenarios beside the systematic ones. unmeasured: share by which times without a spread are off.
+    draws: random scenarios beside the systematic ones. unmeasured: share by which times without a
+    spread are off.
     """
 
     def outcome(name: str, held: Workload) -> Outcome:

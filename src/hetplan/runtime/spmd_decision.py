@@ -1,7 +1,8 @@
-"""Between a theory's decision and the program of a plan file: writing one down, and reading one as a proof again.
+"""Between a theory's decision and the program of a plan file: writing one down, and reading one as
+a proof again.
 
-A plan's program is taken only as what the model's background theory allows: every instruction must be one of its
-triples, in an order that proves the goal. Whatever passes can be executed and priced.
+A plan's program is taken only as what the model's background theory allows: every instruction must
+be one of its triples, in an order that proves the goal. Whatever passes can be executed and priced.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Key = tuple[str, str, tuple[str, ...], str, int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Reading:
-    """A plan's program read: the theory, the decision in its triples, and their instructions in order."""
+    """A plan's program read: the theory, the decision in its triples, and their instructions in
+    order."""
 
     theory: Theory
     decision: HapDecision
@@ -68,7 +70,9 @@ def write_program(theory: Theory, decision: HapDecision) -> SpmdProgram:
     """A decision as plan files have it."""
     triples = theory.data.triples
     return SpmdProgram(
-        instructions=[written(theory.instructions[i], triples[i].segment) for i in decision.program],
+        instructions=[
+            written(theory.instructions[i], triples[i].segment) for i in decision.program
+        ],
         ratios=decision.ratios,
     )
 
@@ -91,7 +95,8 @@ def read_program(plan: Plan, program: SingleProgram) -> Reading:
 
 
 def structure_of(program: SingleProgram, m: int) -> Theory:
-    """The theory of a program on m devices, whatever they are: plans of one model ask for it again and again."""
+    """The theory of a program on m devices, whatever they are: plans of one model ask for it again
+    and again."""
     for known, devices, theory in list(_RECENT):
         if devices == m and known == program:
             return theory
@@ -102,12 +107,16 @@ def structure_of(program: SingleProgram, m: int) -> Theory:
 
 
 def decision_of(told: SpmdProgram, theory: Theory, where: str) -> HapDecision:
-    """The triples that a plan's instructions stand for. Raises InputError for one that is none, or no proof."""
+    """The triples that a plan's instructions stand for. Raises InputError for one that is none, or
+    no proof."""
     numbers: dict[Key, list[int]] = {}
-    for i, (instruction, triple) in enumerate(zip(theory.instructions, theory.data.triples, strict=True)):
+    for i, (instruction, triple) in enumerate(
+        zip(theory.instructions, theory.data.triples, strict=True)
+    ):
         numbers.setdefault(key_of(written(instruction, triple.segment)), []).append(i)
     choices = [
-        candidates(told.instructions, p, numbers, theory, where) for p in range(len(told.instructions))
+        candidates(told.instructions, p, numbers, theory, where)
+        for p in range(len(told.instructions))
     ]
     synchronised = {
         theory.instructions[i].before  # type: ignore[union-attr]
@@ -128,9 +137,14 @@ def decision_of(told: SpmdProgram, theory: Theory, where: str) -> HapDecision:
 
 
 def candidates(
-    told: Sequence[SpmdInstruction], position: int, numbers: dict[Key, list[int]], theory: Theory, where: str
+    told: Sequence[SpmdInstruction],
+    position: int,
+    numbers: dict[Key, list[int]],
+    theory: Theory,
+    where: str,
 ) -> list[int]:
-    """The triples that an instruction may stand for: several where only what follows tells them apart."""
+    """The triples that an instruction may stand for: several where only what follows tells them
+    apart."""
     instruction = told[position]
     found = numbers.get(key_of(instruction))
     if found:
@@ -143,7 +157,9 @@ def candidates(
             got=instruction.tensor, expected=expected,
         )  # fmt: skip
     forms = f"{instruction.do} {instruction.tensor} ({', '.join(instruction.before)}) -> {instruction.after}"
-    raise InputError(f"program does not match the model: no rule allows {place}", where=where, got=forms)
+    raise InputError(
+        f"program does not match the model: no rule allows {place}", where=where, got=forms
+    )
 
 
 def key_of(instruction: SpmdInstruction) -> Key:

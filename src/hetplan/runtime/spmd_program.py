@@ -1,7 +1,9 @@
-"""The part of a plan file that holds an SPMD program: one list of instructions that all devices run, and ratios.
+"""The part of a plan file that holds an SPMD program: one list of instructions that all devices
+run, and ratios.
 
-Forms are HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole), `All-Reduce` (each a
-summand), `All-Gather(d)` (each its slice along d, as long as its ratio says). The backward pass mirrors the list.
+Forms are HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole),
+`All-Reduce` (each a summand), `All-Gather(d)` (each its slice along d, as long as its ratio says).
+The backward pass mirrors the list.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ SUM_TOLERANCE = 1e-9
 
 
 class SpmdInstruction(StrictModel):
-    """`do` on `tensor`. Run: the operator that makes it, with inputs in the forms `before`, leaves it in `after`; any
-    other: the tensor goes from the form before to that after. gradient and factors: in the backward pass the gradients
-    of `parameters`, used by the operator, are all-reduced, or what they are computed from is gathered."""
+    """`do` on `tensor`. Run: the operator that makes it, with inputs in the forms `before`, leaves
+    it in `after`; any other: the tensor goes from the form before to that after. gradient and
+    factors: in the backward pass the gradients of `parameters`, used by the operator, are
+    all-reduced, or what they are computed from is gathered."""
 
     do: Step
     tensor: TensorName
@@ -46,7 +49,8 @@ class SpmdInstruction(StrictModel):
 
 
 class SpmdProgram(StrictModel):
-    """instructions in order; ratios [segment][device of the stage]: part of each sliced dimension, rows sum to 1."""
+    """instructions in order; ratios [segment][device of the stage]: part of each sliced dimension,
+    rows sum to 1."""
 
     instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
     ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)

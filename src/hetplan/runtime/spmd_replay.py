@@ -1,7 +1,8 @@
 """An SPMD program replayed: its stages on the event-driven simulator, and what each device holds.
 
-Devices compute at the speeds that HAP's problem gives them (`formulations.hap.pose`) and wait for the slowest at
-every collective; collectives are rings over the slowest link. Behind the last run each device updates what it holds.
+Devices compute at the speeds that HAP's problem gives them (`formulations.hap.pose`) and wait for
+the slowest at every collective; collectives are rings over the slowest link. Behind the last run
+each device updates what it holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from hetplan.runtime.spmd_shards import Shard, shards_of
 
 @dataclass(frozen=True)
 class SpmdCosts:
-    """A plan's program on its workload. devices: of the program's ranks, in the order of its ratios."""
+    """A plan's program on its workload. devices: of the program's ranks, in the order of its
+    ratios."""
 
     plan: Plan
     workload: Workload
@@ -39,7 +41,8 @@ class SpmdCosts:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload) -> SpmdCosts:
-        """Raises InputError where the program is not the model's, UnsupportedError for a model without one."""
+        """Raises InputError where the program is not the model's, UnsupportedError for a model
+        without one."""
         runs = plan.replicas[0].steps
         program = program_of(workload.model, workload.global_batch // runs)
         devices = plan.replicas[0].stages[0].devices[0]
@@ -77,7 +80,11 @@ class SpmdCosts:
     def each(self) -> list[tuple[int, Stage]]:
         """(run, stage) of an iteration."""
         between, last = self.stages
-        return [(r, stage) for r in range(self.runs) for stage in (last if r == self.runs - 1 else between)]
+        return [
+            (r, stage)
+            for r in range(self.runs)
+            for stage in (last if r == self.runs - 1 else between)
+        ]
 
     def updates(self) -> list[float]:
         """[m] seconds of the optimizer's step."""
@@ -99,15 +106,17 @@ class SpmdCosts:
         )
 
     def peak_bytes(self) -> tuple[float, ...]:
-        """[D] predicted: parameters with gradients and optimizer states as they are held, and the tensors kept for the
-        backward pass, as HAP's problem counts them."""
+        """[D] predicted: parameters with gradients and optimizer states as they are held, and the
+        tensors kept for the backward pass, as HAP's problem counts them."""
         states = self.workload.state_bytes_per_param_byte * self.prices.element_bytes
         theory = self.reading.theory
         kept = Holding((), states, saved_bytes(self.workload, theory.program))
         saved = held(replace(theory, holding=kept), self.reading.decision).saved
         found = [0.0] * len(self.plan.devices)
         for j, d in enumerate(self.devices):
-            found[d] = states * sum(shard.entries(j) for shard in self.shards.values()) + float(saved[j])
+            found[d] = states * sum(shard.entries(j) for shard in self.shards.values()) + float(
+                saved[j]
+            )
         return tuple(found)
 
 

@@ -1,6 +1,7 @@
 """How ranks hold the parameters of an SPMD program: as the operators that read them want them.
 
-One that operators read in different ways (a tied embedding, sliced in one place and whole in another) is held whole.
+One that operators read in different ways (a tied embedding, sliced in one place and whole in
+another) is held whole.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ def shards_of(reading: Reading) -> dict[str, Shard]:
         for source, form in zip(program.inputs(node), instruction.way.inputs, strict=True):
             if source.kind == PARAMETER:
                 cut: Cuts = (
-                    () if form == WHOLE else tuple(bounds_of(axes, source.name, form, ratios[node.segment]))
+                    ()
+                    if form == WHOLE
+                    else tuple(bounds_of(axes, source.name, form, ratios[node.segment]))
                 )
-                ways.setdefault(program.copies.get(source.name, source.name), set()).add((form, cut))
+                ways.setdefault(program.copies.get(source.name, source.name), set()).add(
+                    (form, cut)
+                )
     found: dict[str, Shard] = {}
     for node in program.parameters:
         read = ways.get(node.name, set())

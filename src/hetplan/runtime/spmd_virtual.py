@@ -1,7 +1,9 @@
-"""An SPMD program rehearsed: every device sleeps what it is predicted to compute, and joins real, narrow collectives.
+"""An SPMD program rehearsed: every device sleeps what it is predicted to compute, and joins real,
+narrow collectives.
 
-A collective begins when the slowest device is there and ends its predicted seconds later, on every rank. Nothing is
-trained: no program is narrow enough on every model to stand for it, and what is rehearsed is the schedule.
+A collective begins when the slowest device is there and ends its predicted seconds later, on every
+rank. Nothing is trained: no program is narrow enough on every model to stand for it, and what is
+rehearsed is the schedule.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ class SpmdRehearsal(Rehearsal):
     costs: SpmdCosts | None = field(default=None, compare=False)
 
     @classmethod
-    def of_program(cls, plan: Plan, workload: Workload, scale: float | None, cores: float) -> SpmdRehearsal:
-        """scale: default such that an iteration takes a second, or as long as its collectives need here."""
+    def of_program(
+        cls, plan: Plan, workload: Workload, scale: float | None, cores: float
+    ) -> SpmdRehearsal:
+        """scale: default such that an iteration takes a second, or as long as its collectives need
+        here."""
         costs = SpmdCosts.of(plan, workload)
-        predicted, joined = costs.timeline().seconds, [s.seconds for _, s in costs.each() if s.seconds > 0]
+        predicted, joined = (
+            costs.timeline().seconds,
+            [s.seconds for _, s in costs.each() if s.seconds > 0],
+        )
         real = len(joined) * COLLECTIVE_SECONDS * max(1.0, len(costs.devices) / cores)
-        comfortable = max(1.0 / predicted, real / sum(joined) if joined else 0.0) if predicted > 0 else 1.0
+        comfortable = (
+            max(1.0 / predicted, real / sum(joined) if joined else 0.0) if predicted > 0 else 1.0
+        )
         return cls(plan, (), (), scale or comfortable, costs)
 
     @property

@@ -1,4 +1,5 @@
-"""Whether a process that gives no sign does nothing, or would if it got a core: what others delay is no fault of it.
+"""Whether a process that gives no sign does nothing, or would if it got a core: what others delay
+is no fault of it.
 
 Linux tells by /proc; elsewhere nothing counts as starved, and everything as at work.
 """
@@ -16,7 +17,8 @@ IDLE = 0.05  # of a core: less than what computes would use, more than signs of 
 
 @dataclass
 class Activity:
-    """When a process has last computed. seen: (moment, seconds of a core that it had used by then)."""
+    """When a process has last computed. seen: (moment, seconds of a core that it had used by
+    then)."""
 
     last: float = field(default_factory=time.monotonic)
     seen: tuple[float, float] | None = None
@@ -34,7 +36,8 @@ class Activity:
 
 
 def starved(pid: int, spent: float, limit: float) -> bool:
-    """Whether a process has a thread that waits for a core, and got less than half of `limit` seconds of one.
+    """Whether a process has a thread that waits for a core, and got less than half of `limit`
+    seconds of one.
 
     spent: seconds of a core that it had used when the wait began.
     """
@@ -46,8 +49,8 @@ def starved(pid: int, spent: float, limit: float) -> bool:
 
 
 def at_work(pid: int, but: int | None = None) -> bool:
-    """Whether a process or one that it started (a compiler, say) has a thread that runs, would if it got a core, or
-    waits for a disk. but: a thread that does not count."""
+    """Whether a process or one that it started (a compiler, say) has a thread that runs, would if
+    it got a core, or waits for a disk. but: a thread that does not count."""
     try:
         own = thread_states(pid, but)
         others = (state for child in descendants(pid) for state in thread_states(child))

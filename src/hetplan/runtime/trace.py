@@ -1,4 +1,5 @@
-"""A replay as a trace that chrome://tracing and Perfetto open: one row per stage, transfers and collectives apart.
+"""A replay as a trace that chrome://tracing and Perfetto open: one row per stage, transfers and
+collectives apart.
 
 Format: Trace Event Format, "Complete Events" (ph X, ts and dur in microseconds).
 """
@@ -27,7 +28,11 @@ def trace(found: Replay) -> dict[str, Any]:
         head = {"ph": "M", "pid": replica}
         events.append({**head, "name": "process_name", "args": {"name": f"replica {replica}"}})
         for row, what in ((2 * stage, "computes"), (2 * stage + 1, "communicates")):
-            label = f"device {names} {what}" if found.by_device else f"stage {stage} (devices {names}) {what}"
+            label = (
+                f"device {names} {what}"
+                if found.by_device
+                else f"stage {stage} (devices {names}) {what}"
+            )
             events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
     for event in found.timeline.events():
         replica, stage = rows[event["unit"]]

@@ -1,10 +1,13 @@
-"""Poplar's Algorithm 1 on a live device: passes of a real chain of layers, timed, within a memory limit.
+"""Poplar's Algorithm 1 on a live device: passes of a real chain of layers, timed, within a memory
+limit.
 
-One device tries for a whole ZeRO group: it is charged with the model states that it would hold as one of `devices`
-(see `formulations.poplar.zero`) and with the activations that the pass really kept, measured. On CUDA these are what
-torch's allocator says at its peak, temporaries of the backward pass included; on a CPU, where nothing keeps such
-books, the distinct storages that autograd saves. The whole model's weights and gradients do lie on the device
-meanwhile: where ZeRO 3 trains models that one device cannot hold, this cannot measure.
+One device tries for a whole ZeRO group: it is charged with the model states that it would hold as
+one of `devices`
+(see `formulations.poplar.zero`) and with the activations that the pass really kept, measured. On
+CUDA these are what torch's allocator says at its peak, temporaries of the backward pass included;
+on a CPU, where nothing keeps such books, the distinct storages that autograd saves. The whole
+model's weights and gradients do lie on the device meanwhile: where ZeRO 3 trains models that one
+device cannot hold, this cannot measure.
 Source: Poplar (AAAI 2025), Algorithm 1.
 """
 
@@ -19,7 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.poplar.awareness import Awareness, MemoryReading, OutOfMemoryOnDevice, explore
+from hetplan.formulations.poplar.awareness import (
+    Awareness,
+    MemoryReading,
+    OutOfMemoryOnDevice,
+    explore,
+)
 from hetplan.formulations.poplar.zero import STAGES, States
 from hetplan.profiling.models import Model
 from hetplan.runtime.chain import Chain, build_chain
@@ -27,7 +35,8 @@ from hetplan.runtime.chain import Chain, build_chain
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch size, measured. saved_bytes: activations at their peak; all others in seconds."""
+    """One micro-batch size, measured. saved_bytes: activations at their peak; all others in
+    seconds."""
 
     seconds: float
     spread: float
@@ -36,10 +45,12 @@ class Pass:
 
 @dataclass
 class Trial:
-    """A model on a torch device; `at(stage)` is the device as Algorithm 1 sees it under one ZeRO stage.
+    """A model on a torch device; `at(stage)` is the device as Algorithm 1 sees it under one ZeRO
+    stage.
 
-    limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch beyond this is
-    tried. repeats: timed passes behind one that is not. tell: receives a line per micro-batch tried.
+    limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch
+    beyond this is tried. repeats: timed passes behind one that is not. tell: receives a line per
+    micro-batch tried.
     """
 
     model: Model
@@ -65,7 +76,8 @@ class Trial:
         return TrialAt(self, stage, self.states.resident(stage, 1.0 / self.devices))
 
     def measure(self, batch: int, free: float) -> Pass:
-        """Times and activations of a micro-batch, each size once; raises OutOfMemoryOnDevice beyond `free` bytes."""
+        """Times and activations of a micro-batch, each size once; raises OutOfMemoryOnDevice beyond
+        `free` bytes."""
         if self.too_large.get(batch, -1.0) >= free:
             raise OutOfMemoryOnDevice(f"{batch} samples exceed {free:.0f} bytes")
         if batch not in self.passes:
@@ -129,7 +141,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialAt:
-    """A `Trial` under one ZeRO stage; resident: bytes of model states there. Speaks Algorithm 1's protocol."""
+    """A `Trial` under one ZeRO stage; resident: bytes of model states there. Speaks Algorithm 1's
+    protocol."""
 
     trial: Trial
     stage: int
@@ -141,10 +154,11 @@ class TrialAt:
         return self.trial.limit - self.resident
 
     def forward_memory(self, batch: int) -> MemoryReading:
-        """States before the forward pass, states and activations after it, and the limit (not beyond `largest`).
+        """States before the forward pass, states and activations after it, and the limit (not
+        beyond `largest`).
 
-        What a pass keeps once, whatever its samples (masks), would make the estimate too low: what a second
-        sample adds counts instead, where two fit.
+        What a pass keeps once, whatever its samples (masks), would make the estimate too low: what
+        a second sample adds counts instead, where two fit.
         """
         if self.free <= 0:
             raise OutOfMemoryOnDevice(f"the states alone exceed {self.trial.limit:.0f} bytes")
@@ -162,18 +176,21 @@ class TrialAt:
 
 
 def explore_stages(trial: Trial) -> list[Awareness]:
-    """[4] what Algorithm 1 finds under each ZeRO stage; the first that holds a sample is where it would stop."""
+    """[4] what Algorithm 1 finds under each ZeRO stage; the first that holds a sample is where it
+    would stop."""
     return [explore(trial.at(stage)) for stage in STAGES]
 
 
 def states_of(chain: Chain, model: Model) -> States:
-    """Weights, gradients and Adam's states of the parameters that really exist; activations are measured instead."""
+    """Weights, gradients and Adam's states of the parameters that really exist; activations are
+    measured instead."""
     layers = [sum(p.numel() * p.element_size() for p in layer) for layer in chain.parameters]
     return States.of_weights(layers, model.precision)
 
 
 def check_device(device: str) -> None:
-    """Raise UnsupportedError without torch, InputError for a device that torch does not have here."""
+    """Raise UnsupportedError without torch, InputError for a device that torch does not have
+    here."""
     try:
         import torch
     except ImportError:
@@ -191,7 +208,8 @@ def check_device(device: str) -> None:
 
 @contextmanager
 def out_of_memory(batch: int) -> Iterator[None]:
-    """What torch raises where memory is short, as OutOfMemoryOnDevice; what the pass held is given back first."""
+    """What torch raises where memory is short, as OutOfMemoryOnDevice; what the pass held is given
+    back first."""
     import torch
 
     try:
@@ -212,11 +230,14 @@ def out_of_memory(batch: int) -> Iterator[None]:
 
 
 @contextmanager
-def saved(device: str, chain: Chain, free: float, *, whole: bool = False) -> Iterator[Callable[[], float]]:
+def saved(
+    device: str, chain: Chain, free: float, *, whole: bool = False
+) -> Iterator[Callable[[], float]]:
     """Measure what passes inside keep: yields a function that gives the bytes so far.
 
-    whole: at the peak of the pass on CUDA, else what is allocated when asked. Raises OutOfMemoryOnDevice as soon
-    as it is more than `free`: on a CPU in the middle of the pass, on CUDA when asked.
+    whole: at the peak of the pass on CUDA, else what is allocated when asked. Raises
+    OutOfMemoryOnDevice as soon as it is more than `free`: on a CPU in the middle of the pass, on
+    CUDA when asked.
     """
     if device == "cpu":
         with _saved_by_autograd(chain, free) as kept:
@@ -240,7 +261,8 @@ def saved(device: str, chain: Chain, free: float, *, whole: bool = False) -> Ite
 
 
 def ensure_gradients(chain: Chain) -> None:
-    """Allocate all gradients, so that later passes add to them and their growth is not taken for activations."""
+    """Allocate all gradients, so that later passes add to them and their growth is not taken for
+    activations."""
     import torch
 
     for layer in chain.parameters:

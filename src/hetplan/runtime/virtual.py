@@ -1,9 +1,11 @@
-"""A mixed cluster rehearsed on one machine: ranks compute little, and sleep until their device would be done.
+"""A mixed cluster rehearsed on one machine: ranks compute little, and sleep until their device
+would be done.
 
-Every pass ends at its begin plus the seconds that the plan's device is predicted to take, times a scale. A pass begins
-when the rank is done with what it did before and its input is there; the input is there when the transfer that carries
-it is predicted to end, network cards being shared as they are on the cluster. What is measured is the wall clock: ranks
-that are late because real work, messages or this machine's cores hold them up stay late.
+Every pass ends at its begin plus the seconds that the plan's device is predicted to take, times a
+scale. A pass begins when the rank is done with what it did before and its input is there; the input
+is there when the transfer that carries it is predicted to end, network cards being shared as they
+are on the cluster. What is measured is the wall clock: ranks that are late because real work,
+messages or this machine's cores hold them up stay late.
 
 Ranks meet in shared memory: `Shared` is made before they are forked.
 """
@@ -32,7 +34,8 @@ POLL = 2e-4  # seconds between looks at shared memory
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Predicted seconds of everything, on the plan's devices; scale: seconds here per second there."""
+    """Predicted seconds of everything, on the plan's devices; scale: seconds here per second
+    there."""
 
     plan: Plan
     pipelines: tuple[Pipeline, ...]
@@ -40,15 +43,24 @@ class Rehearsal:
     scale: float
 
     @classmethod
-    def of(cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1) -> Rehearsal:
-        """A plan's; scale: default such that an iteration takes a second, or as long as its messages need here."""
+    def of(
+        cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1
+    ) -> Rehearsal:
+        """A plan's; scale: default such that an iteration takes a second, or as long as its
+        messages need here."""
         check_same(plan, workload)
         if plan.program is not None:
             from hetplan.runtime.spmd_virtual import SpmdRehearsal
 
             return SpmdRehearsal.of_program(plan, workload, scale, cores)
-        costs, zero, settings = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload), Settings()
-        pipelines = tuple(pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas)
+        costs, zero, settings = (
+            Costs(workload, plan.recomputation),
+            ZeroCosts.of(plan, workload),
+            Settings(),
+        )
+        pipelines = tuple(
+            pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas
+        )
         together = (*gradient_collectives(plan, costs, settings), *zero.collectives(plan))
         made = cls(plan, pipelines, together, 1.0)
         return replace(made, scale=scale or made.comfortable_scale(cores))
@@ -59,12 +71,14 @@ class Rehearsal:
         return self.scale * simulate_replicas(self.pipelines, self.collectives).seconds
 
     def comfortable_scale(self, cores: float) -> float:
-        """Such that an iteration takes a second, or as long as the real work needs: all of it on the cores, and
-        that of the busiest stage's ranks in the time of its passes."""
+        """Such that an iteration takes a second, or as long as the real work needs: all of it on
+        the cores, and that of the busiest stage's ranks in the time of its passes."""
         predicted = self.seconds
         if predicted <= 0:
             return 1.0
-        stages = [(i, j, s) for i, r in enumerate(self.plan.replicas) for j, s in enumerate(r.stages)]
+        stages = [
+            (i, j, s) for i, r in enumerate(self.plan.replicas) for j, s in enumerate(r.stages)
+        ]
         real = {(i, j): real_seconds(self.plan.replicas[i], stage) for i, j, stage in stages}
         total = sum(real[i, j] * len(stage.all_devices) for i, j, stage in stages)
         busy = {
@@ -84,7 +98,9 @@ class Rehearsal:
             for j, stage in enumerate(replica.stages)
             if device in stage.all_devices
         )
-        return self.scale * sum(float(self.times(i, what)[j].sum()) for what in ("forward", "backward"))
+        return self.scale * sum(
+            float(self.times(i, what)[j].sum()) for what in ("forward", "backward")
+        )
 
     @property
     def meetings(self) -> int:
@@ -95,7 +111,9 @@ class Rehearsal:
         """[stages, chunks, micro-batches] of forward or backward passes."""
         p = self.pipelines[replica]
         grid = (p.stages, p.chunks, p.micro_batches)
-        return np.broadcast_to(np.asarray(p.forward if what == "forward" else p.backward, float), grid)
+        return np.broadcast_to(
+            np.asarray(p.forward if what == "forward" else p.backward, float), grid
+        )
 
 
 # Seconds of a core that a narrow layer's pass takes, and a pass with its messages beside.
@@ -110,7 +128,8 @@ def real_seconds(replica: Replica, stage: Stage) -> float:
 
 @dataclass
 class Shared:
-    """Memory of all ranks: when each was where, when messages arrive, and until when network cards are taken."""
+    """Memory of all ranks: when each was where, when messages arrive, and until when network cards
+    are taken."""
 
     rehearsal: Rehearsal
     ranks: int
@@ -122,11 +141,14 @@ class Shared:
         self.posts = _array(
             (self.ranks, self.rehearsal.meetings + 2, 2)
         )  # [rank, meeting]: (iteration, time)
-        self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))  # likewise, of each message set
+        # likewise, of each message set
+        self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))
         hops = [p.hops for p in self.rehearsal.pipelines]
         ports = [table for h in hops for table in (h.forward_ports, h.backward_ports)]
         ports += [c.ports for c in self.rehearsal.collectives]
-        most = max((int(np.asarray(table, np.int64).max(initial=-1)) for table in ports), default=-1)
+        most = max(
+            (int(np.asarray(table, np.int64).max(initial=-1)) for table in ports), default=-1
+        )
         self.free = _array((most + 1,))
         self.lock = multiprocessing.get_context("fork").Lock()
 
@@ -171,7 +193,8 @@ class Virtual(Recorder):
         return self.shared
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
-        """A pass ends when the device would be done; an iteration when what follows the passes would be."""
+        """A pass ends when the device would be done; an iteration when what follows the passes
+        would be."""
         if what in ("forward", "backward"):
             rehearsal = self._all.rehearsal
             self.clock += rehearsal.scale * float(
@@ -187,7 +210,8 @@ class Virtual(Recorder):
         super().ends(what, chunk, batch)
 
     def departs(self, hop: int, batch: int, *, forward: bool) -> None:
-        """The first of a stage's ranks to send takes the cards; all of its messages arrive together."""
+        """The first of a stage's ranks to send takes the cards; all of its messages arrive
+        together."""
         shared, pipe = self._all, self._all.rehearsal.pipelines[self.replica]
         seconds, latency = hop_seconds(pipe, hop, batch, forward)
         ports = hop_ports(pipe, hop, forward)
@@ -200,7 +224,9 @@ class Virtual(Recorder):
 
     def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
         """The input is there when its transfer ends."""
-        self.clock = max(self.clock, float(self._all.hops[self.replica, int(forward), hop, batch, 1]))
+        self.clock = max(
+            self.clock, float(self._all.hops[self.replica, int(forward), hop, batch, 1])
+        )
 
     def stepped(self, batch: int) -> None:
         """Collectives of every step."""
@@ -225,7 +251,9 @@ class Virtual(Recorder):
         slot = self._all.posts.shape[1] - 1
         self._post(slot, self.clock)
         ends = self._meet(slot, range(self._all.ranks))
-        units = {unit: max(ends[rank] for rank in ranks) for unit, ranks in self.stage_ranks.items()}
+        units = {
+            unit: max(ends[rank] for rank in ranks) for unit, ranks in self.stage_ranks.items()
+        }
         done = finish(self._all.rehearsal, units, list(self._all.free))
         self.clock = done[self.replica, self.stage]
         sleep_until(self.clock)
@@ -238,9 +266,13 @@ def finish(
     scale, done = rehearsal.scale, dict(units)
     _joint([c for c in rehearsal.collectives if c.when == "gradients"], units, done, free, scale)
     for i, pipe in enumerate(rehearsal.pipelines):
-        for j, seconds in enumerate(np.broadcast_to(np.asarray(pipe.optimizer, float), (pipe.stages,))):
+        for j, seconds in enumerate(
+            np.broadcast_to(np.asarray(pipe.optimizer, float), (pipe.stages,))
+        ):
             done[i, j] += scale * float(seconds)
-    _joint([c for c in rehearsal.collectives if c.when == "parameters"], dict(done), done, free, scale)
+    _joint(
+        [c for c in rehearsal.collectives if c.when == "parameters"], dict(done), done, free, scale
+    )
     return done
 
 
@@ -254,7 +286,9 @@ def _joint(
     """Collectives in the order in which their members are ready; `done` and `free` are moved on."""
     for collective in sorted(collectives, key=lambda c: max(ready[i, j] for i, j in c.members)):
         members = [(i, j) for i, j in collective.members]
-        end = take(free, collective.ports, max(ready[m] for m in members), collective.seconds * scale)
+        end = take(
+            free, collective.ports, max(ready[m] for m in members), collective.seconds * scale
+        )
         for member in members:
             done[member] = max(done[member], end)
 
@@ -271,7 +305,9 @@ def take(free: Any, ports: Iterable[int], ready: float, seconds: float) -> float
 def hop_seconds(pipe: Pipeline, hop: int, batch: int, forward: bool) -> tuple[float, float]:
     """(seconds, latency) of one transfer."""
     grid = (pipe.stages * pipe.chunks - 1, pipe.micro_batches)
-    table = np.broadcast_to(np.asarray(pipe.hops.forward if forward else pipe.hops.backward, float), grid)
+    table = np.broadcast_to(
+        np.asarray(pipe.hops.forward if forward else pipe.hops.backward, float), grid
+    )
     latency = np.broadcast_to(np.asarray(pipe.hops.latency, float), grid[:1])
     return float(table[hop, batch]), float(latency[hop])
 

@@ -1,4 +1,5 @@
-"""What a rank does, as it does it: for traces, for measured times beside predicted ones, and for supervision."""
+"""What a rank does, as it does it: for traces, for measured times beside predicted ones, and for
+supervision."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Watch:
     """Is told what a rank does; does nothing with it."""
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
-        """A pass (forward, backward), a wait for a message (receive), or what all do together, begins."""
+        """A pass (forward, backward), a wait for a message (receive), or what all do together,
+        begins."""
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """It is done."""
@@ -54,9 +56,10 @@ class Event:
 class Recorder(Watch):
     """Keeps the events of the iteration, and what is going on now for another thread to ask.
 
-    longest: seconds of the longest pass so far. done: things done so far. spent: seconds of a core that the process had
-    used when the present thing began. settle: waits for the device, so that times are true. moved: when there was the
-    last progress, the least of which are a layer's pass and a collective; meeting: since when a collective waits.
+    longest: seconds of the longest pass so far. done: things done so far. spent: seconds of a core
+    that the process had used when the present thing began. settle: waits for the device, so that
+    times are true. moved: when there was the last progress, the least of which are a layer's pass
+    and a collective; meeting: since when a collective waits.
     """
 
     events: list[Event] = field(default_factory=list)

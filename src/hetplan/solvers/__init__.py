@@ -1,1 +1,2 @@
-"""Drivers, results and options that every family's solvers share. Importing this package loads no solver."""
+"""Drivers, results and options that every family's solvers share. Importing this package loads no
+solver."""

@@ -1,14 +1,17 @@
-"""Exact search over the bottleneck of a pipeline: min over θ of a·θ + f(θ), by interval branch and bound.
+"""Exact search over the bottleneck of a pipeline: min over θ of a·θ + f(θ), by interval branch and
+bound.
 
-A synchronous pipeline costs (micro-batches - 1)·θ + (the rest), θ its slowest stage. Fixing θ makes the
-rest a shortest path; θ itself takes one of many values (the sums of consecutive layers). Two entries:
+A synchronous pipeline costs (micro-batches - 1)·θ + (the rest), θ its slowest stage. Fixing θ makes
+the rest a shortest path; θ itself takes one of many values (the sums of consecutive layers). Two
+entries:
 
-`search`    any problem that can bound the decisions with θ in an interval [low, high] (a `Relaxation`).
-`minimise`  the plain case: f(θ) is the least rest with every stage <= θ, hence a non-increasing step
-            function, and a·low + f(high) bounds [low, high].
+`search`    any problem that can bound the decisions with θ in an interval [low, high] (a
+`Relaxation`).
+`minimise`  the plain case: f(θ) is the least rest with every stage <= θ, hence a non-increasing
+            step function, and a·low + f(high) bounds [low, high].
 
-Intervals are explored best bound first; children inherit their parent's bound and are evaluated when their
-turn comes. The bound is valid whenever the search stops.
+Intervals are explored best bound first; children inherit their parent's bound and are evaluated
+when their turn comes. The bound is valid whenever the search stops.
 """
 
 from __future__ import annotations
@@ -37,12 +40,14 @@ class Candidates(Protocol):
         ...
 
     def split(self, low: float, high: float, at: float | None) -> tuple[Interval, Interval] | None:
-        """Two intervals that part the candidates, the second from about `at`; None where only one is left."""
+        """Two intervals that part the candidates, the second from about `at`; None where only one
+        is left."""
         ...
 
 
 class Grid:
-    """Candidates listed one by one; duplicates are merged. Splits at the median unless told where."""
+    """Candidates listed one by one; duplicates are merged. Splits at the median unless told
+    where."""
 
     def __init__(self, values: ArrayLike) -> None:
         self.values: NDArray[np.float64] = np.unique(np.asarray(values, dtype=float))
@@ -59,14 +64,19 @@ class Grid:
         last = int(np.searchsorted(self.values, high, side="right")) - 1
         if first >= last:
             return None
-        middle = (first + last + 1) // 2 if at is None else int(np.searchsorted(self.values, at, side="left"))
+        middle = (
+            (first + last + 1) // 2
+            if at is None
+            else int(np.searchsorted(self.values, at, side="left"))
+        )
         middle = min(max(middle, first + 1), last)
         below, above = float(self.values[middle - 1]), float(self.values[middle])
         return (float(self.values[first]), below), (above, float(self.values[last]))
 
 
 class Continuum:
-    """Candidates left implicit: every float counts as one. Splits at the middle; the gap ends the search."""
+    """Candidates left implicit: every float counts as one. Splits at the middle; the gap ends the
+    search."""
 
     def snap(self, low: float, high: float) -> Interval | None:
         """See `Candidates.snap`."""
@@ -86,10 +96,11 @@ class Relaxation(Generic[P]):
     """What is known of the decisions whose θ lies in an interval.
 
     bound: no such decision costs less; None: there is no such decision.
-    objective, decision: some decision of the whole problem and what it really costs, when one came along.
-    below: decisions of the interval with θ >= below cost at least `objective` (the rest of it remains open).
-    split: where the interval is best cut, when known.
-    slope: what the bound gains per unit of `low`: decisions with θ >= low + d cost at least bound + slope·d.
+    objective, decision: some decision of the whole problem and what it really costs, when one came
+    along. below: decisions of the interval with θ >= below cost at least `objective` (the rest of
+    it remains open). split: where the interval is best cut, when known.
+    slope: what the bound gains per unit of `low`: decisions with θ >= low + d cost at least bound +
+    slope·d.
     """
 
     bound: float | None
@@ -105,9 +116,9 @@ class Found(Generic[P]):
     """The end of a search. objective and decision None: nothing at or under the cut-off was found.
 
     bound: proven for the whole problem, None when nothing is proven yet; never above the cut-off.
-    proven_empty: the search was exhausted without a cut-off and found nothing: there is no decision.
-    finished: the search closed its gap (or proved that nothing beats the cut-off), it was not stopped.
-    evaluations: relaxations that were computed.
+    proven_empty: the search was exhausted without a cut-off and found nothing: there is no
+    decision. finished: the search closed its gap (or proved that nothing beats the cut-off), it was
+    not stopped. evaluations: relaxations that were computed.
     """
 
     objective: float | None
@@ -131,8 +142,9 @@ def search(
     """Minimum over all decisions with θ in `interval`, best interval first.
 
     relax(low, high, cutoff): see `Relaxation`; it may raise `Stopped` where the run should stop.
-    Where the bound reaches `cutoff`, returning bound = cutoff is enough; on a single value the relaxation must be
-    exact. cutoff: an objective already known, only better decisions are sought. gap: relative gap at which to stop
+    Where the bound reaches `cutoff`, returning bound = cutoff is enough; on a single value the
+    relaxation must be exact. cutoff: an objective already known, only better decisions are sought.
+    gap: relative gap at which to stop
     (the run's own). lower: a bound known beforehand.
     """
     gap = run.options.gap if gap is None else gap
@@ -207,7 +219,8 @@ def _found(
 
 @dataclass(frozen=True)
 class Probe(Generic[P]):
-    """f at one θ. value: f(θ). reached: the largest stage really used; f is constant on [reached, θ]."""
+    """f at one θ. value: f(θ). reached: the largest stage really used; f is constant on [reached,
+    θ]."""
 
     value: float
     reached: float
@@ -224,10 +237,11 @@ def minimise(
     cutoff: float = math.inf,
     gap: float | None = None,
 ) -> Found[P]:
-    """min over θ in `interval` of slope·θ + f(θ), f non-increasing, None where no decision keeps to θ.
+    """min over θ in `interval` of slope·θ + f(θ), f non-increasing, None where no decision keeps to
+    θ.
 
-    slope >= 0. Each value of f is computed once. Returns the decision of the best probe, `Found.objective` =
-    slope·reached + value.
+    slope >= 0. Each value of f is computed once. Returns the decision of the best probe,
+    `Found.objective` = slope·reached + value.
     """
     known: dict[float, Probe[P] | None] = {}
 

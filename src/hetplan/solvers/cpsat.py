@@ -1,7 +1,8 @@
 """Driver of OR-Tools CP-SAT: options in, incumbents and bounds out, every status mapped.
 
-A model minimises an integer objective z; `Scale` says how z maps to the instance's unit and how far rounding
-may be off. `integer_scale` chooses the factor from the data, `rounded_down` turns floats into integers.
+A model minimises an integer objective z; `Scale` says how z maps to the instance's unit and how far
+rounding may be off. `integer_scale` chooses the factor from the data, `rounded_down` turns floats
+into integers.
 """
 
 from __future__ import annotations
@@ -18,18 +19,29 @@ from numpy.typing import ArrayLike, NDArray
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError
-from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Answer, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import (
+    GAP_SHARE,
+    HANDED_OVER,
+    Answer,
+    Latest,
+    Scale,
+    Sink,
+    drive,
+    stopped,
+)
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
-# CP-SAT 9.15 calls wrong values optimal, and feasible models infeasible, where coefficients are large: its presolve
-# adds them up in 32 bits and drops enforcement literals (github.com/google/or-tools/issues/5293), and its detection
-# of "greater than at least one of" errs too. Both are switched off and totals kept small there; 9.12 to 9.14 are right.
+# CP-SAT 9.15 calls wrong values optimal, and feasible models infeasible, where coefficients are
+# large: its presolve adds them up in 32 bits and drops enforcement literals
+# (github.com/google/or-tools/issues/5293), and its detection of "greater than at least one of" errs
+# too. Both are switched off and totals kept small there; 9.12 to 9.14 are right.
 UNSOUND = version("ortools").startswith("9.15.")
-# Totals stay below this: products with small counts remain far from int64, and sums are exact as floats.
+# Totals stay below this: products with small counts remain far from int64, and sums are exact as
+# floats.
 LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
 
 
@@ -40,7 +52,8 @@ class CpAnswer(Answer):
     solution: Sequence[int] | None = None
 
     def value(self, variable: Any) -> int:
-        """The incumbent's value of a variable of the model (not of an expression or a negated literal)."""
+        """The incumbent's value of a variable of the model (not of an expression or a negated
+        literal)."""
         assert self.solution is not None, "no incumbent to read"
         index: int = variable.index
         assert index >= 0, "negated literals have no value of their own"
@@ -52,12 +65,13 @@ class CpAnswer(Answer):
 
 
 def integer_scale(least: float, largest: float, roundings: float, *, error: float = 5e-8) -> float:
-    """The factor from the instance's unit to integers: the least power of two that rounds finely enough.
+    """The factor from the instance's unit to integers: the least power of two that rounds finely
+    enough.
 
-    least: a positive lower bound on the objective; largest: an upper bound on every total of the model (both
-    in the instance's unit); roundings: how many roundings by less than 1 add up in one objective value;
-    error: what these may come to, relative to `least`. Capped so that totals stay below LARGEST_TOTAL; the
-    caller states the error it then has: roundings / factor.
+    least: a positive lower bound on the objective; largest: an upper bound on every total of the
+    model (both in the instance's unit); roundings: how many roundings by less than 1 add up in one
+    objective value; error: what these may come to, relative to `least`. Capped so that totals stay
+    below LARGEST_TOTAL; the caller states the error it then has: roundings / factor.
     A power of two makes the product exact, so that rounding down is the only error.
     """
     if not (0 < least <= largest and math.isfinite(largest)):
@@ -80,7 +94,8 @@ def rounded_up(values: ArrayLike, scale: float) -> NDArray[np.int64]:
 
 
 class Model(cp_model.CpModel):
-    """A CpModel built for `run`: variables and constraints raise `Stopped` once the run should stop."""
+    """A CpModel built for `run`: variables and constraints raise `Stopped` once the run should
+    stop."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -123,8 +138,8 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 def solve(model: Any, run: Run, scale: Scale | None = None, report: Sink | None = None) -> CpAnswer:
     """Minimise `model` (an ortools CpModel) within what is left of `run`.
 
-    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds go, in the
-    instance's unit (default: `run.report`, right when the model is the whole problem).
+    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds
+    go, in the instance's unit (default: `run.report`, right when the model is the whole problem).
     Raises InputError for a native option that CP-SAT does not have.
     """
     scale = scale or Scale()
@@ -191,7 +206,10 @@ def _mapped(model: Any, solver: Any, status: Any, run: Run) -> tuple[Stop, str]:
         return stopped(run), ""
     if status == cp_model.MODEL_INVALID:
         return Stop.ERROR, f"CP-SAT refuses the model: {str(model.validate())[:300]}"
-    return Stop.ERROR, f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}"
+    return (
+        Stop.ERROR,
+        f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}",
+    )
 
 
 def _configured(options: Options) -> Any:
@@ -211,7 +229,8 @@ def _configured(options: Options) -> Any:
 
 
 def _set_native(parameters: Any, name: str, value: NativeValue) -> None:
-    """One native option; raises InputError where CP-SAT has none of that name or takes no such value."""
+    """One native option; raises InputError where CP-SAT has none of that name or takes no such
+    value."""
     where = f"native option {BACKEND}.{name}"
     if name.startswith("_") or not hasattr(parameters, name) or callable(getattr(parameters, name)):
         raise InputError("unknown", where=where, expected="a field of CP-SAT's SatParameters")

@@ -1,6 +1,7 @@
 """Models as files: mixed-integer programmes as MPS or LP, CP-SAT models as protocol buffers.
 
-Columns and rows carry the names of the formulation (`x_3_1`, `cover_2`), so that a reader finds the constraints again.
+Columns and rows carry the names of the formulation (`x_3_1`, `cover_2`), so that a reader finds the
+constraints again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in a file. per_unit, offset: seconds = objective / per_unit + offset, up to stated rounding."""
+    """A model in a file. per_unit, offset: seconds = objective / per_unit + offset, up to stated
+    rounding."""
 
     file: str
     rows: int
@@ -50,14 +52,17 @@ class Collector:
             for number in range(len(self.models))
         ]
         return [
-            write_model(model, scale, name) for (model, scale), name in zip(self.models, names, strict=True)
+            write_model(model, scale, name)
+            for (model, scale), name in zip(self.models, names, strict=True)
         ]
 
 
 def method_of(path: Path) -> str:
     """The method whose models a file of that name holds; raises InputError for another ending."""
     if path.suffix not in ENDINGS:
-        raise InputError("unknown ending", where=str(path), got=path.suffix, expected=", ".join(ENDINGS))
+        raise InputError(
+            "unknown ending", where=str(path), got=path.suffix, expected=", ".join(ENDINGS)
+        )
     return ENDINGS[path.suffix]
 
 
@@ -94,12 +99,16 @@ def write_linear(model: LinearModel, file: str) -> bool:
         highs.passColName(number, name)
     for number, name in enumerate(labels(model.row_families)):
         highs.passRowName(number, name)
-    written: bool = highs.writeModel(file) in (highspy.HighsStatus.kOk, highspy.HighsStatus.kWarning)
+    written: bool = highs.writeModel(file) in (
+        highspy.HighsStatus.kOk,
+        highspy.HighsStatus.kWarning,
+    )
     return written
 
 
 def labels(families: list[Family]) -> list[str]:
-    """The names of all members, in order; a family that comes twice has its second part numbered on."""
+    """The names of all members, in order; a family that comes twice has its second part numbered
+    on."""
     found: list[str] = []
     seen: dict[str, int] = {}
     for one in families:

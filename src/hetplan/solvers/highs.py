@@ -1,8 +1,8 @@
 """Driver of HiGHS: a LinearModel in, an answer out, every model status mapped; pure LPs with duals.
 
-Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective should be of the
-order of 1e3 in the model's unit (`objective_unit`), so that HiGHS's absolute tolerances mean little. Floating
-point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
+Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective should be
+of the order of 1e3 in the model's unit (`objective_unit`), so that HiGHS's absolute tolerances mean
+little. Floating point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
 """
 
 from __future__ import annotations
@@ -83,12 +83,15 @@ class _Listener:
 
 
 def solve(
-    model: LinearModel | LinearArrays, run: Run, scale: Scale | None = None, report: Sink | None = None
+    model: LinearModel | LinearArrays,
+    run: Run,
+    scale: Scale | None = None,
+    report: Sink | None = None,
 ) -> MilpAnswer:
     """Minimise `model` within what is left of `run`.
 
-    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds go, in the
-    instance's unit (default: `run.report`, right when the model is the whole problem).
+    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds
+    go, in the instance's unit (default: `run.report`, right when the model is the whole problem).
     Raises InputError for a native option that HiGHS does not have.
     """
     begun, scale = time.perf_counter(), scale or Scale()
@@ -170,7 +173,8 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
 
 
 def set_native(highs: Any, name: str, value: NativeValue, where: str) -> None:
-    """One of HiGHS's own options; raises InputError where it has none of that name or takes no such value."""
+    """One of HiGHS's own options; raises InputError where it has none of that name or takes no such
+    value."""
     status, _ = highs.getOptionType(name)
     if status != highspy.HighsStatus.kOk:
         raise InputError("unknown", where=where, expected="an option of HiGHS")
@@ -179,7 +183,9 @@ def set_native(highs: Any, name: str, value: NativeValue, where: str) -> None:
     except TypeError:
         accepted = False
     if not accepted:
-        raise InputError("value not usable", where=where, got=value, expected="a value that HiGHS accepts")
+        raise InputError(
+            "value not usable", where=where, got=value, expected="a value that HiGHS accepts"
+        )
 
 
 def _check(status: Any, what: str) -> None:
@@ -200,7 +206,10 @@ def _pass(highs: Any, arrays: LinearArrays) -> Any:
 
 def _listen(highs: Any, listener: _Listener) -> None:
     highs.setCallback(listener, None)
-    in_lp = cb.HighsCallbackType.kCallbackSimplexInterrupt, cb.HighsCallbackType.kCallbackIpmInterrupt
+    in_lp = (
+        cb.HighsCallbackType.kCallbackSimplexInterrupt,
+        cb.HighsCallbackType.kCallbackIpmInterrupt,
+    )
     for kind in (_AT_NODE, _IMPROVED, *in_lp):
         highs.startCallback(kind)
 
@@ -234,7 +243,9 @@ def _mapped(highs: Any, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
 
 def _told_apart(arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
     """Infeasible or unbounded? Without a cost nothing is unbounded."""
-    again = solve(replace(arrays, cost=np.zeros_like(arrays.cost)), run, report=lambda incumbent, bound: None)
+    again = solve(
+        replace(arrays, cost=np.zeros_like(arrays.cost)), run, report=lambda incumbent, bound: None
+    )
     if again.stop is Stop.OPTIMAL:
         return Stop.ERROR, f"HiGHS {_FAILED['kUnbounded']}"
     return again.stop, again.message

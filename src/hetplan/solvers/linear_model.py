@@ -1,11 +1,14 @@
-"""A mixed-integer linear programme written once, for HiGHS directly and for every solver behind Pyomo.
+"""A mixed-integer linear programme written once, for HiGHS directly and for every solver behind
+Pyomo.
 
-    min  c x + constant    s.t.  row_lower <= A x <= row_upper,  lower <= x <= upper,  x_i integer for some i
+    min  c x + constant    s.t.  row_lower <= A x <= row_upper,  lower <= x <= upper,  x_i integer
+    for some i
 
-Columns come in named families with a shape (`x = model.binary("x", (D, P))` gives an integer array of column
-numbers), rows in families named after the constraint they state. Absent bounds are None. Scale the data
-before it comes here: coefficients beyond 1e-9 … 1e15 are refused because double-precision solvers drop or
-distort them without a word. A model that is built for a run stops building when the run should stop.
+Columns come in named families with a shape (`x = model.binary("x", (D, P))` gives an integer array
+of column numbers), rows in families named after the constraint they state. Absent bounds are None.
+Scale the data before it comes here: coefficients beyond 1e-9 … 1e15 are refused because
+double-precision solvers drop or distort them without a word. A model that is built for a run stops
+building when the run should stop.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ SMALLEST, LARGEST = 1e-9, 1e15
 
 @dataclass(frozen=True)
 class LinearArrays:
-    """The programme as arrays: n columns, m rows, A by rows (row r: entries starts[r] to starts[r + 1])."""
+    """The programme as arrays: n columns, m rows, A by rows (row r: entries starts[r] to starts[r +
+    1])."""
 
     cost: Floats
     constant: float
@@ -61,7 +65,9 @@ class Family:
         """The name of one member, safe for LP and MPS files: `x_3_1`."""
         if not self.shape:
             return self.name
-        return "_".join([self.name, *(str(i) for i in np.unravel_index(number - self.first, self.shape))])
+        return "_".join(
+            [self.name, *(str(i) for i in np.unravel_index(number - self.first, self.shape))]
+        )
 
 
 class LinearModel:
@@ -92,13 +98,21 @@ class LinearModel:
         return self._size
 
     def continuous(
-        self, name: str, shape: Shape = (), lower: ArrayLike | None = 0.0, upper: ArrayLike | None = None
+        self,
+        name: str,
+        shape: Shape = (),
+        lower: ArrayLike | None = 0.0,
+        upper: ArrayLike | None = None,
     ) -> Columns:
         """Real columns of that shape; bounds broadcast, None is no bound. Returns their numbers."""
         return self._add_columns(name, shape, lower, upper, integer=False)
 
     def integer(
-        self, name: str, shape: Shape = (), lower: ArrayLike | None = 0.0, upper: ArrayLike | None = None
+        self,
+        name: str,
+        shape: Shape = (),
+        lower: ArrayLike | None = 0.0,
+        upper: ArrayLike | None = None,
     ) -> Columns:
         """Integer columns."""
         return self._add_columns(name, shape, lower, upper, integer=True)
@@ -156,7 +170,9 @@ class LinearModel:
         self._check()
         number = len(self._rows)
         self._rows.append(_paired(columns, values))
-        self._row_bounds.append((-np.inf if lower is None else lower, np.inf if upper is None else upper))
+        self._row_bounds.append(
+            (-np.inf if lower is None else lower, np.inf if upper is None else upper)
+        )
         last = self.row_families[-1] if self.row_families else None
         if last is not None and last.name == family:
             size = last.size + 1
@@ -170,7 +186,8 @@ class LinearModel:
         return self.row(family, columns, values, lower=to, upper=to)
 
     def arrays(self) -> LinearArrays:
-        """The programme so far; raises UnsupportedError where coefficients are too small or too large."""
+        """The programme so far; raises UnsupportedError where coefficients are too small or too
+        large."""
         merged = []
         for columns, values in self._rows:
             self._check()
@@ -190,7 +207,9 @@ class LinearModel:
             upper=upper,
             integer=np.concatenate([np.zeros(0, dtype=bool), *self._integer]),
             starts=starts,
-            columns=np.concatenate([np.zeros(0, dtype=np.int64), *(columns for columns, _ in merged)]),
+            columns=np.concatenate(
+                [np.zeros(0, dtype=np.int64), *(columns for columns, _ in merged)]
+            ),
             values=_joined([values for _, values in merged]),
             row_lower=bounds[:, 0].copy(),
             row_upper=bounds[:, 1].copy(),
@@ -211,7 +230,8 @@ class LinearModel:
 
 @dataclass(frozen=True, kw_only=True)
 class MilpAnswer(Answer):
-    """An answer with the incumbent's columns (integers made whole) and, for an optimal LP, its duals.
+    """An answer with the incumbent's columns (integers made whole) and, for an optimal LP, its
+    duals.
 
     x [n]; row_dual [m], column_dual [n] in objective units per unit of the row or column.
     """

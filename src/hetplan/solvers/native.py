@@ -1,9 +1,11 @@
-"""What the drivers of the general solvers share: units, answers, and running native code interruptibly.
+"""What the drivers of the general solvers share: units, answers, and running native code
+interruptibly.
 
-Native code runs in a thread of its own while the calling thread polls. That is what keeps Ctrl-C alive
-(Python runs signal handlers in the main thread only, between two bytecodes), calls the watcher from the
-method's thread, and gives every HiGHS run a scheduler of its own (HiGHS keeps one per thread and refuses
-another number of workers on it).
+Native code runs in a thread of its own while the calling thread polls. That is what keeps Ctrl-C
+alive
+(Python runs signal handlers in the main thread only, between two bytecodes), calls the watcher from
+the method's thread, and gives every HiGHS run a scheduler of its own (HiGHS keeps one per thread
+and refuses another number of workers on it).
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ T = TypeVar("T")
 # (incumbent, bound) in the instance's unit; None where nothing new is known.
 Sink = Callable[[float | None, float | None], None]
 
-# Share of the gap asked for that a back end may use up; the rest is left to rounding and tolerances.
+# Share of the gap asked for that a back end may use up; the rest is left to rounding and
+# tolerances.
 GAP_SHARE = 0.8
 POLL_SECONDS = 0.02
-# How long native code may go on after it was told to stop before its last report is taken as its answer.
+# How long native code may go on after it was told to stop before its last report is taken as its
+# answer.
 GRACE_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
 HANDED_OVER = "the model was handed over, not solved"
@@ -38,7 +42,8 @@ HANDED_OVER = "the model was handed over, not solved"
 class Scale:
     """How a model's objective z maps to the instance's unit: z / per_unit + offset.
 
-    under, over: the most, in the instance's unit, by which the model prices any decision too low or too high.
+    under, over: the most, in the instance's unit, by which the model prices any decision too low or
+    too high.
     A model whose costs are all rounded down has over = 0, and its bound holds as it is.
     """
 
@@ -56,7 +61,8 @@ class Scale:
         return self.value(z) + self.under
 
     def bound(self, z: float) -> float:
-        """What every decision costs at least, when the model's optimum is proven to be z or more."""
+        """What every decision costs at least, when the model's optimum is proven to be z or
+        more."""
         return self.value(z) - self.over
 
 
@@ -65,8 +71,8 @@ class Answer:
     """What a general solver said, before any decision is read out of it.
 
     objective: the model's own price of the incumbent in the instance's unit (None without one).
-    bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without one.
-    solver: name and version. statistics: JSON types only.
+    bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without
+    one. solver: name and version. statistics: JSON types only.
     """
 
     stop: Stop
@@ -89,7 +95,8 @@ def stopped(run: Run) -> Stop:
 
 
 class Latest:
-    """The latest incumbent and bound of a model, in its own unit: written by native threads, read by ours."""
+    """The latest incumbent and bound of a model, in its own unit: written by native threads, read
+    by ours."""
 
     def __init__(self) -> None:
         self.bound: float | None = None
@@ -112,7 +119,8 @@ class Latest:
             self.bound = bound
 
     def relay(self, scale: Scale, run: Run, report: Sink | None) -> Callable[[], None]:
-        """A function that passes news on, in the instance's unit: to `report`, or to `run` without one."""
+        """A function that passes news on, in the instance's unit: to `report`, or to `run` without
+        one."""
         told: list[tuple[float | None, float | None]] = [(None, None)]
 
         def poll() -> None:
@@ -140,7 +148,8 @@ def _leave(thread: Work[Any]) -> None:
 
 @atexit.register
 def _settle() -> None:
-    """At exit: native code that calls into a dying interpreter aborts the process, so give it time to end.
+    """At exit: native code that calls into a dying interpreter aborts the process, so give it time
+    to end.
 
     What is deep inside an LP then still runs on, but does not call Python either.
     """
@@ -152,7 +161,8 @@ def _settle() -> None:
 def end_process(code: int) -> None:
     """End the process with `code` if native code was left behind that still runs; else return.
 
-    For the command line, which has nothing to do after its answer: an ordinary exit would wait for that code.
+    For the command line, which has nothing to do after its answer: an ordinary exit would wait for
+    that code.
     """
     if any(thread.alive for thread in _left):
         sys.stdout.flush()
@@ -168,12 +178,14 @@ def drive(
     poll: Callable[[], None],
     overtime: float = GRACE_SECONDS,
 ) -> T | None:
-    """Run `work` in a fresh thread; meanwhile `poll` here, and `interrupt` it once `run` should stop.
+    """Run `work` in a fresh thread; meanwhile `poll` here, and `interrupt` it once `run` should
+    stop.
 
-    Returns what `work` returned, or None when it did not end within GRACE_SECONDS of the user's wish to stop
-    or `overtime` seconds of the time limit (an LP deep inside a branch and bound hears nobody); the thread
-    then ends by itself and its answer is dropped.
-    What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too early.
+    Returns what `work` returned, or None when it did not end within GRACE_SECONDS of the user's
+    wish to stop or `overtime` seconds of the time limit (an LP deep inside a branch and bound hears
+    nobody); the thread then ends by itself and its answer is dropped.
+    What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too
+    early.
     """
     thread = Work(work)
     asked_at: float | None = None

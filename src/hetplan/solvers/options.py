@@ -1,4 +1,5 @@
-"""Options that every method takes, typed; a native block passes a back end's own options through."""
+"""Options that every method takes, typed; a native block passes a back end's own options
+through."""
 
 from __future__ import annotations
 
@@ -19,12 +20,18 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
         "num_search_workers": "threads",
         "random_seed": "seed",
     },
-    "highs": {"time_limit": "time_limit", "mip_rel_gap": "gap", "threads": "threads", "random_seed": "seed"},
+    "highs": {
+        "time_limit": "time_limit",
+        "mip_rel_gap": "gap",
+        "threads": "threads",
+        "random_seed": "seed",
+    },
     "pyomo": {},
 }
 
 
-# Back ends start them all, needed or not; more than any machine's cores only take memory and minutes.
+# Back ends start them all, needed or not; more than any machine's cores only take memory and
+# minutes.
 MOST_THREADS = 512
 
 
@@ -47,7 +54,9 @@ class Options:
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.time_limit is not None and not (self.time_limit > 0 and math.isfinite(self.time_limit)):
+        if self.time_limit is not None and not (
+            self.time_limit > 0 and math.isfinite(self.time_limit)
+        ):
             raise InputError("time limit", got=self.time_limit, expected="seconds greater than 0")
         if not 0 <= self.gap < 1:
             raise InputError("gap", got=self.gap, expected="a relative gap from 0 to 1")
@@ -58,12 +67,16 @@ class Options:
         for backend, entries in self.native.items():
             if backend not in RESERVED:
                 raise InputError(
-                    "native options of an unknown back end", got=backend, expected=", ".join(RESERVED)
+                    "native options of an unknown back end",
+                    got=backend,
+                    expected=", ".join(RESERVED),
                 )
             for name in entries:
                 if name in RESERVED[backend]:
                     common = RESERVED[backend][name]
-                    raise InputError(f"native option {backend}.{name} repeats the common option {common}")
+                    raise InputError(
+                        f"native option {backend}.{name} repeats the common option {common}"
+                    )
 
     def as_dict(self) -> dict[str, object]:
         """As given, for results and study rows (JSON types only)."""

@@ -1,4 +1,5 @@
-"""What the solvers behind Pyomo call the options that hetplan sets for all of them. Imports no solver."""
+"""What the solvers behind Pyomo call the options that hetplan sets for all of them. Imports no
+solver."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _TIGHT = 1e-9  # feasibility tolerance: a plan's bound has to hold to 1e-6
 class Dialect:
     """A solver's names of the common options (None: it has none), and what hetplan always sets.
 
-    clock: of the time limit, for the older direct interfaces, which ignore the one that Pyomo passes.
+    clock: of the time limit, for the older direct interfaces, which ignore the one that Pyomo
+    passes.
     """
 
     gap: str | None = None
@@ -41,8 +43,13 @@ class Dialect:
     always: Mapping[str, NativeValue] = field(default_factory=dict)
 
     def options(self, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
-        """The common options in the solver's own words; limit: seconds, where `clock` is to be set."""
-        named = {self.gap: common.gap * GAP_SHARE, self.threads: common.threads, self.seed: common.seed}
+        """The common options in the solver's own words; limit: seconds, where `clock` is to be
+        set."""
+        named = {
+            self.gap: common.gap * GAP_SHARE,
+            self.threads: common.threads,
+            self.seed: common.seed,
+        }
         if limit is not None:
             named[self.clock] = limit
         return {**self.always, **{name: value for name, value in named.items() if name is not None}}
@@ -104,7 +111,8 @@ _DIALECTS = {
 
 
 def engine(name: str) -> str:
-    """The solver behind one of Pyomo's interface names: `gurobi_direct_v2`, `appsi_gurobi` -> `gurobi`."""
+    """The solver behind one of Pyomo's interface names: `gurobi_direct_v2`, `appsi_gurobi` ->
+    `gurobi`."""
     base = name.removeprefix("appsi_").removesuffix("_v2")
     for suffix in ("_direct", "_persistent"):
         base = base.removesuffix(suffix)
@@ -112,5 +120,6 @@ def engine(name: str) -> str:
 
 
 def dialect(name: str) -> Dialect:
-    """The dialect of a Pyomo interface name; an empty one for solvers that hetplan does not know."""
+    """The dialect of a Pyomo interface name; an empty one for solvers that hetplan does not
+    know."""
     return _DIALECTS.get(engine(name), Dialect())

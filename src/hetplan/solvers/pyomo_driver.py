@@ -1,7 +1,8 @@
-"""Driver of the solvers behind Pyomo: a LinearModel or a ConcreteModel, a solver's name, statuses mapped.
+"""Driver of the solvers behind Pyomo: a LinearModel or a ConcreteModel, a solver's name, statuses
+mapped.
 
-Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. What hetplan
-has no dialect for gets the time limit alone, and a bound only where it states one.
+Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. What
+hetplan has no dialect for gets the time limit alone, and a bound only where it states one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
 
 BACKEND = "pyomo"
-# How long a solver may take to notice by itself that the time is up before its answer is given up; and how long
-# HiGHS, which looks at the clock often, before it is interrupted.
+# How long a solver may take to notice by itself that the time is up before its answer is given up;
+# and how long HiGHS, which looks at the clock often, before it is interrupted.
 OVERTIME_SECONDS = 5.0
 LATE_SECONDS = 0.3
 # Constraints that are handed to HiGHS at once.
@@ -70,8 +71,11 @@ def available_solvers() -> list[str]:
     return [name for name in COMMON_SOLVERS if available(name)]
 
 
-def as_pyomo(arrays: LinearArrays, name: str = "model", run: Run | None = None) -> pyo.ConcreteModel:
-    """The programme as a ConcreteModel: variables `x`, rows `row` (empty ones left out), objective `cost`.
+def as_pyomo(
+    arrays: LinearArrays, name: str = "model", run: Run | None = None
+) -> pyo.ConcreteModel:
+    """The programme as a ConcreteModel: variables `x`, rows `row` (empty ones left out), objective
+    `cost`.
 
     Raises `Stopped` when `run` should stop.
     """
@@ -93,12 +97,15 @@ def as_pyomo(arrays: LinearArrays, name: str = "model", run: Run | None = None) 
         if entries.start == entries.stop or (lower is None and upper is None):
             continue
         terms = LinearExpression(
-            linear_coefs=arrays.values[entries].tolist(), linear_vars=[x[c] for c in arrays.columns[entries]]
+            linear_coefs=arrays.values[entries].tolist(),
+            linear_vars=[x[c] for c in arrays.columns[entries]],
         )
         model.row.add(r, (lower, terms, upper) if lower != upper else terms == lower)
     used = np.flatnonzero(arrays.cost)
     cost = LinearExpression(
-        constant=arrays.constant, linear_coefs=arrays.cost[used].tolist(), linear_vars=[x[c] for c in used]
+        constant=arrays.constant,
+        linear_coefs=arrays.cost[used].tolist(),
+        linear_vars=[x[c] for c in used],
     )
     model.cost = pyo.Objective(expr=cost, sense=pyo.minimize)
     return model
@@ -109,12 +116,16 @@ def _finite(bound: float) -> float | None:
 
 
 def solve(
-    model: LinearModel | LinearArrays, run: Run, scale: Scale | None = None, report: Sink | None = None
+    model: LinearModel | LinearArrays,
+    run: Run,
+    scale: Scale | None = None,
+    report: Sink | None = None,
 ) -> MilpAnswer:
-    """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as HiGHS's driver.
+    """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as
+    HiGHS's driver.
 
-    Raises UnsupportedError where that solver is not installed (naming those that are), InputError for an
-    unknown solver name or a native option that repeats a common one.
+    Raises UnsupportedError where that solver is not installed (naming those that are), InputError
+    for an unknown solver name or a native option that repeats a common one.
     """
     begun, label = time.perf_counter(), solver_label(run.options)
     try:
@@ -128,15 +139,20 @@ def solve(
     answer = solve_concrete(concrete, run, scale, report)
     if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
         again = solve(
-            replace(arrays, cost=np.zeros_like(arrays.cost)), run, report=lambda incumbent, bound: None
+            replace(arrays, cost=np.zeros_like(arrays.cost)),
+            run,
+            report=lambda incumbent, bound: None,
         )
         stop = Stop.ERROR if again.stop is Stop.OPTIMAL else again.stop
         message = "found the model unbounded below" if again.stop is Stop.OPTIMAL else again.message
         answer = replace(answer, stop=stop, message=message)
     x = None
     if answer.has_solution:
-        idle = np.clip(0.0, arrays.lower, arrays.upper)  # columns that occur nowhere never reach the solver
-        x = np.array([idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()])
+        # columns that occur nowhere never reach the solver
+        idle = np.clip(0.0, arrays.lower, arrays.upper)
+        x = np.array(
+            [idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()]
+        )
         x = np.where(arrays.integer, np.round(x), x)
     return MilpAnswer(**{**vars(answer), "x": x, "seconds": time.perf_counter() - begun})
 
@@ -164,7 +180,9 @@ def solve_concrete(
         late = None if limit is None else time.perf_counter() + limit + LATE_SECONDS
 
         def interrupt() -> None:  # other solvers are programs of their own, or deaf
-            if native is not None and (run.cancelled or (late is not None and time.perf_counter() > late)):
+            if native is not None and (
+                run.cancelled or (late is not None and time.perf_counter() > late)
+            ):
                 native.cancelSolve()
 
         def work() -> Any:
@@ -215,7 +233,9 @@ def _configured(options: Options, limit: float | None) -> Any:
         raise UnsupportedError(
             f"Pyomo does not find the solver {name!r} on this machine; available here: {found}"
         )
-    entries = dialect(name).options(options, limit if name.endswith(("_direct", "_persistent")) else None)
+    entries = dialect(name).options(
+        options, limit if name.endswith(("_direct", "_persistent")) else None
+    )
     for key, value in options.native.get(BACKEND, {}).items():
         where = f"native option {BACKEND}.{key}"
         if common := dialect(name).common_name(key):
@@ -240,10 +260,12 @@ def _check_highs_option(key: str, value: NativeValue, where: str) -> None:
 
 
 def _filled_highs(solver: Any, model: pyo.ConcreteModel, run: Run) -> Any:
-    """Build the model in HiGHS, in pieces lest the time limit and Ctrl-C have to wait for it; raises `Stopped`.
+    """Build the model in HiGHS, in pieces lest the time limit and Ctrl-C have to wait for it;
+    raises `Stopped`.
 
-    HiGHS is silenced before it can say anything: Pyomo's interface turns the log on, banner included. The interface
-    is told that the model stays as it is: else it would look at all of it once more before it solves.
+    HiGHS is silenced before it can say anything: Pyomo's interface turns the log on, banner
+    included. The interface is told that the model stays as it is: else it would look at all of it
+    once more before it solves.
     """
     whole = solver.add_constraints
 
@@ -254,7 +276,9 @@ def _filled_highs(solver: Any, model: pyo.ConcreteModel, run: Run) -> Any:
             whole(constraints[first : first + PIECE])
 
     solver.add_constraints = in_pieces
-    updates = solver.update_config if hasattr(solver, "update_config") else solver.config.auto_updates
+    updates = (
+        solver.update_config if hasattr(solver, "update_config") else solver.config.auto_updates
+    )
     for name in list(updates):
         if name.startswith(("check_for_new", "update_")):
             updates[name] = False
@@ -264,9 +288,11 @@ def _filled_highs(solver: Any, model: pyo.ConcreteModel, run: Run) -> Any:
 
 @contextmanager
 def _output_left_alone(quiet: bool) -> Iterator[None]:
-    """Keep Pyomo from redirecting the whole process's output while a quiet solver runs, and from warning.
+    """Keep Pyomo from redirecting the whole process's output while a quiet solver runs, and from
+    warning.
 
-    Its warnings (an incumbent that is not optimal, an interruption) are what the answer says anyway.
+    Its warnings (an incumbent that is not optimal, an interruption) are what the answer says
+    anyway.
     """
     before, logger = tee.OVERRIDE_CAPTURE_OUTPUT, logging.getLogger("pyomo")
     level = logger.level
@@ -287,9 +313,11 @@ def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale) -> Ans
         return Answer(stop=stop, message=message)
     objective = None
     if stop is not Stop.OPTIMAL and not _has_integers(model):
-        return Answer(stop=stop, message=message)  # some interfaces hand out an LP's infeasible iterates
+        # some interfaces hand out an LP's infeasible iterates
+        return Answer(stop=stop, message=message)
     if len(results.solution) > 0 and len(results.solution[0].variable) > 0:
-        results.solver.status = SolverStatus.ok  # a stopped run's incumbent is welcome, no warning needed
+        # a stopped run's incumbent is welcome, no warning needed
+        results.solver.status = SolverStatus.ok
         model.solutions.load_from(results)
         (cost,) = model.component_data_objects(pyo.Objective, active=True)
         objective = float(pyo.value(cost))
@@ -314,7 +342,11 @@ def _bound(results: Any, stop: Stop, objective: float | None, options: Options) 
     stated = results.problem.lower_bound
     if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
         return float(stated) if objective is None else min(float(stated), objective)
-    if stop is Stop.OPTIMAL and objective is not None and dialect(options.pyomo_solver).gap is not None:
+    if (
+        stop is Stop.OPTIMAL
+        and objective is not None
+        and dialect(options.pyomo_solver).gap is not None
+    ):
         return objective - options.gap * GAP_SHARE * abs(objective)
     return None
 
@@ -325,7 +357,8 @@ def _mapped(results: Any, run: Run) -> tuple[Stop, str]:
     said = one_line(str(results.solver.message or ""))[:200] if results.solver.message else ""
     if condition in _PROVEN:
         return _PROVEN[condition], ""
-    if condition in _STOPPED or run.should_stop:  # an interruption has no termination condition everywhere
+    # an interruption has no termination condition everywhere
+    if condition in _STOPPED or run.should_stop:
         return stopped(run), ""
     if condition == TerminationCondition.infeasibleOrUnbounded:
         return Stop.ERROR, _UNCLEAR

@@ -1,6 +1,8 @@
-"""From (problem, method) to a callable; and the one function that runs a method and judges its outcome.
+"""From (problem, method) to a callable; and the one function that runs a method and judges its
+outcome.
 
-Families are described without importing their models: a method is a module and a function, loaded when used.
+Families are described without importing their models: a method is a module and a function, loaded
+when used.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ class Method:
     """One way to solve a family's problem.
 
     target: "module:function"; the function takes (data, run) and returns an Outcome.
-    exact: whether it proves optimality when it is given enough time (else a heuristic, without a bound).
-    summary: one line for the method tables. source: paper and algorithm, or "hetplan".
-    baseline: one of the paper's comparison methods. uses: back ends that take their native options from it;
-    None: what every family's method of that name uses. ready: "module:function" that loads compiled kernels,
-    called before the clock of a solve starts.
+    exact: whether it proves optimality when it is given enough time (else a heuristic, without a
+    bound). summary: one line for the method tables. source: paper and algorithm, or "hetplan".
+    baseline: one of the paper's comparison methods. uses: back ends that take their native options
+    from it;
+    None: what every family's method of that name uses. ready: "module:function" that loads compiled
+    kernels, called before the clock of a solve starts.
     """
 
     name: str
@@ -59,8 +62,8 @@ class Method:
 class Evaluation:
     """What the independent evaluator says of a decision.
 
-    objective: None when the decision breaks a constraint; `violations` then says which, one line each.
-    parts: named terms of the objective in its unit, for tables and explanations.
+    objective: None when the decision breaks a constraint; `violations` then says which, one line
+    each. parts: named terms of the objective in its unit, for tables and explanations.
     """
 
     objective: float | None
@@ -72,14 +75,16 @@ class Evaluation:
 class Family:
     """One decision problem: its schemas, its evaluator and its methods.
 
-    data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data, decision)
-    -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data, feasible
-    decision) -> list of hetplan.text.Table, how a decision reads for people (None: as JSON).
-    warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
-    report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON types): the paper's
-    experiments, predicted (None: no such report): tables, and keys of the JSON document, `rows` among them.
-    show: "module:function" of (data, feasible decision) -> (tables, JSON types), a decision in full (None: `describe`
-    is all there is). beside: parts of the evaluation that stand beside the objective, in a result's details too.
+    data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data,
+    decision)
+    -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data,
+    feasible decision) -> list of hetplan.text.Table, how a decision reads for people (None: as
+    JSON). warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
+    report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON types): the
+    paper's experiments, predicted (None: no such report): tables, and keys of the JSON document,
+    `rows` among them. show: "module:function" of (data, feasible decision) -> (tables, JSON types),
+    a decision in full (None: `describe` is all there is). beside: parts of the evaluation that
+    stand beside the objective, in a result's details too.
     """
 
     name: str
@@ -119,7 +124,8 @@ def load(target: str) -> Any:
 
 
 def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
-    """The independent evaluator's word on `decision` (models of `family.data` and `family.decision`)."""
+    """The independent evaluator's word on `decision` (models of `family.data` and
+    `family.decision`)."""
     evaluation: Evaluation = load(family.evaluate)(data, decision)
     return evaluation
 
@@ -127,12 +133,12 @@ def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
 def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Result[Any]:
     """Run `method` on `data` and have the outcome judged by the family's evaluator.
 
-    Raises InputError for an unknown method, UnsupportedError where the method cannot take this instance,
-    DisagreementError where the evaluator rejects the decision or finds it below the claimed bound, and where a method
-    brings a decision of what it calls infeasible.
-    What a driver says of its back end's failure is kept (stop `error`), and so is running out of memory. The result's
-    seconds add up to what passed between loading the method, which only its time limit counts, and judging: what the
-    method did not call building was solving.
+    Raises InputError for an unknown method, UnsupportedError where the method cannot take this
+    instance, DisagreementError where the evaluator rejects the decision or finds it below the
+    claimed bound, and where a method brings a decision of what it calls infeasible.
+    What a driver says of its back end's failure is kept (stop `error`), and so is running out of
+    memory. The result's seconds add up to what passed between loading the method, which only its
+    time limit counts, and judging: what the method did not call building was solving.
     """
     run = run or Run()
     chosen = family.method(method)
@@ -152,10 +158,14 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     objective, shown = None, {}
     if outcome.decision is not None:
         if outcome.stop is Stop.INFEASIBLE:
-            raise DisagreementError(f"{family.name}/{method}: calls infeasible what it has a decision for")
+            raise DisagreementError(
+                f"{family.name}/{method}: calls infeasible what it has a decision for"
+            )
         evaluation = evaluate(family, data, outcome.decision)
         if evaluation.objective is None:
-            raise DisagreementError(f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}")
+            raise DisagreementError(
+                f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}"
+            )
         objective = evaluation.objective
         shown = {name: evaluation.parts[name] for name in family.beside}
         bound = outcome.bound
@@ -168,7 +178,9 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         stop=outcome.stop,
         decision=outcome.decision,
         objective=objective,
-        bound=outcome.bound if objective is None or outcome.bound is None else min(outcome.bound, objective),
+        bound=outcome.bound
+        if objective is None or outcome.bound is None
+        else min(outcome.bound, objective),
         build_seconds=outcome.build_seconds,
         solve_seconds=max(outcome.solve_seconds, spent - outcome.build_seconds),
         solver=outcome.solver,

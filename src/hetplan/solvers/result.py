@@ -1,4 +1,5 @@
-"""What a run of a method returns: first the method's own outcome, then the result as judged from outside."""
+"""What a run of a method returns: first the method's own outcome, then the result as judged from
+outside."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ class Stop(StrEnum):
 class Outcome(Generic[D]):
     """What a method claims. It carries no objective: the independent evaluator computes that.
 
-    bound: proven lower bound in the instance's unit, None when nothing is proven; kept when time runs out.
-    details: counts worth telling (nodes, labels, configurations pruned …), JSON types only.
+    bound: proven lower bound in the instance's unit, None when nothing is proven; kept when time
+    runs out. details: counts worth telling (nodes, labels, configurations pruned …), JSON types
+    only.
     """
 
     stop: Stop
@@ -83,7 +85,8 @@ class Result(Generic[D]):
 
     @property
     def status(self) -> str:
-        """`optimal` (gap <= 1e-6), `feasible`, `infeasible` (proven) or `unknown`, as the file contract says."""
+        """`optimal` (gap <= 1e-6), `feasible`, `infeasible` (proven) or `unknown`, as the file
+        contract says."""
         if self.objective is not None:
             return "optimal" if self.gap is not None and self.gap <= OPTIMAL_GAP else "feasible"
         return "infeasible" if self.stop is Stop.INFEASIBLE else "unknown"

@@ -13,7 +13,8 @@ from hetplan.solvers.options import Options
 
 @dataclass(frozen=True)
 class Progress:
-    """A snapshot for whoever watches: seconds since the start, best objective and proven bound so far."""
+    """A snapshot for whoever watches: seconds since the start, best objective and proven bound so
+    far."""
 
     seconds: float
     incumbent: float | None
@@ -34,16 +35,19 @@ Tap = Callable[[Any, Any], None]
 
 
 class Stopped(Exception):
-    """Out of something that cannot be finished in time (`Run.check`); whoever began it says what is known instead."""
+    """Out of something that cannot be finished in time (`Run.check`); whoever began it says what is
+    known instead."""
 
 
 @dataclass
 class Run:
-    """Handed to every method. Methods call `report` now and then and stop when `should_stop` or `check` says so.
+    """Handed to every method. Methods call `report` now and then and stop when `should_stop` or
+    `check` says so.
 
-    cancel: set from outside (Ctrl-C, a planner that has seen enough); methods then return what they have.
-    watch: called with each report, from the method's thread.
-    tap: takes each discrete model, with its scale, that a general solver would be given; the solver is then not asked.
+    cancel: set from outside (Ctrl-C, a planner that has seen enough); methods then return what they
+    have. watch: called with each report, from the method's thread.
+    tap: takes each discrete model, with its scale, that a general solver would be given; the solver
+    is then not asked.
     """
 
     options: Options = field(default_factory=Options)
@@ -78,9 +82,11 @@ class Run:
         return self.cancelled or self.remaining <= 0.0
 
     def check(self) -> None:
-        """Raise `Stopped` where it is time to return: for work that leaves nothing of use behind, as building a model.
+        """Raise `Stopped` where it is time to return: for work that leaves nothing of use behind,
+        as building a model.
 
-        Costs less than a microsecond; builders call it with every row and every variable that they add.
+        Costs less than a microsecond; builders call it with every row and every variable that they
+        add.
         """
         if self.should_stop:
             raise Stopped
@@ -88,7 +94,8 @@ class Run:
     def report(
         self, *, incumbent: float | None = None, bound: float | None = None, note: str | None = None
     ) -> None:
-        """Tell the watcher about a better incumbent, a better bound or another phase (worse ones are ignored)."""
+        """Tell the watcher about a better incumbent, a better bound or another phase (worse ones
+        are ignored)."""
         if incumbent is not None and (self.incumbent is None or incumbent < self.incumbent):
             self.incumbent = incumbent
         if bound is not None and (self.bound is None or bound > self.bound):
@@ -99,8 +106,11 @@ class Run:
             self.watch(Progress(self.elapsed, self.incumbent, self.bound, self.note))
 
     def part(self, *, time_limit: float | None = None, quiet: bool = True) -> Run:
-        """A run inside this one: the same wish to stop, at most `time_limit` seconds and what is left here."""
+        """A run inside this one: the same wish to stop, at most `time_limit` seconds and what is
+        left here."""
         left = self.remaining
         limit = left if time_limit is None else min(left, time_limit)
-        options = replace(self.options, time_limit=None if limit == float("inf") else max(limit, 1e-3))
+        options = replace(
+            self.options, time_limit=None if limit == float("inf") else max(limit, 1e-3)
+        )
         return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)

@@ -1,7 +1,7 @@
 """Work on another thread whose start cannot hang.
 
-`threading.Thread.start` waits until the new thread says that it runs. Where memory is limited, the thread may die
-before it can say so, and its starter would wait for ever.
+`threading.Thread.start` waits until the new thread says that it runs. Where memory is limited, the
+thread may die before it can say so, and its starter would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ START_SECONDS = 10.0
 class Work(Generic[T]):
     """A function's value, computed on a thread of its own that ends with the process.
 
-    Raises MemoryError when the thread does not begin within START_SECONDS, RuntimeError when there can be none.
+    Raises MemoryError when the thread does not begin within START_SECONDS, RuntimeError when there
+    can be none.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:

@@ -1,6 +1,8 @@
-"""Which solvers this installation has, and in which version: for `hetplan doctor` and for study rows.
+"""Which solvers this installation has, and in which version: for `hetplan doctor` and for study
+rows.
 
-Packages are looked up by their metadata, so that asking loads none of them; only `pyomo_solvers` loads Pyomo.
+Packages are looked up by their metadata, so that asking loads none of them; only `pyomo_solvers`
+loads Pyomo.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def packages() -> list[Package]:
 
 def versions() -> dict[str, str | None]:
     """Package -> version, hetplan's own included."""
-    return {"hetplan": _version("hetplan"), **{package.name: package.version for package in packages()}}
+    return {
+        "hetplan": _version("hetplan"),
+        **{package.name: package.version for package in packages()},
+    }
 
 
 def conflicts() -> list[str]:

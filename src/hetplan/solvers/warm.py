@@ -1,10 +1,12 @@
-"""Compiling on several cores: what a first run needs is compiled side by side, once, into numba's cache on disk.
+"""Compiling on several cores: what a first run needs is compiled side by side, once, into numba's
+cache on disk.
 
-numba compiles one function at a time per process. A *warmer* is a function that runs kernels on a tiny problem;
-`prepare` runs the warmers that have not run before in processes of its own, one for each core, which take one
-warmer after another (loading numba takes a process as long as a middling kernel); those that are needed late it
-leaves running, and `finish` waits for them. It only saves time: without it, or where a warmer fails, kernels compile
-when they are first used.
+numba compiles one function at a time per process. A *warmer* is a function that runs kernels on a
+tiny problem;
+`prepare` runs the warmers that have not run before in processes of its own, one for each core,
+which take one warmer after another (loading numba takes a process as long as a middling kernel);
+those that are needed late it leaves running, and `finish` waits for them. It only saves time:
+without it, or where a warmer fails, kernels compile when they are first used.
 """
 
 from __future__ import annotations
@@ -27,21 +29,24 @@ from hetplan.solvers.registry import load
 
 # Warmers that take longer than this, all together, have gone wrong; the run goes on without them.
 PATIENCE_SECONDS = 120.0
-# The collector of cyclic garbage would look through everything that a compiler keeps, again and again.
+# The collector of cyclic garbage would look through everything that a compiler keeps, again and
+# again.
 OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 def prepare(
     warmers: Sequence[str], tell: Callable[[str], None] | None = None, *, late: Sequence[str] = ()
 ) -> None:
-    """Run those of the warmers ("module:function") that this installation has not run yet, in parallel.
+    """Run those of the warmers ("module:function") that this installation has not run yet, in
+    parallel.
 
-    tell: receives a line when there is something to do. late: warmers that need not be done when this returns; who
-    needs them calls `finish`. Does nothing on one core or for a single warmer.
+    tell: receives a line when there is something to do. late: warmers that need not be done when
+    this returns; who needs them calls `finish`. Does nothing on one core or for a single warmer.
     """
     folder = _folder()
     cold, later = (
-        [w for w in dict.fromkeys(some) if not (folder / _mark(w)).exists()] for some in (warmers, late)
+        [w for w in dict.fromkeys(some) if not (folder / _mark(w)).exists()]
+        for some in (warmers, late)
     )
     cores = os.cpu_count() or 1
     if len(cold) + len(later) < 2 or cores < 2:
@@ -55,14 +60,16 @@ def prepare(
 
 
 def finish(warmers: Sequence[str]) -> None:
-    """Wait until none of the warmers runs any more; at once where `prepare` did not leave them running."""
+    """Wait until none of the warmers runs any more; at once where `prepare` did not leave them
+    running."""
     for warmer in warmers:
         if (crew := _LATE.pop(warmer, None)) is not None:
             crew.wait_for([warmer])
 
 
 class _Crew:
-    """Processes that run warmers, one for each core, each the next of those that are left, in the order given."""
+    """Processes that run warmers, one for each core, each the next of those that are left, in the
+    order given."""
 
     def __init__(self, folder: Path, warmers: Sequence[str], cores: int) -> None:
         self._folder, self._waiting = folder, deque(warmers)
@@ -77,7 +84,9 @@ class _Crew:
     def wait_for(self, warmers: Sequence[str]) -> None:
         """Until they are done or given up, or patience ends, and with it all work."""
         try:
-            if not all(self._done[w].wait(max(0.0, self._until - time.monotonic())) for w in warmers):
+            if not all(
+                self._done[w].wait(max(0.0, self._until - time.monotonic())) for w in warmers
+            ):
                 self.stop()
         except BaseException:
             self.stop()
@@ -94,7 +103,8 @@ class _Crew:
             event.set()
 
     def _work(self) -> None:
-        """One process and the next as long as any warmers are left: a warmer that fails ends its process."""
+        """One process and the next as long as any warmers are left: a warmer that fails ends its
+        process."""
         try:
             while (process := self._begin()) is not None:
                 with process:
@@ -151,7 +161,8 @@ def _ask(process: subprocess.Popen[bytes], warmer: str) -> bool:
 
 
 def _serve() -> None:
-    """Run the warmers named on standard input, one a line, and answer with the name of each when it is done."""
+    """Run the warmers named on standard input, one a line, and answer with the name of each when it
+    is done."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what warmers print
@@ -164,7 +175,8 @@ def _serve() -> None:
 def _folder() -> Path:
     """Where the marks are kept: beside the cached kernels, so that both go together.
 
-    numba keeps kernels in NUMBA_CACHE_DIR, else in `__pycache__` beside the source, else in the user's cache folder.
+    numba keeps kernels in NUMBA_CACHE_DIR, else in `__pycache__` beside the source, else in the
+    user's cache folder.
     """
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(chosen) / "hetplan"

@@ -1,7 +1,8 @@
-"""A whole problem as one model of a general solver: build it, solve it, read it, within the run's time.
+"""A whole problem as one model of a general solver: build it, solve it, read it, within the run's
+time.
 
-What is known before the solver has said anything (a bound, a decision) is kept: it is the answer of a run that
-ends while its model is still being built, and a floor for what the solver says.
+What is known before the solver has said anything (a bound, a decision) is kept: it is the answer of
+a run that ends while its model is still being built, and a floor for what the solver says.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ CONTRADICTION = "the solver calls infeasible what has a decision"
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Generic[D]):
-    """What needs no model. bound: proven; objective: what `decision` costs; both in the instance's unit."""
+    """What needs no model. bound: proven; objective: what `decision` costs; both in the instance's
+    unit."""
 
     bound: float | None = None
     decision: D | None = None
@@ -36,9 +38,10 @@ class Known(Generic[D]):
 class Whole(Generic[M, A, D]):
     """How a method poses its problem to a general solver.
 
-    build: the model; it stops with `Stopped` when the run should stop (`LinearModel` and `cpsat.Model` see to that).
-    ask: the solver's answer. read: the decision of an answer with a solution. infeasible: what to say where the
-    solver proves that there is no decision. solver: name and version, should it never be asked.
+    build: the model; it stops with `Stopped` when the run should stop (`LinearModel` and
+    `cpsat.Model` see to that). ask: the solver's answer. read: the decision of an answer with a
+    solution. infeasible: what to say where the solver proves that there is no decision. solver:
+    name and version, should it never be asked.
     """
 
     build: Callable[[], M]
@@ -49,7 +52,8 @@ class Whole(Generic[M, A, D]):
     known: Known[D] = field(default_factory=Known)
 
     def solve(self, run: Run, begun: float) -> Outcome[D]:
-        """Build, solve, read. begun: `time.perf_counter()` at the method's start; all since then counts as building."""
+        """Build, solve, read. begun: `time.perf_counter()` at the method's start; all since then
+        counts as building."""
         known = self.known
         run.report(incumbent=known.objective, bound=known.bound)
         try:
@@ -69,7 +73,9 @@ class Whole(Generic[M, A, D]):
         decision = self._better(model, answer)
         if stop is Stop.INFEASIBLE:
             stop, message = (
-                (stop, message or self.infeasible) if decision is None else (Stop.ERROR, CONTRADICTION)
+                (stop, message or self.infeasible)
+                if decision is None
+                else (Stop.ERROR, CONTRADICTION)
             )
         bounds = [bound for bound in (known.bound, answer.bound) if bound is not None]
         return Outcome(
@@ -86,6 +92,8 @@ class Whole(Generic[M, A, D]):
     def _better(self, model: M, answer: A) -> D | None:
         """The solver's decision, unless it has none or the one known before is better."""
         known = self.known
-        if answer.objective is None or (known.objective is not None and known.objective < answer.objective):
+        if answer.objective is None or (
+            known.objective is not None and known.objective < answer.objective
+        ):
             return known.decision
         return self.read(model, answer)

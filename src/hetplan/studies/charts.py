@@ -1,4 +1,5 @@
-"""A study's pictures, by matplotlib: excess of heuristics, proofs against time, performance profiles."""
+"""A study's pictures, by matplotlib: excess of heuristics, proofs against time, performance
+profiles."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def figure(height: float) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("pictures need matplotlib", expected="pip install 'hetplan[plots]'") from None
+        raise InputError(
+            "pictures need matplotlib", expected="pip install 'hetplan[plots]'"
+        ) from None
     made = Figure(figsize=(WIDE, height), layout="constrained")
     axes = made.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -82,7 +85,8 @@ def excesses(study: Study, problem: str) -> Any | None:
 
 
 def speedups(study: Study, problem: str) -> Any | None:
-    """A bar per heuristic from the lower to the upper quartile of its time over the best known, a line over all."""
+    """A bar per heuristic from the lower to the upper quartile of its time over the best known, a
+    line over all."""
     found = {}
     for method in study.methods(problem, exact=False):
         runs = [row for row in study.of(problem) if row["method"] == method]
@@ -116,20 +120,29 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def gaps(study: Study, problem: str) -> Any | None:
-    """Share of an exact method's runs whose gap is at most so much; those without a gap never come."""
+    """Share of an exact method's runs whose gap is at most so much; those without a gap never
+    come."""
     methods = study.methods(problem, exact=True)
     if not methods:
         return None
     made, axes = figure(3.0)
     for colour, method in zip(COLOURS, methods, strict=False):
-        runs = [row for row in study.of(problem) if row["method"] == method and row["status"] != "infeasible"]
+        runs = [
+            row
+            for row in study.of(problem)
+            if row["method"] == method and row["status"] != "infeasible"
+        ]
         left = sorted(100 * max(row["gap"], LEAST_EXCESS) for row in runs if row["gap"] is not None)
         if not left:
             axes.plot([], [], label=f"{method} (none)", color=colour)
             continue
         shares = [100 * (k + 1) / len(runs) for k in range(len(left))]
         axes.step(
-            [left[0], *left, 100.0], [0.0, *shares, shares[-1]], where="post", label=method, color=colour
+            [left[0], *left, 100.0],
+            [0.0, *shares, shares[-1]],
+            where="post",
+            label=method,
+            color=colour,
         )
     label_shares(axes, "gap in % (left edge: none to speak of)", "% of runs")
     return made
@@ -144,7 +157,9 @@ def scaling(study: Study, problem: str) -> Any | None:
         size = row_size(row) if row["exact"] and row["seconds"] is not None else None
         if size:
             ended = row["status"] in ("optimal", "infeasible")
-            points.setdefault(row["method"], []).append((size, max(row["seconds"], LEAST_SECONDS), ended))
+            points.setdefault(row["method"], []).append(
+                (size, max(row["seconds"], LEAST_SECONDS), ended)
+            )
     if not points:
         return None
     made, axes = figure(3.4)
@@ -183,7 +198,14 @@ def proofs(study: Study, problem: str) -> Any | None:
         if values:  # from before the first proof of all to after the last
             stairs = [min(every) / 1.5, *values, max(every) * 1.5]
             shares = [100 * k / total for k in range(len(values) + 1)]
-            axes.step(stairs, [*shares, shares[-1]], where="post", label=method, color=colour, linewidth=1.8)
+            axes.step(
+                stairs,
+                [*shares, shares[-1]],
+                where="post",
+                label=method,
+                color=colour,
+                linewidth=1.8,
+            )
         else:
             axes.plot([], [], label=f"{method} (none)", color=colour)
     label_shares(axes, "seconds", "% of instances proven")

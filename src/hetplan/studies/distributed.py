@@ -1,8 +1,8 @@
 """Tasks on a Dask cluster: the same rows as on one machine, from workers anywhere.
 
-The study's process keeps the rows: workers only solve. A worker that dies has its task done again by another, as often
-as Dask allows (`distributed.scheduler.allowed-failures`); after that the task is a row that says so. Each task runs in
-a process of its own on the worker, as it would here.
+The study's process keeps the rows: workers only solve. A worker that dies has its task done again
+by another, as often as Dask allows (`distributed.scheduler.allowed-failures`); after that the task
+is a row that says so. Each task runs in a process of its own on the worker, as it would here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hetplan.studies.tasks import Task
 from hetplan.studies.work import as_task, failed
 from hetplan.studies.workers import run_tasks
 
-# How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to drop on Ctrl-C.
+# How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
+# drop on Ctrl-C.
 AHEAD = 3
 CONNECT_SECONDS = 20
 # How often Slurm jobs that have ended are looked for.
@@ -28,8 +29,8 @@ RENEW_EVERY = "5s"
 
 def perform_there(given: dict[str, Any], memory_bytes: int | None) -> Row:
     """On a worker: one task in its own process."""
-    # A nanny's worker is daemonic, and Python lets such a process have no children, lest they outlive it. A task does
-    # not: it ends when the pipe to the worker closes.
+    # A nanny's worker is daemonic, and Python lets such a process have no children, lest they
+    # outlive it. A task does not: it ends when the pipe to the worker closes.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return next(run_tasks([as_task(given)], 1, memory_bytes=memory_bytes, stop=lambda: False))
 
@@ -39,7 +40,9 @@ def dask() -> Any:
     try:
         import distributed
     except ImportError:
-        raise InputError("needs Dask", where="--scheduler", expected="pip install 'hetplan[dask]'") from None
+        raise InputError(
+            "needs Dask", where="--scheduler", expected="pip install 'hetplan[dask]'"
+        ) from None
     return distributed
 
 
@@ -63,8 +66,8 @@ def connected(scheduler: str) -> Iterator[Any]:
 def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
     """A client of a cluster of `jobs` Slurm jobs, started here and ended with the study.
 
-    A job that ends early, by its time limit or its node's death, is submitted again. Raises InputError where the
-    settings are not dask-jobqueue's, or where Slurm refuses the jobs.
+    A job that ends early, by its time limit or its node's death, is submitted again. Raises
+    InputError where the settings are not dask-jobqueue's, or where Slurm refuses the jobs.
     """
     distributed = dask()
     try:
@@ -75,7 +78,9 @@ def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
         ) from None
     if shutil.which("sbatch") is None:
         raise InputError(
-            "no command sbatch on this machine", where="--slurm", expected="a node of a Slurm cluster"
+            "no command sbatch on this machine",
+            where="--slurm",
+            expected="a node of a Slurm cluster",
         )
     try:
         cluster = SLURMCluster(**options)
@@ -91,7 +96,8 @@ def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
 
 
 def submit(cluster: Any, jobs: int) -> None:
-    """Submit the jobs, as `scale` does, which would leave a refusal to the log; raises InputError, cluster closed."""
+    """Submit the jobs, as `scale` does, which would leave a refusal to the log; raises InputError,
+    cluster closed."""
     for _ in range(jobs):
         cluster.worker_spec.update(cluster.new_worker_spec())
     try:
@@ -118,7 +124,9 @@ def run_on(
             if task is None:
                 return
             known[task.key] = task
-            future = client.submit(perform_there, task.as_dict(), memory_bytes, key=task.key, pure=False)
+            future = client.submit(
+                perform_there, task.as_dict(), memory_bytes, key=task.key, pure=False
+            )
             pending.add(future)
 
     submit(AHEAD * max(1, sum(client.nthreads().values())))

@@ -1,7 +1,9 @@
-"""What a study's rows say: how far each method is from what is best known, how often and how fast proofs end.
+"""What a study's rows say: how far each method is from what is best known, how often and how fast
+proofs end.
 
-reference: of an instance, the best objective known (of the rows and of the library); `proven` where the best bound
-meets it. excess: (objective - reference) / reference of a row. All objectives are predicted iteration times in seconds.
+reference: of an instance, the best objective known (of the rows and of the library); `proven` where
+the best bound meets it. excess: (objective - reference) / reference of a row. All objectives are
+predicted iteration times in seconds.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Summary:
-    """One method on one problem. Shares from 0 to 1; excesses and seconds None where no run has any.
+    """One method on one problem. Shares from 0 to 1; excesses and seconds None where no run has
+    any.
 
-    solved: runs with a decision. proven: runs that ended with a proof (optimal or infeasible). missed: of the solved
-    runs on instances whose optimum is proven, the share above it. worst: the row of the largest excess.
+    solved: runs with a decision. proven: runs that ended with a proof (optimal or infeasible).
+    missed: of the solved runs on instances whose optimum is proven, the share above it. worst: the
+    row of the largest excess.
     """
 
     problem: str
@@ -136,7 +140,8 @@ class Study:
         return sorted(found.values(), key=lambda pair: -pair[0])[:count]
 
     def conflicts(self) -> list[str]:
-        """What no study may show: objectives below a proven bound, proofs of infeasibility beside a decision."""
+        """What no study may show: objectives below a proven bound, proofs of infeasibility beside a
+        decision."""
         found = []
         for row in self.rows:
             best = self.reference(row)
@@ -144,7 +149,9 @@ class Study:
             if best.bound is not None and low < best.bound * (1 - SAME):
                 found.append(f"{row['instance']}: {row['method']} is below a proven bound")
             if row["status"] == "infeasible" and best.objective is not None:
-                found.append(f"{row['instance']}: {row['method']} says infeasible, a decision is known")
+                found.append(
+                    f"{row['instance']}: {row['method']} says infeasible, a decision is known"
+                )
         return found
 
 
@@ -160,10 +167,13 @@ def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
     names = dict.fromkeys(instance_of(row) for row in rows)
     for row in rows:
         key = instance_of(row)
-        objectives[key] += [row[name] for name in ("objective", "best_known") if row[name] is not None]
+        objectives[key] += [
+            row[name] for name in ("objective", "best_known") if row[name] is not None
+        ]
         bounds[key] += [row[name] for name in ("bound", "bound_known") if row[name] is not None]
     return {
-        key: Reference(min(objectives[key], default=None), max(bounds[key], default=None)) for key in names
+        key: Reference(min(objectives[key], default=None), max(bounds[key], default=None))
+        for key in names
     }
 
 
@@ -173,14 +183,17 @@ def over(function: Callable[[Sequence[float]], float], values: Sequence[float]) 
 
 
 def cactus(rows: Iterable[Row]) -> list[float]:
-    """Seconds of the runs that ended with a proof, ascending: the k-th is when k instances are proven."""
+    """Seconds of the runs that ended with a proof, ascending: the k-th is when k instances are
+    proven."""
     return sorted(row["seconds"] for row in rows if row["status"] in ("optimal", "infeasible"))
 
 
 def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, list[float]]:
-    """Performance profile (Dolan and Moré 2002): per method the ratios of its seconds to the fastest's, ascending.
+    """Performance profile (Dolan and Moré 2002): per method the ratios of its seconds to the
+    fastest's, ascending.
 
-    Of runs with a proof; each instance and seed counts once, those that no method proves are left out.
+    Of runs with a proof; each instance and seed counts once, those that no method proves are left
+    out.
     """
     seconds: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for row in study.of(problem):

@@ -49,7 +49,8 @@ def processor() -> str:
 
 
 def peak_bytes() -> int:
-    """This process's peak resident memory. On Linux ru_maxrss begins at the parent's; VmHWM does not."""
+    """This process's peak resident memory. On Linux ru_maxrss begins at the parent's; VmHWM does
+    not."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():

@@ -77,7 +77,9 @@ def instance_cells(study: Study, name: str, problem: str, instance: str) -> tupl
     rows = [row for row in study.of(problem) if row["instance"] == instance]
     size = row_size(rows[0])
     by = [
-        row["method"] for row in rows if row["objective"] is not None and row["objective"] == best.objective
+        row["method"]
+        for row in rows
+        if row["objective"] is not None and row["objective"] == best.objective
     ]
     return (
         instance,
@@ -187,9 +189,12 @@ def table(
     links: Sequence[Mapping[int, str]] | None = None,
     keys: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """An HTML table. links: of a row's cells, by place, to anchors of the page; keys: the rows' own anchors."""
+    """An HTML table. links: of a row's cells, by place, to anchors of the page; keys: the rows' own
+    anchors."""
     yield (
-        "<table><thead><tr>" + "".join(f"<th>{escape(name)}</th>" for name in header) + "</tr></thead><tbody>"
+        "<table><thead><tr>"
+        + "".join(f"<th>{escape(name)}</th>" for name in header)
+        + "</tr></thead><tbody>"
     )
     for at, row in enumerate(rows):
         own = "" if keys is None else f' id="{escape(keys[at])}"'

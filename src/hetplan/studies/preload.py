@@ -1,7 +1,7 @@
 """Imported once by the fork server: what every task would load anew, solvers and compiled kernels.
 
-Neither imports nor kernels start threads, so that forking is safe. Without it the seconds of short solves would be
-those of loading.
+Neither imports nor kernels start threads, so that forking is safe. Without it the seconds of short
+solves would be those of loading.
 """
 
 import highspy
@@ -17,5 +17,7 @@ __all__ = ["cp_model", "hetplan", "highspy", "numba", "pyomo"]
 
 for name in FAMILIES:
     found = family(name)
-    for target in dict.fromkeys([*found.warmers, *(m.ready for m in found.methods if m.ready is not None)]):
+    for target in dict.fromkeys(
+        [*found.warmers, *(m.ready for m in found.methods if m.ready is not None)]
+    ):
         load(target)()

@@ -1,4 +1,5 @@
-"""A study's rows as findings for best-known records: each row's key tells exactly which instance it is of."""
+"""A study's rows as findings for best-known records: each row's key tells exactly which instance it
+is of."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A study's rows: one small Parquet file each under DIR/rows, written whole or not at all.
 
-A file per row needs no lock and no repair: whatever kills a study, finished rows stay and unfinished ones were never
-there. Any Parquet reader takes the folder as one table.
+A file per row needs no lock and no repair: whatever kills a study, finished rows stay and
+unfinished ones were never there. Any Parquet reader takes the folder as one table.
 """
 
 from __future__ import annotations
@@ -67,7 +67,12 @@ def arrow() -> Any:
 def schema() -> Any:
     """The columns as an Arrow schema."""
     pa = arrow()
-    types = {"string": pa.string(), "bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64()}
+    types = {
+        "string": pa.string(),
+        "bool": pa.bool_(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+    }
     fields = [pa.field(name, types[kind]) for name, kind in COLUMNS.items()]
     return pa.schema(fields, metadata={"hetplan-study-rows": VERSION})
 
@@ -83,9 +88,12 @@ def write_row(folder: Path, row: Row) -> None:
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Many rows as one file, to keep; as the file PACKED in a folder `rows` they are a study again."""
+    """Many rows as one file, to keep; as the file PACKED in a folder `rows` they are a study
+    again."""
     pa = arrow()
-    table = pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows], schema=schema())
+    table = pa.Table.from_pylist(
+        [{name: row.get(name) for name in COLUMNS} for row in rows], schema=schema()
+    )
     buffer = io.BytesIO()
     pa.parquet.write_table(table, buffer, compression="zstd", compression_level=19)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,16 +111,21 @@ def keys(folder: Path) -> set[str]:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All rows, by problem, instance, method and seed; raises InputError where a file is none of a study's."""
+    """All rows, by problem, instance, method and seed; raises InputError where a file is none of a
+    study's."""
     pa = arrow()
     if not (folder / FOLDER).is_dir():
-        raise InputError("holds no study", where=str(folder), expected=f"a folder {FOLDER} of Parquet files")
+        raise InputError(
+            "holds no study", where=str(folder), expected=f"a folder {FOLDER} of Parquet files"
+        )
     rows: dict[str, Row] = {}
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         try:
             table = pa.parquet.read_table(io.BytesIO(path.read_bytes()))
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"cannot be read: {str(error).splitlines()[0]}", where=str(path)) from None
+            raise InputError(
+                f"cannot be read: {str(error).splitlines()[0]}", where=str(path)
+            ) from None
         if not table.schema.equals(schema(), check_metadata=True):
             raise InputError("holds other columns than a study's", where=str(path))
         rows |= {row["key"]: row for row in table.to_pylist()}

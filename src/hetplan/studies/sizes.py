@@ -17,9 +17,15 @@ KEY = "instance_size"
 # Problem -> what is counted, and how, of the instance's data.
 SIZES: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "amp": ("devices × layers", lambda data: len(data.devices) * len(data.layers)),
-    "astra": ("stages × layers × types", lambda data: data.stages * data.layers * len(data.device_types)),
+    "astra": (
+        "stages × layers × types",
+        lambda data: data.stages * data.layers * len(data.device_types),
+    ),
     "hap": ("triples × devices", lambda data: len(data.triples) * len(data.devices)),
-    "poplar": ("devices × largest micro-batch", lambda data: sum(len(d.step_seconds) for d in data.devices)),
+    "poplar": (
+        "devices × largest micro-batch",
+        lambda data: sum(len(d.step_seconds) for d in data.devices),
+    ),
     "ditto": (
         "devices × layers",
         lambda data: (
@@ -37,7 +43,8 @@ def size_of(instance: Instance) -> int | None:
 
 
 def row_size(row: Row) -> int | None:
-    """Of a row's instance: as its details say, else of the library's instance of that name; None where unknown."""
+    """Of a row's instance: as its details say, else of the library's instance of that name; None
+    where unknown."""
     told = json.loads(row["details_json"] or "{}").get(KEY)
     return int(told) if told is not None else library_size(row["problem"], row["instance"])
 

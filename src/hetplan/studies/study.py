@@ -35,9 +35,13 @@ class Tally:
 
 
 def carry_out(
-    tasks: Sequence[Task], folder: Path, runner: Runner, watch: Callable[[Tally], None] | None = None
+    tasks: Sequence[Task],
+    folder: Path,
+    runner: Runner,
+    watch: Callable[[Tally], None] | None = None,
 ) -> Tally:
-    """Do what has no row in `folder` yet; the tally at the end, or where the runner stopped early."""
+    """Do what has no row in `folder` yet; the tally at the end, or where the runner stopped
+    early."""
     there = keys(folder)
     left = [task for task in tasks if task.key not in there]
     tally = Tally(len(tasks), len(tasks) - len(left))

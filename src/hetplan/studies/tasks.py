@@ -1,4 +1,5 @@
-"""What a study has to do: one task per instance, method and seed, each with a key that names its row."""
+"""What a study has to do: one task per instance, method and seed, each with a key that names its
+row."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ HEURISTICS, EXACT = "heuristics", "exact-methods"
 
 @dataclass(frozen=True)
 class Subject:
-    """An instance of the study. best, bound: what the library knows of it, None where it is not the library's."""
+    """An instance of the study. best, bound: what the library knows of it, None where it is not the
+    library's."""
 
     instance: Instance
     best: float | None = None
@@ -74,9 +76,11 @@ class Task:
 
 
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """(set, instance) of each name: a set of the library, a problem, an instance, a pattern, a file, a folder.
+    """(set, instance) of each name: a set of the library, a problem, an instance, a pattern, a
+    file, a folder.
 
-    Each instance once, under the first name that brings it. Raises InputError for a name that brings none.
+    Each instance once, under the first name that brings it. Raises InputError for a name that
+    brings none.
     """
     seen: set[str] = set()
     for name in names:
@@ -101,7 +105,9 @@ def named(name: str) -> Iterator[Subject]:
     entries = [entry] if entry is not None else [e for e in library() if in_set(e, name)]
     if not entries:
         known = [*SETS, *dict.fromkeys(e.problem for e in library())]
-        raise unknown_name("neither a set, a problem, an instance, a pattern nor a file:", name, known)
+        raise unknown_name(
+            "neither a set, a problem, an instance, a pattern nor a file:", name, known
+        )
     for found in entries:
         yield of_entry(found)
 
@@ -109,7 +115,9 @@ def named(name: str) -> Iterator[Subject]:
 def of_entry(entry: Entry) -> Subject:
     """The instance with what its record says, if it has one."""
     best = entry.best_known()
-    return Subject(entry.load()) if best is None else Subject(entry.load(), best.objective, best.bound)
+    return (
+        Subject(entry.load()) if best is None else Subject(entry.load(), best.objective, best.bound)
+    )
 
 
 def of_file(path: Path) -> Subject:
@@ -123,7 +131,8 @@ def of_file(path: Path) -> Subject:
 def tasks(
     names: Sequence[str], methods: Sequence[str], seeds: Sequence[int], options: Options
 ) -> Iterator[Task]:
-    """One task per instance, method that its problem has, and seed; raises InputError for a method no problem has."""
+    """One task per instance, method that its problem has, and seed; raises InputError for a method
+    no problem has."""
     wanted = list(dict.fromkeys(methods))
     used: set[str] = set()
     for set_name, subject in subjects(names):
@@ -153,7 +162,9 @@ def chosen_methods(instance: Instance, wanted: Sequence[str]) -> list[str]:
     return [
         method.name
         for method in instance.family.methods
-        if method.name in wanted or ALL in wanted or (EXACT if method.exact else HEURISTICS) in wanted
+        if method.name in wanted
+        or ALL in wanted
+        or (EXACT if method.exact else HEURISTICS) in wanted
     ]
 
 

@@ -21,7 +21,8 @@ Tell = Callable[[Progress], None]
 
 
 def perform(task: Task, tell: Tell | None = None) -> Row:
-    """The task's row. What hetplan itself refuses or finds contradictory is a row, too, with its reason."""
+    """The task's row. What hetplan itself refuses or finds contradictory is a row, too, with its
+    reason."""
     instance = parse_instance(task.document, where=task.name)
     begun, run = now(), Run(Options(**task.options), tell)
     try:
@@ -31,7 +32,8 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
     return {
         **outline(task, begun),
         **{
-            name: found[name] for name in ("status", "stop", "objective", "bound", "gap", "message", "solver")
+            name: found[name]
+            for name in ("status", "stop", "objective", "bound", "gap", "message", "solver")
         },
         **{name: found[name] for name in ("seconds", "build_seconds", "solve_seconds")},
         "peak_bytes": peak_bytes(),

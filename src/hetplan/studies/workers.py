@@ -1,7 +1,9 @@
-"""Tasks on the cores of this machine: a process of its own for each, so that none takes another or the study down.
+"""Tasks on the cores of this machine: a process of its own for each, so that none takes another or
+the study down.
 
-A server process imports what solvers need once; each task is forked from it, which costs milliseconds and leaves
-memory of its own. A task that crashes, runs out of memory or does not stop in time becomes a row that says so.
+A server process imports what solvers need once; each task is forked from it, which costs
+milliseconds and leaves memory of its own. A task that crashes, runs out of memory or does not stop
+in time becomes a row that says so.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from hetplan.studies.rows import Row
 from hetplan.studies.tasks import Task
 from hetplan.studies.work import as_task, failed, now, perform
 
-# Seconds beyond its time limit before a task is killed: methods may overrun by a last step, and start late under load.
+# Seconds beyond its time limit before a task is killed: methods may overrun by a last step, and
+# start late under load.
 GRACE_SECONDS, GRACE_SHARE = 15.0, 0.5
 TELL_SECONDS = 0.5
 PRELOAD = ["hetplan.studies.preload"]
@@ -51,7 +54,8 @@ class Running:
 def run_tasks(
     tasks: Iterable[Task], jobs: int, *, memory_bytes: int | None = None, stop: Callable[[], bool]
 ) -> Iterator[Row]:
-    """The rows as they come, `jobs` tasks at a time, until `stop` says so; what then still runs is dropped.
+    """The rows as they come, `jobs` tasks at a time, until `stop` says so; what then still runs is
+    dropped.
 
     memory_bytes: address space of each task's process, None for no limit.
     """
@@ -79,7 +83,8 @@ def run_tasks(
 
 
 def server() -> Any:
-    """Where processes come from: a fork server where the system has one, fresh processes elsewhere."""
+    """Where processes come from: a fork server where the system has one, fresh processes
+    elsewhere."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -90,11 +95,17 @@ def server() -> Any:
 def start(context: Any, task: Task, memory_bytes: int | None) -> Running:
     """The task in a new process."""
     ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(task.as_dict(), theirs, memory_bytes), daemon=True)
+    process = context.Process(
+        target=child, args=(task.as_dict(), theirs, memory_bytes), daemon=True
+    )
     process.start()
     theirs.close()
     limit = task.time_limit
-    deadline = None if limit is None else time.monotonic() + limit + max(GRACE_SECONDS, GRACE_SHARE * limit)
+    deadline = (
+        None
+        if limit is None
+        else time.monotonic() + limit + max(GRACE_SECONDS, GRACE_SHARE * limit)
+    )
     return Running(task, process, ours, deadline)
 
 
@@ -116,10 +127,10 @@ def settled(one: Running) -> Row | None:
         return failed(one.task, death(code), seconds=one.seconds, bound=one.bound, begun=one.begun)
     if one.deadline is not None and time.monotonic() > one.deadline:
         end(one)
-        reason = (
-            f"killed: still running {one.seconds - (one.task.time_limit or 0):.0f} s after its time limit"
+        reason = f"killed: still running {one.seconds - (one.task.time_limit or 0):.0f} s after its time limit"
+        return failed(
+            one.task, reason, stop="limit", seconds=one.seconds, bound=one.bound, begun=one.begun
         )
-        return failed(one.task, reason, stop="limit", seconds=one.seconds, bound=one.bound, begun=one.begun)
     return None
 
 
@@ -167,7 +178,8 @@ def child(given: dict[str, Any], pipe: Connection, memory_bytes: int | None) -> 
 
 
 def follow(pipe: Connection) -> None:
-    """End this process when the study's is gone: the study never writes, so that reading ends with it alone."""
+    """End this process when the study's is gone: the study never writes, so that reading ends with
+    it alone."""
     with contextlib.suppress(OSError, EOFError):
         wait([pipe])
         pipe.recv()

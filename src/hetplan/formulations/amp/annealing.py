@@ -1,12 +1,16 @@
 """Simulated annealing over placements, AMP's alternative to Megatron's order (§4.2).
 
-A state is a tile (h, w), a random tiling of the node x device grid by it (tiling.py), a tensor degree and a
-micro-batch. Each tile is a stage of h w devices, read row by row: tensor ranks lie next to each other.
+A state is a tile (h, w), a random tiling of the node x device grid by it (tiling.py), a tensor
+degree and a micro-batch. Each tile is a stage of h w devices, read row by row: tensor ranks lie
+next to each other.
 Neighbour: another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
-Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken with chance exp(-rise / T).
-Energy: the exact T with the cut of the slowest pipeline (cuts.envelope_cut); +inf where none fits in memory.
-Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor, and as that
-leaves few tilings, half of the steps (by chance) exchange two devices of the present placement instead.
+Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken with chance exp(-rise
+/ T).
+Energy: the exact T with the cut of the slowest pipeline (cuts.envelope_cut); +inf where none fits
+in memory.
+Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor, and
+as that leaves few tilings, half of the steps (by chance) exchange two devices of the present
+placement instead.
 Source AMP (NeurIPS 2022), §4.2 and §6.3, and the annealing of its published code.
 """
 
@@ -22,7 +26,13 @@ from hetplan.formulations.amp.baselines import NO_CONFIGURATION
 from hetplan.formulations.amp.cuts import envelope_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.placement import by_node
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, Ints, compile_problem, divisors
+from hetplan.formulations.amp.problem import (
+    AmpProblem,
+    Configuration,
+    Ints,
+    compile_problem,
+    divisors,
+)
 from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.formulations.amp.tiling import device_grid, random_tiling
 from hetplan.solvers.result import Outcome, Stop
@@ -56,7 +66,8 @@ class Moves:
         self.tiles = [(h, w) for h in rows for w in columns if h * w in self.configurations]
 
     def start(self) -> State:
-        """Any tile and any tiling. A stage of n devices always has a tile: h = gcd(n, rows), w = n / h."""
+        """Any tile and any tiling. A stage of n devices always has a tile: h = gcd(n, rows), w = n
+        / h."""
         return self.with_tile(self.tiles[self.rng.integers(len(self.tiles))])
 
     def with_tile(self, tile: tuple[int, int]) -> State:
@@ -69,10 +80,13 @@ class Moves:
         return State(tile, chosen, placement)
 
     def neighbour(self, state: State) -> State:
-        """Another tile that shares one coordinate (any tile where there is none), or an exchange."""
+        """Another tile that shares one coordinate (any tile where there is none), or an
+        exchange."""
         if not self.equal_nodes and self.rng.random() < 0.5:
             return self.exchange(state)
-        near = [tile for tile in self.tiles if (tile[0] == state.tile[0]) != (tile[1] == state.tile[1])]
+        near = [
+            tile for tile in self.tiles if (tile[0] == state.tile[0]) != (tile[1] == state.tile[1])
+        ]
         near = near or self.tiles
         return self.with_tile(near[self.rng.integers(len(near))])
 
@@ -117,7 +131,8 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
 
 
 def accepts(energy: float, found: float, temperature: float, draw: float) -> bool:
-    """Metropolis' rule: a better or equal neighbour always, a worse one where `draw` < exp(-rise / T).
+    """Metropolis' rule: a better or equal neighbour always, a worse one where `draw` < exp(-rise /
+    T).
 
     Both +inf (nothing fits in memory) count as equal: any move is as good as staying.
     """

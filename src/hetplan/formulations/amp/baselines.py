@@ -1,7 +1,8 @@
 """The rules that AMP is compared with: Megatron's (§4.1) and random strategies (§4.5, RS).
 
-Both list a few strategies, price each exactly, as a real trial would, and return the fastest that fits in
-memory; the mean over those that fit stands in `details`, since the paper reports least and mean (Tables 3-5).
+Both list a few strategies, price each exactly, as a real trial would, and return the fastest that
+fits in memory; the mean over those that fit stands in `details`, since the paper reports least and
+mean (Tables 3-5).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from hetplan.solvers.run import Run
 
 # How many random strategies the paper tries (§4.5).
 DRAWS = 50
-NO_CONFIGURATION = "no degrees and micro-batch with a whole number of micro-batches, tables and enough layers"
+NO_CONFIGURATION = (
+    "no degrees and micro-batch with a whole number of micro-batches, tables and enough layers"
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,12 @@ def try_out(problem: AmpProblem, strategy: Strategy) -> Trial:
 
 
 def megatron(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """Megatron's rules (§4.1): least tensor x pipeline, tensor groups in nodes, equal layers or parameters.
+    """Megatron's rules (§4.1): least tensor x pipeline, tensor groups in nodes, equal layers or
+    parameters.
 
-    For each micro-batch size, of the degrees whose tensor groups are no larger than the smallest node, those
-    with the least tp pp (with memory: the least at which a strategy fits) in Megatron's order, each cut both
-    by the number of layers and by parameters.
+    For each micro-batch size, of the degrees whose tensor groups are no larger than the smallest
+    node, those with the least tp pp (with memory: the least at which a strategy fits) in Megatron's
+    order, each cut both by the number of layers and by parameters.
     """
     return best_of(
         data, run, megatron_trials, "no usable degrees with tensor groups within the smallest node"
@@ -53,7 +57,8 @@ def megatron(data: AmpData, run: Run) -> Outcome[AmpDecision]:
 
 
 def megatron_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Trial]:
-    """Megatron's proposals, micro-batch after micro-batch; those too big for the memory included."""
+    """Megatron's proposals, micro-batch after micro-batch; those too big for the memory
+    included."""
     nodes = [device.node for device in data.devices]
     smallest = min(map(len, by_node(nodes)))
     allowed = [chosen for chosen in problem.configurations() if chosen.tensor <= smallest]
@@ -76,7 +81,8 @@ def megatron_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Tr
 
 
 def random(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """The best of 50 strategies drawn at random: configuration, bijection and cut, each uniformly (§4.5).
+    """The best of 50 strategies drawn at random: configuration, bijection and cut, each uniformly
+    (§4.5).
 
     Draws that do not fit in memory count as draws; the run's seed decides them all.
     """
@@ -93,7 +99,9 @@ def random_trials(data: AmpData, problem: AmpProblem, run: Run) -> Iterator[Tria
             return
 
 
-def random_strategy(problem: AmpProblem, chosen: Configuration, rng: np.random.Generator) -> Strategy:
+def random_strategy(
+    problem: AmpProblem, chosen: Configuration, rng: np.random.Generator
+) -> Strategy:
     """A uniformly random bijection and a uniformly random cut for `chosen`."""
     shape = (chosen.pipeline, chosen.data, chosen.tensor)
     inner = 1 + np.sort(rng.choice(problem.layers - 1, size=chosen.pipeline - 1, replace=False))
@@ -102,7 +110,10 @@ def random_strategy(problem: AmpProblem, chosen: Configuration, rng: np.random.G
 
 
 def best_of(
-    data: AmpData, run: Run, trials: Callable[[AmpData, AmpProblem, Run], Iterator[Trial]], nothing: str
+    data: AmpData,
+    run: Run,
+    trials: Callable[[AmpData, AmpProblem, Run], Iterator[Trial]],
+    nothing: str,
 ) -> Outcome[AmpDecision]:
     """The fastest of a rule's strategies that fits, and how the others did; proves no bound.
 

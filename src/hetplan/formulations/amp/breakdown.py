@@ -1,11 +1,13 @@
-"""Every term of the price of an `amp` decision, per pipeline, stage and device; plain Python on the data.
+"""Every term of the price of an `amp` decision, per pipeline, stage and device; plain Python on the
+data.
 
-Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks; l a layer of j.
+Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks; l a
+layer of j.
        B(group): the lowest bandwidth between any two devices of a group, bytes/s.
 T    = max_i T_i + max_jr S_jr   (eq. 4)
 T_i  = (gas - 1) max_j t_ij + sum_j t_ij + sum_{j < pp-1} e_ij   (eq. 5)
-t_ij = sum_l (slowest seconds in the tensor group + 2 (tp-1)/tp tensor_bytes_l mbs / B(tensor group))
-e_ij = activation_bytes of the stage's last layer mbs / min_r bandwidth to stage j + 1
+t_ij = sum_l (slowest seconds in the tensor group + 2 (tp-1)/tp tensor_bytes_l mbs / B(tensor
+group)) e_ij = activation_bytes of the stage's last layer mbs / min_r bandwidth to stage j + 1
 S_jr = 2 (dp-1)/dp (sum_l param_bytes / tp) / B(data group)   (eq. 3)
 Source AMP (NeurIPS 2022), Section 3.4.
 """
@@ -24,9 +26,9 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 class Breakdown:
     """Where the time of one iteration goes and what each device holds; seconds and bytes.
 
-    gas: micro-batches per pipeline. compute, tensor [dp][pp]: one micro-batch on a stage, tables and tensor
-    all-reduces apart; their sum is `stages`. links [dp][pp-1]: one micro-batch to the next stage.
-    bottleneck, pipelines [dp]: (gas-1) times the slowest stage; the whole of T_i.
+    gas: micro-batches per pipeline. compute, tensor [dp][pp]: one micro-batch on a stage, tables
+    and tensor all-reduces apart; their sum is `stages`. links [dp][pp-1]: one micro-batch to the
+    next stage. bottleneck, pipelines [dp]: (gas-1) times the slowest stage; the whole of T_i.
     synchronisation [pp][tp]: gradient all-reduce of a data group.
     peak_bytes [D]: memory per device, None where the instance has no memory constraint.
     """
@@ -44,7 +46,8 @@ class Breakdown:
     def stages(self) -> tuple[tuple[float, ...], ...]:
         """t_ij as [dp][pp]."""
         return tuple(
-            tuple(map(sum, zip(*row, strict=True))) for row in zip(self.compute, self.tensor, strict=True)
+            tuple(map(sum, zip(*row, strict=True)))
+            for row in zip(self.compute, self.tensor, strict=True)
         )
 
     @property
@@ -60,8 +63,9 @@ class Breakdown:
     def parts(self) -> dict[str, float]:
         """The slowest pipeline's terms and the synchronisation.
 
-        `bottleneck + fill + links + synchronisation` is the objective; `pipeline` is the first three of
-        them together, `tensor_all_reduce` the share of `fill` that tensor groups spend communicating.
+        `bottleneck + fill + links + synchronisation` is the objective; `pipeline` is the first
+        three of them together, `tensor_all_reduce` the share of `fill` that tensor groups spend
+        communicating.
         """
         i = self.slowest
         return {
@@ -81,7 +85,9 @@ def price(data: AmpData, decision: AmpDecision) -> Breakdown:
     compute = tuple(tuple(compute_seconds(data, decision, j, i) for j in stages) for i in ranks)
     tensor = tuple(tuple(tensor_seconds(data, decision, j, i) for j in stages) for i in ranks)
     links = tuple(tuple(link_seconds(data, decision, j, i) for j in stages[:-1]) for i in ranks)
-    totals = [[c + t for c, t in zip(*row, strict=True)] for row in zip(compute, tensor, strict=True)]
+    totals = [
+        [c + t for c, t in zip(*row, strict=True)] for row in zip(compute, tensor, strict=True)
+    ]
     bottleneck = tuple((gas - 1) * max(row) for row in totals)
     return Breakdown(
         gas=gas,
@@ -91,7 +97,8 @@ def price(data: AmpData, decision: AmpDecision) -> Breakdown:
         bottleneck=bottleneck,
         pipelines=tuple(fsum([wait, *totals[i], *links[i]]) for i, wait in enumerate(bottleneck)),
         synchronisation=tuple(
-            tuple(sync_seconds(data, decision, j, r) for r in range(decision.tensor)) for j in stages
+            tuple(sync_seconds(data, decision, j, r) for r in range(decision.tensor))
+            for j in stages
         ),
         peak_bytes=peak_bytes(data, decision),
     )
@@ -118,7 +125,8 @@ def tensor_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> floa
 
 
 def link_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
-    """e_ij: the last layer's activation over the slowest of the tensor ranks' links to stage j + 1."""
+    """e_ij: the last layer's activation over the slowest of the tensor ranks' links to stage j +
+    1."""
     here, after = decision.placement[j][i], decision.placement[j + 1][i]
     slowest = min(data.bandwidth[a][b] for a, b in zip(here, after, strict=True))
     return data.layers[decision.stages[j][1] - 1].activation_bytes * decision.micro_batch / slowest
@@ -132,7 +140,8 @@ def sync_seconds(data: AmpData, decision: AmpDecision, j: int, r: int) -> float:
 
 
 def ring_seconds(data: AmpData, group: Sequence[int], size: float) -> float:
-    """Ring all-reduce of `size` bytes, 2 (n-1)/n size / B with the lowest bandwidth B of any pair (eq. 3)."""
+    """Ring all-reduce of `size` bytes, 2 (n-1)/n size / B with the lowest bandwidth B of any pair
+    (eq. 3)."""
     n = len(group)
     if n == 1:
         return 0.0
@@ -140,7 +149,8 @@ def ring_seconds(data: AmpData, group: Sequence[int], size: float) -> float:
 
 
 def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None:
-    """Memory held by each device, [D]; None without a memory constraint. Needs checks (1) to (5) to hold."""
+    """Memory held by each device, [D]; None without a memory constraint. Needs checks (1) to (5) to
+    hold."""
     memory = data.memory
     if memory is None:
         return None

@@ -1,8 +1,9 @@
 """Cells: classes of interchangeable devices, and classes of interchangeable cells.
 
-Two devices are interchangeable when they have one type and the same bandwidth to every third device; that is an
-equivalence, all pairs inside a cell have one bandwidth and so have all pairs between two cells. A placement
-therefore matters only through the cell of each position. A plain node is one cell, a mixed node several.
+Two devices are interchangeable when they have one type and the same bandwidth to every third
+device; that is an equivalence, all pairs inside a cell have one bandwidth and so have all pairs
+between two cells. A placement therefore matters only through the cell of each position. A plain
+node is one cell, a mixed node several.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from hetplan.formulations.amp.problem import AmpProblem, Floats, Ints
 class Cells:
     """K cells, those of one class next to each other.
 
-    members: devices of each cell. size, type, kind [K]: kind numbers the classes of interchangeable cells.
-    bandwidth [K, K] bytes/s: between two devices of cells u and v; the diagonal is the bandwidth inside a cell
+    members: devices of each cell. size, type, kind [K]: kind numbers the classes of interchangeable
+    cells. bandwidth [K, K] bytes/s: between two devices of cells u and v; the diagonal is the
+    bandwidth inside a cell
     (+inf for a cell of one device, where no such pair exists).
     """
 
@@ -39,7 +41,8 @@ class Cells:
 
     @cached_property
     def slow_terms(self) -> int:
-        """For each cell c and each bandwidth B from c but the highest of all: 2 and the cells at B or less, summed.
+        """For each cell c and each bandwidth B from c but the highest of all: 2 and the cells at B
+        or less, summed.
 
         What one pair of positions costs the linear model (general/linear.py).
         """
@@ -79,11 +82,14 @@ def find_cells(problem: AmpProblem) -> Cells:
     inside = np.where(first == second, np.inf, problem.bandwidth[first, second])
     np.fill_diagonal(between, inside)
     labels = [
-        (int(problem.device_type[group[0]]), len(group), float(inside[i])) for i, group in enumerate(groups)
+        (int(problem.device_type[group[0]]), len(group), float(inside[i]))
+        for i, group in enumerate(groups)
     ]
     classes = interchangeable(labels, between)
     order = np.array([cell for kind in classes for cell in kind])
-    kinds: NDArray[np.int64] = np.array([n for n, kind in enumerate(classes) for _ in kind], dtype=np.int64)
+    kinds: NDArray[np.int64] = np.array(
+        [n for n, kind in enumerate(classes) for _ in kind], dtype=np.int64
+    )
     return Cells(
         members=tuple(tuple(groups[cell]) for cell in order),
         size=np.array([len(groups[cell]) for cell in order], dtype=np.int64),

@@ -1,7 +1,8 @@
 """The inner problem of AMP with the placement fixed: where to cut the chain, exactly.
 
-T* = min over θ, s of (gas − 1)·θ + s + f(θ, s), with f from `chain_kernels.cheapest_cut` non-increasing in both: boxes
-of candidate values are bounded by their least corner in (gas − 1)·θ + s and their greatest in f, and bisected.
+T* = min over θ, s of (gas − 1)·θ + s + f(θ, s), with f from `chain_kernels.cheapest_cut`
+non-increasing in both: boxes of candidate values are bounded by their least corner in (gas − 1)·θ +
+s and their greatest in f, and bisected.
 Source: the problem is AMP's §3.5 (eq. 5-8); the algorithm is hetplan's.
 """
 
@@ -21,7 +22,8 @@ Box = tuple[int, int, int, int]  # first and last candidate θ, first and last c
 
 @dataclass(frozen=True)
 class Cut:
-    """seconds: (gas − 1)·θ + Σ t + Σ e + s; ends [k]: the layer behind each stage's last; evaluations of f."""
+    """seconds: (gas − 1)·θ + Σ t + Σ e + s; ends [k]: the layer behind each stage's last;
+    evaluations of f."""
 
     seconds: float
     ends: tuple[int, ...]
@@ -40,10 +42,11 @@ def cut_chain(
 ) -> Cut | None:
     """The best cut of L layers into k stages, None when there is none below `limit` seconds.
 
-    gas: micro-batches. times [k, L+1]: prefix sums of the layer times on each stage's devices, seconds.
-    links [k, L+1]: seconds of the transfer when stage j ends before layer l (last row unused).
-    sync [k]: seconds of gradient synchronisation per parameter byte, params [L+1]: prefix sums of bytes.
-    first [k, L+1]: first layer that memory allows for a stage ending at b (`memory_windows`).
+    gas: micro-batches. times [k, L+1]: prefix sums of the layer times on each stage's devices,
+    seconds. links [k, L+1]: seconds of the transfer when stage j ends before layer l (last row
+    unused). sync [k]: seconds of gradient synchronisation per parameter byte, params [L+1]: prefix
+    sums of bytes. first [k, L+1]: first layer that memory allows for a stage ending at b
+    (`memory_windows`).
     """
     stages, width = times.shape
     sync = np.zeros(stages) if sync is None else sync
@@ -51,7 +54,12 @@ def cut_chain(
     first = np.zeros((stages, width), dtype=np.int64) if first is None else first
     thetas, syncs = _candidates(gas, times, sync, params)
     table = (stages + 1, width)
-    scratch = (np.empty(table), np.empty(table, np.int64), np.empty(width), np.empty(width, np.int64))
+    scratch = (
+        np.empty(table),
+        np.empty(table, np.int64),
+        np.empty(width),
+        np.empty(width, np.int64),
+    )
     best, best_ends, evaluations = limit, None, 0
     heap: list[tuple[float, int, Box]] = []
     order = count()
@@ -60,14 +68,17 @@ def cut_chain(
         for t0, t1, s0, s1 in todo:
             ends = np.empty(stages, dtype=np.int64)
             evaluations += 1
-            f = cheapest_cut(times, links, sync, params, first, thetas[t1], syncs[s1], ends, *scratch)
+            f = cheapest_cut(
+                times, links, sync, params, first, thetas[t1], syncs[s1], ends, *scratch
+            )
             if (gas - 1) * thetas[t0] + syncs[s0] + f >= best:
                 continue
             slowest, synced = measure(times, sync, params, ends)
             total = (gas - 1) * slowest + synced + f
             if total < best:
                 best, best_ends = total, ends
-            # f is constant from this cut up to the corner: what is left has a smaller θ or a smaller s
+            # f is constant from this cut up to the corner: what is left has a smaller θ or a
+            # smaller s
             below = min(t1, int(np.searchsorted(thetas, slowest * (1 - 1e-12))) - 1)
             left = min(s1, int(np.searchsorted(syncs, synced * (1 - 1e-12))) - 1)
             rest: list[Box] = [(t0, below, s0, s1), (max(t0, below + 1), t1, s0, left)]
@@ -78,7 +89,9 @@ def cut_chain(
         todo = []
         if heap and heap[0][0] < best:
             todo = _halves(heapq.heappop(heap)[2], (gas - 1) * thetas, syncs)
-    return Cut(float(best), tuple(best_ends.tolist()), evaluations) if best_ends is not None else None
+    return (
+        Cut(float(best), tuple(best_ends.tolist()), evaluations) if best_ends is not None else None
+    )
 
 
 def _candidates(gas: int, times: Floats, sync: Floats, params: Floats) -> tuple[Floats, Floats]:

@@ -1,9 +1,9 @@
 """Compiled: the best cut of a chain into consecutive stages for a fixed placement.
 
-For caps θ on stage time and s on synchronisation let f(θ, s) be the least Σ t + Σ e. It is a non-increasing step
-function of both, and one value costs O(k·L): the admissible first layers of a stage form a window that moves only
-forward with the stage's end, so a sliding-window minimum serves. T* = min (gas − 1)·θ + s + f(θ, s) is found by
-branch and bound over boxes of (θ, s).
+For caps θ on stage time and s on synchronisation let f(θ, s) be the least Σ t + Σ e. It is a
+non-increasing step function of both, and one value costs O(k·L): the admissible first layers of a
+stage form a window that moves only forward with the stage's end, so a sliding-window minimum
+serves. T* = min (gas − 1)·θ + s + f(θ, s) is found by branch and bound over boxes of (θ, s).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def memory_windows(
     room: Floats,
     first: Ints,
 ) -> None:
-    """Fill in first [k, L+1]: from where stage j may reach its end b within room[j] bytes per device (1F1B)."""
+    """Fill in first [k, L+1]: from where stage j may reach its end b within room[j] bytes per
+    device (1F1B)."""
     layers = len(params) - 1
     for j in range(stages):
         alive = min(gas, stages - j) * micro_batch
@@ -54,10 +55,12 @@ def cheapest_cut(
     value: Floats,
     queue: Ints,
 ) -> float:
-    """f(θ, s): least Σ t + Σ e with stages of at most `stage_cap` and synchronisation of at most `sync_cap` seconds.
+    """f(θ, s): least Σ t + Σ e with stages of at most `stage_cap` and synchronisation of at most
+    `sync_cap` seconds.
 
-    times [k, L+1]: prefix times of each stage's devices; links [k, L+1]: seconds of a cut before layer l behind
-    stage j; sync [k] seconds per parameter byte; first: `memory_windows`. Writes the cut to ends [k]; +inf if none.
+    times [k, L+1]: prefix times of each stage's devices; links [k, L+1]: seconds of a cut before
+    layer l behind stage j; sync [k] seconds per parameter byte; first: `memory_windows`. Writes the
+    cut to ends [k]; +inf if none.
     Scratch: best, origin [k + 1, L+1]; value, queue [L+1].
     """
     stages, width = times.shape

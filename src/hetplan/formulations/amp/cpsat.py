@@ -1,20 +1,29 @@
-"""AMP's problem, one CP-SAT model per configuration (pp, dp, tp, mbs). Source: AMP (NeurIPS 2022), Section 3, eq. 3-5.
+"""AMP's problem, one CP-SAT model per configuration (pp, dp, tp, mbs). Source: AMP (NeurIPS 2022),
+Section 3, eq. 3-5.
 
-Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data rank, tensor rank;
-       n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels (see general/tables.py).
-Data   all seconds times a power of two, rounded down: no decision is priced too high, so the bound holds as it is.
-Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval n.
-       v[j,l] in {0,1}: stage j ends before layer l.            on[k,j,i] in {0,1}: group (j,i) has a device of type k.
-       low[λ] in {0,1} per tensor group, link and stage: some bandwidth there is at most B_λ.
-       compute_ij, reduce_ij, e_ij, m_i, sigma, T integers, scaled seconds; t_ij = compute_ij + reduce_ij. min T  s.t.
-(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) y[j,[a,b)] <=> v[j-1,a] and v[j,b];  sum_n y[j,n] = 1
+Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data
+       rank, tensor rank; n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels
+       (see general/tables.py).
+Data   all seconds times a power of two, rounded down: no decision is priced too high, so the bound
+holds as it is.
+Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
+       n. v[j,l] in {0,1}: stage j ends before layer l.            on[k,j,i] in {0,1}: group (j,i)
+       has a device of type k. low[λ] in {0,1} per tensor group, link and stage: some bandwidth
+       there is at most B_λ. compute_ij, reduce_ij, e_ij, m_i, sigma, T integers, scaled seconds;
+       t_ij = compute_ij + reduce_ij. min T  s.t.
+(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) y[j,[a,b)] <=> v[j-1,a] and v[j,b];  sum_n
+y[j,n] = 1
 (3) x[c,(j,i,r)] => on[k_c,j,i];  all types of S on (j,i) => compute_ij >= sum_n compute[S,n] y[j,n]
-(4) cells of bandwidth <= B_λ in tensor group (j,i) => low[λ];  low[λ] => reduce_ij >= sum_n reduce[λ,n] y[j,n]
-(5) cells of bandwidth <= B_λ on a lane of link (j,i) => low[λ];  low[λ] => e_ij >= sum_l link[λ,l] v[j,l]
-(6) cells of bandwidth <= B_λ in a data group of j => low[λ];  low[λ] => sigma >= sum_n sync[λ,n] y[j,n]
+(4) cells of bandwidth <= B_λ in tensor group (j,i) => low[λ];  low[λ] => reduce_ij >= sum_n
+reduce[λ,n] y[j,n]
+(5) cells of bandwidth <= B_λ on a lane of link (j,i) => low[λ];  low[λ] => e_ij >= sum_l link[λ,l]
+v[j,l]
+(6) cells of bandwidth <= B_λ in a data group of j => low[λ];  low[λ] => sigma >= sum_n sync[λ,n]
+y[j,n]
 (7) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every data rank i
 (8) an interval that does not fit a device of cell c keeps that cell from its stage
-(9) the least of all equivalent placements: equal cells come in order, data and tensor ranks begin in order
+(9) the least of all equivalent placements: equal cells come in order, data and tensor ranks begin
+in order
 """
 
 from __future__ import annotations
@@ -129,7 +138,10 @@ class Model:
     def strategy(self, answer: cpsat.CpAnswer) -> Strategy:
         """Placement and cut of the incumbent."""
         held = np.array([answer.value(literal) for literal in self.x.ravel()]).reshape(self.x.shape)
-        last = [int(n.last[answer.chosen(row)[0]]) for n, row in zip(self.tables.stages, self.y, strict=True)]
+        last = [
+            int(n.last[answer.chosen(row)[0]])
+            for n, row in zip(self.tables.stages, self.y, strict=True)
+        ]
         return self.tables.strategy(held.argmax(axis=0), np.array([0, *last]))
 
 
@@ -142,7 +154,8 @@ def place_every_device(m: Model) -> None:  # (1)
 
 
 def cut_into_stages(m: Model) -> None:  # (2)
-    """Stage j is [a, b) exactly when the one before ends before layer a and it ends before layer b."""
+    """Stage j is [a, b) exactly when the one before ends before layer a and it ends before layer
+    b."""
     for j, (n, row) in enumerate(zip(m.tables.stages, m.y, strict=True)):
         m.cp.add_exactly_one(row)
         for chosen, a, b in zip(row, n.first.tolist(), n.last.tolist(), strict=True):
@@ -155,7 +168,8 @@ def cut_into_stages(m: Model) -> None:  # (2)
 
 
 def bound_compute(m: Model) -> None:  # (3)
-    """A group takes as long as any profile whose types it all has; at least the fastest table of each layer."""
+    """A group takes as long as any profile whose types it all has; at least the fastest table of
+    each layer."""
     held = {
         (k, j, i): [x for c in np.flatnonzero(m.tables.cells.type == k) for x in m.x[c, j, i]]
         for k in range(len(m.tables.problem.types))
@@ -200,14 +214,22 @@ def bound_sync(m: Model) -> None:  # (6)
 
 
 def add_up(m: Model) -> None:  # (7)
-    """T covers every pipeline: its slowest stage for all micro-batches but one, one pass, and the synchronisation."""
+    """T covers every pipeline: its slowest stage for all micro-batches but one, one pass, and the
+    synchronisation."""
     for i in m.ranks:
         stages = [[m.compute[j, i], *m.reduce.get((j, i), [])] for j in m.stages]
         slowest = m.seconds(f"m[{i}]")
         for stage in stages:
             m.cp.add(slowest >= cp_model.LinearExpr.sum(stage))
-        once = [*chain(*stages), *(seconds for (_, rank), seconds in m.link.items() if rank == i), *m.sigma]
-        m.cp.add(m.total >= cp_model.LinearExpr.weighted_sum([slowest, *once], [m.gas - 1] + [1] * len(once)))
+        once = [
+            *chain(*stages),
+            *(seconds for (_, rank), seconds in m.link.items() if rank == i),
+            *m.sigma,
+        ]
+        m.cp.add(
+            m.total
+            >= cp_model.LinearExpr.weighted_sum([slowest, *once], [m.gas - 1] + [1] * len(once))
+        )
     m.cp.add(m.total >= int(np.floor(m.question.lower * m.scale) - m.roundings))
 
 
@@ -222,11 +244,12 @@ def fit_memory(m: Model) -> None:  # (8)
 
 
 def order_equals(m: Model) -> None:  # (9)
-    """Read the cells of all positions, stage by stage, as a word: only the least of equivalent words is kept.
+    """Read the cells of all positions, stage by stage, as a word: only the least of equivalent
+    words is kept.
 
-    Equivalent: after permuting equal cells, the data ranks, or the tensor ranks of all groups alike. In the least
-    word each of a class of equal cells first appears after the one before it, and the first letters of the data
-    ranks, and of the tensor ranks, ascend.
+    Equivalent: after permuting equal cells, the data ranks, or the tensor ranks of all groups
+    alike. In the least word each of a class of equal cells first appears after the one before it,
+    and the first letters of the data ranks, and of the tensor ranks, ascend.
     """
     shape = m.tables.shape
     for c, before in m.tables.equal_before:
@@ -272,7 +295,8 @@ def levels(m: Model, name: str, bandwidths: Floats) -> list[Any]:
 
 
 def lowest_within(m: Model, low: Sequence[Any], members: Any, bandwidths: Floats) -> None:
-    """low[λ] wherever two devices of the group talk at B_λ; members [K, ranks]: literals of one group."""
+    """low[λ] wherever two devices of the group talk at B_λ; members [K, ranks]: literals of one
+    group."""
     crossing = m.tables.crossing(bandwidths)
     present = [any_of(m, f"in[{c}]", list(row)) for c, row in enumerate(members)]
     for c, d in combinations(range(len(present)), 2):

@@ -1,4 +1,5 @@
-"""Compiled inner loop of AMP's own programme; stage j of a cut is layers cut[j] to cut[j + 1] - 1."""
+"""Compiled inner loop of AMP's own programme; stage j of a cut is layers cut[j] to cut[j + 1] -
+1."""
 
 from __future__ import annotations
 
@@ -24,13 +25,14 @@ def tolerance_stage(
     end: int,
     best: Floats,
 ) -> None:
-    """One stage of the programme over tolerances: AMP's eq. 8 for boundaries begin to end - 1, every tolerance m.
+    """One stage of the programme over tolerances: AMP's eq. 8 for boundaries begin to end - 1,
+    every tolerance m.
 
-    before, after [L + 1, M]: entries with `stage` stages (read) and one more (written; +inf where none).
-    choice [L + 1, M]: the last boundary chosen. values [M] ascending: the tolerances, seconds.
-    rank [L + 1, L + 1]: index in `values` of the seconds of layers c to i - 1. link [L + 1]: seconds of the
-    link at each boundary. wait: gas - 1. dropped: store costs without the link, as the released code does.
-    best [M]: scratch.
+    before, after [L + 1, M]: entries with `stage` stages (read) and one more (written; +inf where
+    none). choice [L + 1, M]: the last boundary chosen. values [M] ascending: the tolerances,
+    seconds. rank [L + 1, L + 1]: index in `values` of the seconds of layers c to i - 1. link [L +
+    1]: seconds of the link at each boundary. wait: gas - 1. dropped: store costs without the link,
+    as the released code does. best [M]: scratch.
     """
     count = values.size
     for i in range(begin, end):

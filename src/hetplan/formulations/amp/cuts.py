@@ -1,6 +1,7 @@
 """Cuts of a chain of layers into stages: by count, by parameters, and by the slowest pipeline.
 
-All return boundaries [k + 1] from 0 to L, strictly ascending: stage j is layers cut[j] to cut[j + 1] - 1.
+All return boundaries [k + 1] from 0 to L, strictly ascending: stage j is layers cut[j] to cut[j +
+1] - 1.
 AMP's own dynamic programme is in paper_cut.py.
 """
 
@@ -19,10 +20,11 @@ def uniform_cut(layers: int, stages: int) -> Ints:
 
 
 def parameter_cut(params: Floats, stages: int) -> Ints:
-    """The cut whose largest stage has the fewest parameters; params [L], k <= L. Source: AMP §4.1, Table 5.
+    """The cut whose largest stage has the fewest parameters; params [L], k <= L. Source: AMP §4.1,
+    Table 5.
 
-    Stages are filled from the front up to the least limit for which k stages suffice, found by bisection
-    over the sums of consecutive layers.
+    Stages are filled from the front up to the least limit for which k stages suffice, found by
+    bisection over the sums of consecutive layers.
     """
     layers = params.size
     prefix = np.concatenate([[0.0], np.cumsum(params)])
@@ -40,13 +42,16 @@ def parameter_cut(params: Floats, stages: int) -> Ints:
 
 
 def filled(prefix: Floats, stages: int, limit: float) -> Ints | None:
-    """Stages filled from the front up to `limit`, a layer left for each later one; None if k are too few."""
+    """Stages filled from the front up to `limit`, a layer left for each later one; None if k are
+    too few."""
     layers = prefix.size - 1
     cut = [0]
     for j in range(stages):
         first = cut[-1]
         # the widest stage whose own sum, as listed among the limits, keeps to the limit
-        last = first + int(np.searchsorted(prefix[first + 1 :] - prefix[first], limit, side="right"))
+        last = first + int(
+            np.searchsorted(prefix[first + 1 :] - prefix[first], limit, side="right")
+        )
         last = min(last, layers - (stages - 1 - j))
         if last <= first:
             return None
@@ -55,10 +60,11 @@ def filled(prefix: Floats, stages: int, limit: float) -> Ints | None:
 
 
 def envelope_cut(placed: Placed) -> Ints | None:
-    """A good cut for a placement: least (gas-1) max_j t_j + sum_j (t_j + e_j) + max_j S_j that fits in memory.
+    """A good cut for a placement: least (gas-1) max_j t_j + sum_j (t_j + e_j) + max_j S_j that fits
+    in memory.
 
-    t_j and e_j are those of stage j in whichever pipeline they are longest, so the value is an upper bound of
-    T, exact where pipelines are alike. None where no cut fits the memory.
+    t_j and e_j are those of stage j in whichever pipeline they are longest, so the value is an
+    upper bound of T, exact where pipelines are alike. None where no cut fits the memory.
     """
     from hetplan.formulations.amp.chain import cut_chain
     from hetplan.formulations.amp.chain_kernels import memory_windows

@@ -1,9 +1,9 @@
 """Data and decision of problem `amp`, as they stand in files.
 
 Sets   d in 0..D-1 devices, l in 0..L-1 layers.
-Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and tensor_bytes (per sample);
-       layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one micro-batch on one
-       tensor group; global_batch samples; optional memory.
+Data   bandwidth[d][d'] bytes/s; per layer param_bytes, activation_bytes and tensor_bytes (per
+       sample); layer_seconds[(type, tensor, micro_batch)][l] seconds, forward + backward of one
+       micro-batch on one tensor group; global_batch samples; optional memory.
 Decide degrees (pipeline, data, tensor) with product D, micro_batch, placement, stages.
 Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint is hetplan's (1F1B).
 """
@@ -14,7 +14,17 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.schema import SMALLEST, Count, Matrix, Name, NonNegative, PositiveCount, Range, Row, StrictModel
+from hetplan.schema import (
+    SMALLEST,
+    Count,
+    Matrix,
+    Name,
+    NonNegative,
+    PositiveCount,
+    Range,
+    Row,
+    StrictModel,
+)
 
 
 class Device(StrictModel):
@@ -34,7 +44,8 @@ class Layer(StrictModel):
 
 
 class LayerSeconds(StrictModel):
-    """Seconds per layer, forward + backward of one micro-batch, on `tensor` devices of this type together."""
+    """Seconds per layer, forward + backward of one micro-batch, on `tensor` devices of this type
+    together."""
 
     type: Name
     tensor: PositiveCount
@@ -43,7 +54,8 @@ class LayerSeconds(StrictModel):
 
 
 class Memory(StrictModel):
-    """The optional memory constraint (1F1B keeps min(gas, pp - j) micro-batches alive on stage j)."""
+    """The optional memory constraint (1F1B keeps min(gas, pp - j) micro-batches alive on stage
+    j)."""
 
     device_bytes: dict[Name, NonNegative]
     state_bytes_per_param_byte: NonNegative
@@ -51,7 +63,8 @@ class Memory(StrictModel):
 
 
 class AmpData(StrictModel):
-    """`data` of an `amp` instance; shapes: devices [D], bandwidth [D][D], layers [L], seconds [L]."""
+    """`data` of an `amp` instance; shapes: devices [D], bandwidth [D][D], layers [L], seconds
+    [L]."""
 
     devices: list[Device] = Field(min_length=1, max_length=4096)
     bandwidth: Matrix
@@ -71,10 +84,14 @@ class AmpData(StrictModel):
     def _check_bandwidth(self) -> None:
         count = len(self.devices)
         if len(self.bandwidth) != count:
-            raise ValueError(f"bandwidth has {len(self.bandwidth)} rows, expected one per device ({count})")
+            raise ValueError(
+                f"bandwidth has {len(self.bandwidth)} rows, expected one per device ({count})"
+            )
         for i, row in enumerate(self.bandwidth):
             if len(row) != count:
-                raise ValueError(f"bandwidth[{i}] has {len(row)} entries, expected one per device ({count})")
+                raise ValueError(
+                    f"bandwidth[{i}] has {len(row)} entries, expected one per device ({count})"
+                )
         for i, row in enumerate(self.bandwidth):
             for j in range(i):
                 if row[j] != self.bandwidth[j][i]:
@@ -116,7 +133,9 @@ class AmpData(StrictModel):
             )
         missing = {device.type for device in self.devices} - set(memory.device_bytes)
         if missing:
-            raise ValueError(f"memory.device_bytes lacks device type {min(missing)!r}, expected every type")
+            raise ValueError(
+                f"memory.device_bytes lacks device type {min(missing)!r}, expected every type"
+            )
 
 
 class AmpDecision(StrictModel):

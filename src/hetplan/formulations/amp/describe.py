@@ -19,10 +19,11 @@ def describe(
     peak_bytes: tuple[float, ...] | None = None,
     shown: Shown | None = None,
 ) -> list[Table]:
-    """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest device.
+    """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest
+    device.
 
-    peak_bytes [D]: memory of each device where it was counted otherwise than by the instance. shown: numbers in
-    another cluster.
+    peak_bytes [D]: memory of each device where it was counted otherwise than by the instance.
+    shown: numbers in another cluster.
     """
     priced = price(data, decision)
     if peak_bytes is not None:

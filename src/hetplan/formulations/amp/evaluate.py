@@ -1,11 +1,14 @@
-"""The independent evaluator of problem `amp`: judges a decision from the data alone, in plain Python.
+"""The independent evaluator of problem `amp`: judges a decision from the data alone, in plain
+Python.
 
-Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks; l layers.
+Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks; l
+layers.
 Data   see data.py; gas = global_batch / (dp mbs) micro-batches per pipeline and iteration.
-(1) pp dp tp = D              (2) gas is whole and >= 1     (3) every device's type has a table at (tp, mbs)
+(1) pp dp tp = D              (2) gas is whole and >= 1     (3) every device's type has a table at
+(tp, mbs)
 (4) placement is a bijection  (5) stages are contiguous and nonempty and cover the layers
-(6) (k sum_l param_bytes + min(gas, pp - j) mbs sum_l layer_bytes_per_sample) / tp fits each device of j
-Price  see breakdown.py.
+(6) (k sum_l param_bytes + min(gas, pp - j) mbs sum_l layer_bytes_per_sample) / tp fits each device
+of j Price  see breakdown.py.
 Source AMP (NeurIPS 2022), Section 3.3; (6) is hetplan's, for the 1F1B schedule.
 """
 
@@ -20,7 +23,8 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: AmpData, decision: AmpDecision) -> Evaluation:
-    """Feasibility and price of `decision`; `parts` as in `Breakdown.parts`, violations one line each."""
+    """Feasibility and price of `decision`; `parts` as in `Breakdown.parts`, violations one line
+    each."""
     violations = check(data, decision)
     if violations:
         return Evaluation(None, violations)
@@ -59,12 +63,14 @@ def check_micro_batches(data: AmpData, decision: AmpDecision) -> list[str]:
 
 
 def check_tables(data: AmpData, decision: AmpDecision) -> list[str]:
-    """(3) every device's type has a table at the tensor degree and micro-batch (all devices are used)."""
+    """(3) every device's type has a table at the tensor degree and micro-batch (all devices are
+    used)."""
     key = (decision.tensor, decision.micro_batch)
     known = {entry.type for entry in data.layer_seconds if (entry.tensor, entry.micro_batch) == key}
     missing = sorted({device.type for device in data.devices} - known)
     return [
-        f"no layer_seconds of type {name!r} for tensor {key[0]}, micro_batch {key[1]}" for name in missing
+        f"no layer_seconds of type {name!r} for tensor {key[0]}, micro_batch {key[1]}"
+        for name in missing
     ]
 
 
@@ -78,7 +84,9 @@ def check_placement(data: AmpData, decision: AmpDecision) -> list[str]:
             return [f"placement[{j}] has {len(stage)} data ranks, expected data ({decision.data})"]
         for i, group in enumerate(stage):
             if len(group) != decision.tensor:
-                return [f"placement[{j}][{i}] has {len(group)} devices, expected tensor ({decision.tensor})"]
+                return [
+                    f"placement[{j}][{i}] has {len(group)} devices, expected tensor ({decision.tensor})"
+                ]
     place: dict[int, str] = {}
     for j, i, r, device in positions(decision):
         here = f"placement[{j}][{i}][{r}]"
@@ -115,7 +123,9 @@ def check_memory(data: AmpData, decision: AmpDecision) -> list[str]:
     for j, i, r, device in positions(decision):
         capacity = data.memory.device_bytes[data.devices[device].type]
         if peak[device] > capacity * (1 + MEMORY_TOLERANCE):
-            where = f"device {device} (placement[{j}][{i}][{r}], type {data.devices[device].type!r})"
+            where = (
+                f"device {device} (placement[{j}][{i}][{r}], type {data.devices[device].type!r})"
+            )
             found.append(f"{where} holds {peak[device]:.6g} bytes, has {capacity:.6g}")
     return found
 

@@ -1,8 +1,10 @@
-"""Exchanges of two devices, down to a placement that none improves: for clusters in which devices are unlike.
+"""Exchanges of two devices, down to a placement that none improves: for clusters in which devices
+are unlike.
 
 Where nodes are alike, orders of whole nodes (`orders`) hold near-optimal placements; where
-most devices have links of their own there are no such orders. Degrees and micro-batch stay; each placement gets the
-cut of `envelope_cut`. Pairs come in random order from a fixed seed, each improvement is taken at once.
+most devices have links of their own there are no such orders. Degrees and micro-batch stay; each
+placement gets the cut of `envelope_cut`. Pairs come in random order from a fixed seed, each
+improvement is taken at once.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def allowance(remaining: float) -> float:
 def improved(
     problem: AmpProblem, cells: Cells, strategy: Strategy, seconds: float, stop: Callable[[], bool]
 ) -> tuple[float, Strategy]:
-    """(T, strategy) that no exchange of two unlike devices improves, or where `stop` ended it; never worse."""
+    """(T, strategy) that no exchange of two unlike devices improves, or where `stop` ended it;
+    never worse."""
     cell_of = np.empty(problem.devices, dtype=np.int64)
     for cell, members in enumerate(cells.members):
         cell_of[list(members)] = cell

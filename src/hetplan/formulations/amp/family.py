@@ -1,4 +1,5 @@
-"""The AMP family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+"""The AMP family: names of its schemas, its evaluator and its methods (nothing is imported until
+used)."""
 
 from __future__ import annotations
 
@@ -15,9 +16,18 @@ FAMILY = Family(
     evaluate=f"{_HERE}.evaluate:evaluate",
     describe=f"{_HERE}.describe:describe",
     methods=(
-        Method("auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"),
-        Method("exact", f"{_HERE}.exact:solve", True, "bounded search over degrees, cuts and placements"),
-        Method("cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model per degrees and micro-batch"),
+        Method(
+            "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"
+        ),
+        Method(
+            "exact",
+            f"{_HERE}.exact:solve",
+            True,
+            "bounded search over degrees, cuts and placements",
+        ),
+        Method(
+            "cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model per degrees and micro-batch"
+        ),
         Method(
             "milp",
             f"{_HERE}.milp:solve",
@@ -38,7 +48,12 @@ FAMILY = Family(
             "AMP, Algorithm 1",
         ),
         Method(
-            "megatron", f"{_HERE}.baselines:megatron", False, "Megatron's rules", "AMP, §4.1", baseline=True
+            "megatron",
+            f"{_HERE}.baselines:megatron",
+            False,
+            "Megatron's rules",
+            "AMP, §4.1",
+            baseline=True,
         ),
         Method(
             "annealing",

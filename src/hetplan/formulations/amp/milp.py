@@ -1,4 +1,5 @@
-"""AMP's problem by HiGHS: the mixed-integer programmes of general/linear.py, one per configuration."""
+"""AMP's problem by HiGHS: the mixed-integer programmes of general/linear.py, one per
+configuration."""
 
 from __future__ import annotations
 

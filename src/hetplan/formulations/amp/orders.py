@@ -1,7 +1,9 @@
-"""First incumbents: devices laid out in Megatron-like orders, each with the best cut for its slowest pipeline.
+"""First incumbents: devices laid out in Megatron-like orders, each with the best cut for its
+slowest pipeline.
 
-An order lists the cells one after the other (classes permuted, the list rotated); positions are filled from it with
-tensor ranks innermost or data ranks innermost. Most optimal placements on clusters of whole nodes are of this kind.
+An order lists the cells one after the other (classes permuted, the list rotated); positions are
+filled from it with tensor ranks innermost or data ranks innermost. Most optimal placements on
+clusters of whole nodes are of this kind.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ def device_orders(cells: Cells) -> Iterator[Ints]:
         order = np.concatenate(chosen)
         for turn in range(0, len(order), max(1, -(-len(order) // MAX_ROTATIONS))):
             turned = np.roll(order, -turn)
-            yield np.array([device for cell in turned for device in cells.members[cell]], dtype=np.int64)
+            yield np.array(
+                [device for cell in turned for device in cells.members[cell]], dtype=np.int64
+            )
 
 
 def placements(cells: Cells, config: Configuration) -> Iterator[Ints]:
-    """Device arrays [pp, dp, tp] of the orders, in three nestings, those alike in their cells only once."""
+    """Device arrays [pp, dp, tp] of the orders, in three nestings, those alike in their cells only
+    once."""
     pp, dp, tp = config.pipeline, config.data, config.tensor
     cell_of = np.empty(sum(len(members) for members in cells.members), dtype=np.int64)
     for cell, members in enumerate(cells.members):
@@ -49,7 +54,9 @@ def placements(cells: Cells, config: Configuration) -> Iterator[Ints]:
                 yield np.ascontiguousarray(array)
 
 
-def try_placement(problem: AmpProblem, config: Configuration, array: Ints) -> tuple[float, Strategy] | None:
+def try_placement(
+    problem: AmpProblem, config: Configuration, array: Ints
+) -> tuple[float, Strategy] | None:
     """The placement with a good cut and its T in seconds; None where no cut fits in memory."""
     placed = place(problem, config, array)
     cut = envelope_cut(placed)
@@ -61,7 +68,8 @@ def try_placement(problem: AmpProblem, config: Configuration, array: Ints) -> tu
 def first_strategy(
     problem: AmpProblem, cells: Cells, config: Configuration, stopped: Callable[[], bool]
 ) -> tuple[float, Strategy] | None:
-    """The best of the orders for one configuration, with its seconds; None where none fits in memory."""
+    """The best of the orders for one configuration, with its seconds; None where none fits in
+    memory."""
     best: tuple[float, Strategy] | None = None
     for array in placements(cells, config):
         if stopped():

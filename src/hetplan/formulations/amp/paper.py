@@ -1,16 +1,19 @@
-"""AMP's own procedure, Algorithm 1: enumerate degrees and micro-batches, one placement and one cut for each.
+"""AMP's own procedure, Algorithm 1: enumerate degrees and micro-batches, one placement and one cut
+for each.
 
-For each (pp, dp, tp, mbs): devices in Megatron's order (§3.6), the cut of §3.5, and the cost model of §3.4 on
-averages, as the authors' code computes it:
-(1) t[l]    = mean over all devices of seconds[type][tp][mbs][l] + mean over tensor groups of the all-reduce
+For each (pp, dp, tp, mbs): devices in Megatron's order (§3.6), the cut of §3.5, and the cost model
+of §3.4 on averages, as the authors' code computes it:
+(1) t[l]    = mean over all devices of seconds[type][tp][mbs][l] + mean over tensor groups of the
+all-reduce
 (2) e[j, l] = activation_bytes[l] mbs x mean over pipelines of 1 / (slowest link behind stage j)
 (3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_d S_d
-The average hides which stage runs on which type of device, and pipelines that differ; the programme does not
-see S. So the strategy returned need not be the best of those listed; its objective is always the exact T.
+The average hides which stage runs on which type of device, and pipelines that differ; the programme
+does not see S. So the strategy returned need not be the best of those listed; its objective is
+always the exact T.
 AMP ignores memory. Here the strategy of least estimate among those that fit is returned.
-Source AMP (NeurIPS 2022), §3.3-3.6. `released=True` follows the published code where it departs from the
-paper: the programme drops links (paper_cut.py), one micro-batch per pipeline gets equal stages, and a ring is
-as fast as its closing edge instead of its slowest pair.
+Source AMP (NeurIPS 2022), §3.3-3.6. `released=True` follows the published code where it departs
+from the paper: the programme drops links (paper_cut.py), one micro-batch per pipeline gets equal
+stages, and a ring is as fast as its closing edge instead of its slowest pair.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.paper_cut import TableTooLarge, chain_seconds, paper_cut
 from hetplan.formulations.amp.placement import megatron_placement
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints, compile_problem
+from hetplan.formulations.amp.problem import (
+    AmpProblem,
+    Configuration,
+    Floats,
+    Ints,
+    compile_problem,
+)
 from hetplan.formulations.amp.strategy import Strategy, place, ring_factor, slowest_pair
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
@@ -35,7 +44,8 @@ TRIALS = 10
 
 @dataclass(frozen=True)
 class Averages:
-    """AMP's view of a placement: layer [L] (1), link [pp - 1, L] (2) seconds, sync [pp] seconds per byte."""
+    """AMP's view of a placement: layer [L] (1), link [pp - 1, L] (2) seconds, sync [pp] seconds per
+    byte."""
 
     layer: Floats
     link: Floats
@@ -62,7 +72,8 @@ class Candidate:
 class Ranking:
     """Algorithm 1's record, least estimate first.
 
-    skipped: configurations whose table of the programme would exceed 2 GiB. finished: not stopped early.
+    skipped: configurations whose table of the programme would exceed 2 GiB. finished: not stopped
+    early.
     """
 
     candidates: list[Candidate]
@@ -93,12 +104,14 @@ def average(
 
 
 def closing_edge(problem: AmpProblem, groups: Ints) -> Floats:
-    """Bandwidth between a ring's last and first device: what the released code takes for its slowest link."""
+    """Bandwidth between a ring's last and first device: what the released code takes for its
+    slowest link."""
     return np.asarray(problem.bandwidth[groups[..., -1], groups[..., 0]])
 
 
 def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ranking:
-    """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate; few stages first."""
+    """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate; few stages
+    first."""
     run = run or Run()
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
@@ -176,5 +189,7 @@ def message(ranking: Ranking, best: Candidate | None) -> str:
         first = ranking.candidates[0].strategy.configuration
         told.append(f"AMP ignores memory: its own choice, {first}, does not fit")
     if ranking.skipped:
-        told.append(f"{ranking.skipped} configurations left out: their O(k L^4) table would exceed 2 GiB")
+        told.append(
+            f"{ranking.skipped} configurations left out: their O(k L^4) table would exceed 2 GiB"
+        )
     return "; ".join(told)

@@ -1,7 +1,7 @@
 """Placement by rule: Megatron's order.
 
-Megatron numbers ranks tensor first, then data, then pipeline, and fills node after node (AMP §3.6, §4.1):
-tensor groups lie within nodes, and what is left of a node's links serves data groups next.
+Megatron numbers ranks tensor first, then data, then pipeline, and fills node after node (AMP §3.6,
+§4.1): tensor groups lie within nodes, and what is left of a node's links serves data groups next.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def by_node(nodes: Sequence[int]) -> list[list[int]]:
 def megatron_placement(nodes: Sequence[int], configuration: Configuration) -> Ints:
     """Devices [pp, dp, tp] in Megatron's order; nodes [D] names the node of each device.
 
-    Where the tensor degree does not divide a node's devices, whole groups come first, node after node, and
-    the left-over devices then form groups across nodes.
+    Where the tensor degree does not divide a node's devices, whole groups come first, node after
+    node, and the left-over devices then form groups across nodes.
     """
     tp = configuration.tensor
     members = by_node(nodes)

@@ -1,4 +1,5 @@
-"""A workload as an AMP problem: degrees, placement, micro-batch and stages (AMP, NeurIPS 2022, Section 3)."""
+"""A workload as an AMP problem: degrees, placement, micro-batch and stages (AMP, NeurIPS 2022,
+Section 3)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from hetplan.profiling.workload import Workload
 
 
 def pose(workload: Workload, *, memory: bool = True) -> AmpData:
-    """The `amp` data of `workload`; with `memory` also the memory constraint that AMP itself ignores.
+    """The `amp` data of `workload`; with `memory` also the memory constraint that AMP itself
+    ignores.
 
-    Layer times leave out tensor-parallel all-reduces, which the problem prices from `tensor_bytes` at the
-    bandwidth of each group. A tied head counts its copy of the embedding, as Megatron's last stage holds
-    one; a plan with a single stage is thereby charged for it twice.
+    Layer times leave out tensor-parallel all-reduces, which the problem prices from `tensor_bytes`
+    at the bandwidth of each group. A tied head counts its copy of the embedding, as Megatron's last
+    stage holds one; a plan with a single stage is thereby charged for it twice.
     """
     cluster, profile = workload.cluster, workload.profile
     layers = [
@@ -25,7 +27,10 @@ def pose(workload: Workload, *, memory: bool = True) -> AmpData:
     ]
     tables = [
         LayerSeconds(
-            type=table.device, tensor=table.tensor, micro_batch=table.micro_batch, seconds=table.seconds()
+            type=table.device,
+            tensor=table.tensor,
+            micro_batch=table.micro_batch,
+            seconds=table.seconds(),
         )
         for table in profile.tables
         if table.device in cluster.types

@@ -17,13 +17,15 @@ from hetplan.formulations.amp.data import AmpData
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# A sum of bytes may exceed a capacity by rounding in its last digits; the evaluator says the same for itself.
+# A sum of bytes may exceed a capacity by rounding in its last digits; the evaluator says the same
+# for itself.
 MEMORY_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Degrees and micro-batch. gas: micro-batches per pipeline and iteration (gradient accumulation steps)."""
+    """Degrees and micro-batch. gas: micro-batches per pipeline and iteration (gradient accumulation
+    steps)."""
 
     pipeline: int
     data: int
@@ -39,9 +41,9 @@ class Configuration:
 class AmpProblem:
     """Arrays of an AmpData. Types are numbered in order of first appearance among the devices.
 
-    device_type [D]; bandwidth [D, D] bytes/s, +inf on the diagonal; params, activation, tensor [L] bytes;
-    seconds {(tensor, micro_batch): [types, L]} for the pairs that every type has a table for.
-    capacity [types] bytes (+inf without memory), state_factor, saved [L] bytes per sample.
+    device_type [D]; bandwidth [D, D] bytes/s, +inf on the diagonal; params, activation, tensor [L]
+    bytes; seconds {(tensor, micro_batch): [types, L]} for the pairs that every type has a table
+    for. capacity [types] bytes (+inf without memory), state_factor, saved [L] bytes per sample.
     """
 
     types: tuple[str, ...]
@@ -72,7 +74,8 @@ class AmpProblem:
         return bool(np.isfinite(self.capacity).any())
 
     def configurations(self) -> Iterator[Configuration]:
-        """All (pp, dp, tp, mbs) with pp dp tp = D, gas whole and >= 1, tables for every type, pp <= L."""
+        """All (pp, dp, tp, mbs) with pp dp tp = D, gas whole and >= 1, tables for every type, pp <=
+        L."""
         for tensor in divisors(self.devices):
             batches = sorted(mbs for tp, mbs in self.seconds if tp == tensor)
             for data in divisors(self.devices // tensor):

@@ -1,4 +1,5 @@
-"""AMP's problem through Pyomo: the programmes of general/linear.py by any solver that Pyomo knows."""
+"""AMP's problem through Pyomo: the programmes of general/linear.py by any solver that Pyomo
+knows."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from hetplan.solvers.run import Run
 def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """The best decision over all configurations and a proven bound; see general/loop.py.
 
-    Raises InputError for an unknown solver name, UnsupportedError where the solver is not installed.
+    Raises InputError for an unknown solver name, UnsupportedError where the solver is not
+    installed.
     """
     pyomo_driver.require(run.options)
     return solve_each(data, run, solve_configuration, pyomo_driver.solver_label(run.options), size)

@@ -1,7 +1,8 @@
-"""A strategy in AMP's sense (§3.3): degrees, micro-batch, placement and cut; and its exact price on arrays.
+"""A strategy in AMP's sense (§3.3): degrees, micro-batch, placement and cut; and its exact price on
+arrays.
 
-Pricing splits in two so that many cuts of one placement are cheap: `place` folds the placement into seconds
-per layer, per activation byte and per parameter byte; `Placed.seconds` then prices a cut.
+Pricing splits in two so that many cuts of one placement are cheap: `place` folds the placement into
+seconds per layer, per activation byte and per parameter byte; `Placed.seconds` then prices a cut.
 The evaluator (evaluate.py) does not use this module.
 """
 
@@ -13,12 +14,19 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.formulations.amp.data import AmpDecision
-from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, AmpProblem, Configuration, Floats, Ints
+from hetplan.formulations.amp.problem import (
+    MEMORY_TOLERANCE,
+    AmpProblem,
+    Configuration,
+    Floats,
+    Ints,
+)
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """placement [pp, dp, tp] device numbers; cut [pp + 1]: stage j is layers cut[j] to cut[j + 1] - 1."""
+    """placement [pp, dp, tp] device numbers; cut [pp + 1]: stage j is layers cut[j] to cut[j + 1] -
+    1."""
 
     configuration: Configuration
     placement: Ints
@@ -41,9 +49,10 @@ class Strategy:
 class Placed:
     """A configuration on its devices, cut left open.
 
-    placement [pp, dp, tp]. layer_seconds [dp, pp, L]: of each layer if that tensor group ran it, all-reduce
-    included. link [dp, pp - 1]: seconds per activation byte (of one sample) behind each stage. sync [pp]:
-    seconds per parameter byte of the stage, slowest data group. capacity [pp]: bytes of the smallest device.
+    placement [pp, dp, tp]. layer_seconds [dp, pp, L]: of each layer if that tensor group ran it,
+    all-reduce included. link [dp, pp - 1]: seconds per activation byte (of one sample) behind each
+    stage. sync [pp]: seconds per parameter byte of the stage, slowest data group. capacity [pp]:
+    bytes of the smallest device.
     """
 
     problem: AmpProblem
@@ -86,7 +95,8 @@ def stage_bytes(problem: AmpProblem, configuration: Configuration, cut: Ints) ->
 
 
 def ring_factor(ranks: int) -> float:
-    """Bytes that a ring all-reduce moves over each link per byte of the message: 2 (n-1)/n (eq. 3)."""
+    """Bytes that a ring all-reduce moves over each link per byte of the message: 2 (n-1)/n (eq.
+    3)."""
     return 2 * (ranks - 1) / ranks
 
 
@@ -115,7 +125,8 @@ def place(problem: AmpProblem, configuration: Configuration, placement: Ints) ->
 
 
 def slowest_table(problem: AmpProblem, configuration: Configuration, groups: Ints) -> Floats:
-    """Seconds of each layer at the pace of the group's slowest type; groups [..., tp] -> [..., L]."""
+    """Seconds of each layer at the pace of the group's slowest type; groups [..., tp] -> [...,
+    L]."""
     seconds = problem.seconds[configuration.tensor, configuration.micro_batch]
     present = (problem.device_type[groups][..., None] == np.arange(len(problem.types))).any(axis=-2)
     kinds, which = np.unique(present.reshape(-1, len(problem.types)), axis=0, return_inverse=True)

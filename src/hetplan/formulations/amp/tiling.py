@@ -19,23 +19,28 @@ MAX_STEPS = 20_000
 
 
 def device_grid(nodes: Sequence[int]) -> Ints:
-    """Devices [rows, columns]: a row per node where nodes are equal, else rows of the common divisor.
+    """Devices [rows, columns]: a row per node where nodes are equal, else rows of the common
+    divisor.
 
-    Every row lies within a node, so a rectangle w wide uses w neighbours; nodes [D] names each device's node.
+    Every row lies within a node, so a rectangle w wide uses w neighbours; nodes [D] names each
+    device's node.
     """
     members = by_node(nodes)
     columns = math.gcd(*map(len, members))
-    return np.array([device for node in members for device in node], dtype=np.int64).reshape(-1, columns)
+    return np.array([device for node in members for device in node], dtype=np.int64).reshape(
+        -1, columns
+    )
 
 
 def random_tiling(
     shape: tuple[int, int], tile: tuple[int, int], rng: np.random.Generator
 ) -> list[tuple[slice, slice]]:
-    """A random tiling of a grid by `tile` (h, w), each one upright or turned, ordered by their first cells.
+    """A random tiling of a grid by `tile` (h, w), each one upright or turned, ordered by their
+    first cells.
 
-    h divides the rows and w the columns, so that a tiling exists. The first free cell takes a tile in one of
-    the two orientations at random, in the other where that leads nowhere; after MAX_STEPS the straight tiling
-    serves.
+    h divides the rows and w the columns, so that a tiling exists. The first free cell takes a tile
+    in one of the two orientations at random, in the other where that leads nowhere; after MAX_STEPS
+    the straight tiling serves.
     """
     rows, columns = shape
     free = np.ones(shape, dtype=bool)

@@ -1,21 +1,23 @@
-"""What the general models share: stages counted by (type, layers) instead of numbered, so that nothing is
-symmetric.
+"""What the general models share: stages counted by (type, layers) instead of numbered, so that
+nothing is symmetric.
 
 Sets   q in 0..Q-1 kinds of stage, each a type i(q) and a number of layers x(q) <= most_layers;
        i in 0..M-1 types.
 Data   a_q = c x + h seconds of a stage of kind q; most_stages_i; N, P, K.
-Vars   w_q in Z>=0: stages of kind q;  reach_q in {0,1}: some stage of type i(q) has x(q) layers or more;
-       theta: time of the slowest stage;  with equal layers per type also
+Vars   w_q in Z>=0: stages of kind q;  reach_q in {0,1}: some stage of type i(q) has x(q) layers or
+       more; theta: time of the slowest stage;  with equal layers per type also
        pick_q in {0,1}: type i(q) uses x(q).
 Min    sum_q a_q w_q + (K-1) theta   s.t.
 (1) sum_q w_q = P                                   (2) sum_q x_q w_q = N
 (3) sum_{q of i} w_q <= most_stages_i
-(4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i reach_q       (5) theta >= a_q where reach_q
-(6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1               only with equal layers per type
-(7) P theta >= sum_q a_q w_q                            implied: the slowest is no faster than the average
-Kinds that cost more than a simple decision does, whatever goes with them, are left out.
-Source Astra, eq. 22-23; the counted form is hetplan's. n_s >= 1 and max_layers hold by the choice of the
-kinds.
+(4) sum_{q' of i(q), x(q') >= x(q)} w_q' <= most_stages_i reach_q       (5) theta >= a_q where
+reach_q
+(6) w_q <= most_stages_i pick_q, sum_{q of i} pick_q <= 1               only with equal layers per
+type
+(7) P theta >= sum_q a_q w_q                            implied: the slowest is no faster than the
+average Kinds that cost more than a simple decision does, whatever goes with them, are left out.
+Source Astra, eq. 22-23; the counted form is hetplan's. n_s >= 1 and max_layers hold by the choice
+of the kinds.
 """
 
 from __future__ import annotations
@@ -42,14 +44,15 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of stage of a problem: type [Q], layers [Q], seconds [Q]; a type's kinds lie side by side, x
-    = 1, 2, …"""
+    """The kinds of stage of a problem: type [Q], layers [Q], seconds [Q]; a type's kinds lie side
+    by side, x = 1, 2, …"""
 
     problem: AstraProblem
 
     @cached_property
     def kept(self) -> Ints:
-        """[M] the most layers of a kind of each type: beyond that, the stage alone costs more than `upper`."""
+        """[M] the most layers of a kind of each type: beyond that, the stage alone costs more than
+        `upper`."""
         p = self.problem
         worth = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
         within = worth[:, 1:] <= self.upper * (1 + 1e-9)
@@ -107,7 +110,8 @@ class Kinds:
 
 
 def known_before(kinds: Kinds) -> Known[AstraDecision]:
-    """What needs no solver: the simplest decision, and the bound from the least work and its even share."""
+    """What needs no solver: the simplest decision, and the bound from the least work and its even
+    share."""
     stages = even_stages(kinds.problem)
     return Known(
         bound=kinds.range[0] * (1 - ROUNDING),
@@ -117,7 +121,8 @@ def known_before(kinds: Kinds) -> Known[AstraDecision]:
 
 
 def least_total(problem: AstraProblem) -> float:
-    """What any decision costs, at least: the least work, and its even share for the slowest stage."""
+    """What any decision costs, at least: the least work, and its even share for the slowest
+    stage."""
     work = least_work(problem)
     return work + (problem.K - 1) * max(float(problem.thresholds[0]), work / problem.P)
 

@@ -1,7 +1,8 @@
-"""Problem `astra` as one CP-SAT model; sets, variables and the numbered constraints stand in `counted`.
+"""Problem `astra` as one CP-SAT model; sets, variables and the numbered constraints stand in
+`counted`.
 
-Seconds become integers by rounding down, so the model prices no decision too high and its bound holds as it
-is.
+Seconds become integers by rounding down, so the model prices no decision too high and its bound
+holds as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from hetplan.solvers.whole import Whole
 
 @dataclass(frozen=True)
 class Variables:
-    """w, reach, pick [Q] (pick empty unless equal layers are asked for) and theta, in integer time units."""
+    """w, reach, pick [Q] (pick empty unless equal layers are asked for) and theta, in integer time
+    units."""
 
     w: list[cp_model.IntVar]
     reach: list[cp_model.IntVar]
@@ -71,7 +73,10 @@ def cover_slowest_stage(cp: cp_model.CpModel, seconds: list[int], v: Variables) 
         cp.add(v.theta >= value).only_enforce_if(reached)
 
 
-def outlast_the_average(cp: cp_model.CpModel, kinds: Kinds, seconds: list[int], v: Variables) -> None:  # (7)
+# (7)
+def outlast_the_average(
+    cp: cp_model.CpModel, kinds: Kinds, seconds: list[int], v: Variables
+) -> None:
     """The slowest stage takes no less than the average one."""
     cp.add(kinds.problem.P * v.theta >= cp_model.LinearExpr.weighted_sum(v.w, seconds))
 
@@ -94,7 +99,8 @@ class Model:
 
 
 def build(kinds: Kinds, seconds: list[int], run: Run) -> Model:
-    """The whole model; seconds [Q] in integer time units. Raises `Stopped` when `run` should stop."""
+    """The whole model; seconds [Q] in integer time units. Raises `Stopped` when `run` should
+    stop."""
     cp = cpsat.Model(run)
     v = make_variables(cp, kinds, seconds)
     for constrain in (
@@ -112,18 +118,23 @@ def build(kinds: Kinds, seconds: list[int], run: Run) -> Model:
 
 
 def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """Proven optimum up to the rounding stated in the bound, or what there is when time runs out."""
+    """Proven optimum up to the rounding stated in the bound, or what there is when time runs
+    out."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
         spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=cpsat.SOLVER)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=cpsat.SOLVER
+        )
     kinds = Kinds(problem)
     lower, upper = kinds.range
     roundings = problem.P + problem.K - 1
     per_unit = (
-        cpsat.integer_scale(min(upper, max(lower, upper * 1e-6)), upper, roundings) if upper > 0 else 1.0
+        cpsat.integer_scale(min(upper, max(lower, upper * 1e-6)), upper, roundings)
+        if upper > 0
+        else 1.0
     )
     seconds = [int(a) for a in cpsat.rounded_down(kinds.seconds, per_unit)]
 
@@ -133,7 +144,9 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
 
     return Whole(
         build=lambda: build(kinds, seconds, run),
-        ask=lambda model: cpsat.solve(model.cp, run, Scale(per_unit=per_unit, under=roundings / per_unit)),
+        ask=lambda model: cpsat.solve(
+            model.cp, run, Scale(per_unit=per_unit, under=roundings / per_unit)
+        ),
         read=read,
         solver=cpsat.SOLVER,
         infeasible="CP-SAT proves that no layers per type add up",

@@ -1,15 +1,16 @@
 """Data and decision of problem `astra`, as they stand in files.
 
 Sets   i in 0..M-1 device types, s in 0..P-1 stages.
-Data   N layers, P stages, K micro_batches, D data_parallel, T tensor_parallel; per type max_devices,
-       c_i layer_seconds (one layer, one micro-batch, forward + backward), h_i p2p_seconds (one stage's
-       transfer), optionally max_layers (what one stage of that type can hold in memory).
+Data   N layers, P stages, K micro_batches, D data_parallel, T tensor_parallel; per type
+       max_devices, c_i layer_seconds (one layer, one micro-batch, forward + backward), h_i
+       p2p_seconds (one stage's transfer), optionally max_layers (what one stage of that type can
+       hold in memory).
 Decide for each stage s a type and its number of layers n_s >= 1.
 Min    sum_s (n_s c + h) + (K-1) max_s (n_s c + h),  c and h of the stage's type.
 S.t.   (1) sum_s n_s = N                (2) (stages on type i) D T <= max_devices_i
        (3) n_s <= max_layers of its type (4) with equal_layers_per_type, one n per type.
-Source Astra, Section 3.4, eq. 22-23; (3) is hetplan's: the memory filter of Section 3.3 stated on the
-segments.
+Source Astra, Section 3.4, eq. 22-23; (3) is hetplan's: the memory filter of Section 3.3 stated on
+the segments.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel
 
 
 class DeviceType(StrictModel):
-    """One type of accelerator; `max_layers` (absent: no limit) bounds the layers of one stage on it."""
+    """One type of accelerator; `max_layers` (absent: no limit) bounds the layers of one stage on
+    it."""
 
     name: Name
     max_devices: Count
@@ -62,7 +64,7 @@ class AstraStage(StrictModel):
 
 
 class AstraDecision(StrictModel):
-    """`decision` of an `astra` instance: the stages in pipeline order (their order does not change the
-    objective)."""
+    """`decision` of an `astra` instance: the stages in pipeline order (their order does not change
+    the objective)."""
 
     stages: list[AstraStage]

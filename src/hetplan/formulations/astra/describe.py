@@ -18,10 +18,23 @@ def describe(data: AstraData, decision: AstraDecision) -> list[Table]:
     for (name, layers), count in segments.items():
         kind = kinds[name]
         seconds = layers * kind.layer_seconds + kind.p2p_seconds
-        where = [s for s, stage in enumerate(decision.stages) if (stage.type, stage.layers) == (name, layers)]
-        bottleneck = "slowest" if seconds >= slowest * (1 - 1e-12) else f"{100 * seconds / slowest:.1f} %"
+        where = [
+            s
+            for s, stage in enumerate(decision.stages)
+            if (stage.type, stage.layers) == (name, layers)
+        ]
+        bottleneck = (
+            "slowest" if seconds >= slowest * (1 - 1e-12) else f"{100 * seconds / slowest:.1f} %"
+        )
         rows.append(
-            (ranges_text(where), name, str(layers), f"{count * group}", seconds_text(seconds), bottleneck)
+            (
+                ranges_text(where),
+                name,
+                str(layers),
+                f"{count * group}",
+                seconds_text(seconds),
+                bottleneck,
+            )
         )
     title = (
         f"{data.layers} layers on {data.stages} stages of {group} devices "

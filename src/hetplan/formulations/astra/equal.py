@@ -1,8 +1,10 @@
-"""Least total work under a limit on the slowest stage, when all stages of a type hold the same number.
+"""Least total work under a limit on the slowest stage, when all stages of a type hold the same
+number.
 Compiled.
 
-F(p, n) over a set of types is the least work of p stages with n layers together: type after type, m stages of
-x <= cap layers each add m (c x + h). Two tables over half of the types each meet in f = min F'(p, n) + F''(P
+F(p, n) over a set of types is the least work of p stages with n layers together: type after type, m
+stages of x <= cap layers each add m (c x + h). Two tables over half of the types each meet in f =
+min F'(p, n) + F''(P
 - p, N - n):
 the first type of a half reaches few states, so halves are much cheaper than one chain.
 """
@@ -29,8 +31,8 @@ def fill(
     begin: int,
     end: int,
 ) -> None:
-    """Fill table [types + 1, P + 1, N + 1], whose first row is given, for the types first, first + 1, …; N - n >= P - p
-    is kept throughout.
+    """Fill table [types + 1, P + 1, N + 1], whose first row is given, for the types first, first +
+    1, …; N - n >= P - p is kept throughout.
 
     A step takes one p of one type; those from `begin` to `end` are taken, after all before.
     """
@@ -68,7 +70,8 @@ def meet(left: Floats, right: Floats, P: int, N: int, at: Ints) -> float:
 
 
 class Halves:
-    """The two tables of a problem; `least_work(cap)` fills and joins them, `stages_behind` traces back."""
+    """The two tables of a problem; `least_work(cap)` fills and joins them, `stages_behind` traces
+    back."""
 
     def __init__(self, problem: AstraProblem) -> None:
         self.problem = problem
@@ -78,9 +81,11 @@ class Halves:
         self.at = np.zeros(2, np.int64)
 
     def least_work(self, cap: Ints, run: Run) -> float:
-        """f for the given caps [M]; +inf when no exact division exists. Raises `Stopped` where the run should stop."""
+        """f for the given caps [M]; +inf when no exact division exists. Raises `Stopped` where the
+        run should stop."""
         p = self.problem
-        each = p.N * p.N * (1 + p.P.bit_length())  # layers before, times layers of m stages, at most
+        # layers before, times layers of m stages, at most
+        each = p.N * p.N * (1 + p.P.bit_length())
         for table, first in zip(self.tables, (0, self.middle), strict=True):
             table[0] = np.inf
             table[0, 0, 0] = 0.0
@@ -94,7 +99,9 @@ class Halves:
         p, n = int(self.at[0]), int(self.at[1])
         ends = ((p, n), (self.problem.P - p, self.problem.N - n))
         stages: list[tuple[int, int]] = []
-        for table, first, (stages_left, layers_left) in zip(self.tables, (0, self.middle), ends, strict=True):
+        for table, first, (stages_left, layers_left) in zip(
+            self.tables, (0, self.middle), ends, strict=True
+        ):
             for k in range(table.shape[0] - 2, -1, -1):
                 count, x = self._step(table, k, first + k, cap, stages_left, layers_left)
                 stages += [(first + k, x)] * count
@@ -106,7 +113,9 @@ class Halves:
         problem, best, step = self.problem, table[k, p, n], (0, 0)
         for count in range(1, min(int(problem.most_stages[i]), p) + 1):
             for x in range(1, min(int(cap[i]), n // count) + 1):
-                cost = table[k, p - count, n - count * x] + count * (problem.c[i] * x + problem.h[i])
+                cost = table[k, p - count, n - count * x] + count * (
+                    problem.c[i] * x + problem.h[i]
+                )
                 if cost < best:
                     best, step = cost, (count, x)
         return step

@@ -1,4 +1,5 @@
-"""The independent evaluator of problem `astra`: eq. 22 and the constraints of eq. 23, from the data alone."""
+"""The independent evaluator of problem `astra`: eq. 22 and the constraints of eq. 23, from the data
+alone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from hetplan.solvers.registry import Evaluation
 
 
 def evaluate(data: AstraData, decision: AstraDecision) -> Evaluation:
-    """Objective in seconds, or every constraint that `decision` breaks. Source: Astra, eq. 22-23."""
+    """Objective in seconds, or every constraint that `decision` breaks. Source: Astra, eq.
+    22-23."""
     violations = _violations(data, decision)
     if violations:
         return Evaluation(None, tuple(violations))
@@ -38,11 +40,15 @@ def _violations(data: AstraData, decision: AstraDecision) -> list[str]:
     used: dict[str, list[int]] = {}
     for s, stage in enumerate(decision.stages):
         if stage.type not in kinds:
-            problems.append(f"stages[{s}].type is {stage.type!r}, expected one of {', '.join(kinds)}")
+            problems.append(
+                f"stages[{s}].type is {stage.type!r}, expected one of {', '.join(kinds)}"
+            )
             continue
         most = kinds[stage.type].max_layers
         if most is not None and stage.layers > most:
-            problems.append(f"stages[{s}] holds {stage.layers} layers, {stage.type} takes at most {most}")
+            problems.append(
+                f"stages[{s}] holds {stage.layers} layers, {stage.type} takes at most {most}"
+            )
         used.setdefault(stage.type, []).append(stage.layers)
     group = data.data_parallel * data.tensor_parallel
     for name, layers in used.items():

@@ -1,11 +1,11 @@
-"""Problem `astra` to proven optimality: the least T = (K - 1) theta + f(theta) over the time theta of the
-slowest stage.
+"""Problem `astra` to proven optimality: the least T = (K - 1) theta + f(theta) over the time theta
+of the slowest stage.
 
-f(theta), the least total work with no stage above theta, is a non-increasing step function that jumps only at
-the M N possible stage times. With unequal layers and types ordered in everything, all values of f come from
-one vectorised greedy; else each takes a dynamic programme, and an interval [a, b] of thresholds is dropped
-when (K - 1) theta_a + f(theta_b) reaches the incumbent or f is equal at both ends. Source: hetplan, for Astra
-eq.
+f(theta), the least total work with no stage above theta, is a non-increasing step function that
+jumps only at the M N possible stage times. With unequal layers and types ordered in everything, all
+values of f come from one vectorised greedy; else each takes a dynamic programme, and an interval
+[a, b] of thresholds is dropped when (K - 1) theta_a + f(theta_b) reaches the incumbent or f is
+equal at both ends. Source: hetplan, for Astra eq.
 22-23.
 """
 
@@ -31,7 +31,13 @@ from hetplan.formulations.astra.problem import (
     even_stages,
     infeasible_because,
 )
-from hetplan.formulations.astra.unequal import even_split, greedy, least_work, scratch, stages_behind
+from hetplan.formulations.astra.unequal import (
+    even_split,
+    greedy,
+    least_work,
+    scratch,
+    stages_behind,
+)
 from hetplan.solvers.bottleneck import Grid, Probe, minimise
 from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run
@@ -60,7 +66,9 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun
+        )
     check_tables(problem)
     built = time.perf_counter()
     found = optimum(problem, run)
@@ -68,7 +76,9 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
         stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
     else:
         stop = Stop.OPTIMAL if found.stages is not None else Stop.INFEASIBLE
-    no_division = "no numbers of layers, one per type, add up to all layers within the limits of the devices"
+    no_division = (
+        "no numbers of layers, one per type, add up to all layers within the limits of the devices"
+    )
     return Outcome(
         stop=stop,
         decision=None if found.stages is None else decision_of(problem, found.stages),
@@ -99,7 +109,9 @@ def optimum(problem: AstraProblem, run: Run) -> Found:
         return _by_greedy(problem)
     if problem.equal:
         halves = Halves(problem)
-        return _by_intervals(problem, lambda cap: halves.least_work(cap, run), halves.stages_behind, run)
+        return _by_intervals(
+            problem, lambda cap: halves.least_work(cap, run), halves.stages_behind, run
+        )
     room = scratch(problem)
     table, _, at = room
     return _by_intervals(
@@ -111,7 +123,8 @@ def optimum(problem: AstraProblem, run: Run) -> Found:
 
 
 def _by_greedy(problem: AstraProblem) -> Found:
-    """All thresholds at once (Section 3.4's problem with unequal layers and types ordered in everything)."""
+    """All thresholds at once (Section 3.4's problem with unequal layers and types ordered in
+    everything)."""
     thetas = problem.thresholds
     work, stages, layers = greedy(problem, thetas)
     total = (problem.K - 1) * thetas + work
@@ -146,7 +159,8 @@ def _by_intervals(
         return Probe(value, theta, trace(caps) if better else [])
 
     known = even_decision(problem)
-    # The optimum's slowest stage takes at most its share of a known objective: sum >= theta, so K theta <= T.
+    # The optimum's slowest stage takes at most its share of a known objective: sum >= theta, so K
+    # theta <= T.
     longest = float(thetas[-1]) if known is None else known * (1 + 1e-9) / problem.K
     interval = (float(thetas[0]), min(float(thetas[-1]), longest))
     found = minimise(slope, probe, Grid(thetas), interval, run, gap=gap)

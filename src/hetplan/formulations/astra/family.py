@@ -1,4 +1,5 @@
-"""The Astra family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+"""The Astra family: names of its schemas, its evaluator and its methods (nothing is imported until
+used)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ FAMILY = Family(
     decision=f"{_HERE}.data:AstraDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
     methods=(
-        Method("auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"),
+        Method(
+            "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"
+        ),
         Method(
             "exact",
             f"{_HERE}.exact:solve",

@@ -27,8 +27,11 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     return solve_through(highs.solve, highs.SOLVER, data, run)
 
 
-def solve_through(backend: Backend, solver: str, data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """Build the programme, have `backend` minimise it, read the stages out. solver: name and version of it."""
+def solve_through(
+    backend: Backend, solver: str, data: AstraData, run: Run
+) -> Outcome[AstraDecision]:
+    """Build the programme, have `backend` minimise it, read the stages out. solver: name and
+    version of it."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)

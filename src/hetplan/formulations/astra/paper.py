@@ -1,9 +1,11 @@
-"""Astra's own search of the segments: enumerate all (m_i) and, for each, all (n_i). Source: Astra, Section
+"""Astra's own search of the segments: enumerate all (m_i) and, for each, all (n_i). Source: Astra,
+Section
 3.4.
 
-The numbers of stages m_i run over all compositions of P, the layers n_i of the used types but the last over
-everything that leaves the last one a whole number, O(P^(M-1) N^(M-1)). All stages of a type hold n_i layers,
-so the enumeration is complete (and proves its answer) only where the instance asks for equal layers per type.
+The numbers of stages m_i run over all compositions of P, the layers n_i of the used types but the
+last over everything that leaves the last one a whole number, O(P^(M-1) N^(M-1)). All stages of a
+type hold n_i layers, so the enumeration is complete (and proves its answer) only where the instance
+asks for equal layers per type.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ def cheapest_layers(
     x: Ints,
     patience: int,
 ) -> tuple[float, int, bool]:
-    """The best n for stage counts m: (cost, tried, whether that is all); `chosen` [M] receives n when the cost is below
-    `best`.
+    """The best n for stage counts m: (cost, tried, whether that is all); `chosen` [M] receives n
+    when the cost is below `best`.
 
-    An odometer over x for all used types but the last, whose number follows from the sum: from all zeros on, or from
-    where it stood after the `patience` steps of a call before.
+    An odometer over x for all used types but the last, whose number follows from the sum: from all
+    zeros on, or from where it stood after the `patience` steps of a call before.
     """
     M = len(c)
     last, fresh = -1, True
@@ -112,7 +114,9 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun
+        )
     best, stages, tried, finished = _enumerate(problem, run)
     if not finished:
         stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
@@ -125,7 +129,9 @@ def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
         decision=decision_of(problem, stages) if stages else None,
         bound=best if stop is Stop.OPTIMAL else None,
         solve_seconds=time.perf_counter() - begun,
-        message="" if stages or not finished else "no numbers of layers, one per type, add up to all layers",
+        message=""
+        if stages or not finished
+        else "no numbers of layers, one per type, add up to all layers",
         details={"candidates": tried},
     )
 
@@ -142,7 +148,16 @@ def _enumerate(problem: AstraProblem, run: Run) -> tuple[float, list[tuple[int, 
             if run.should_stop:
                 return float(best), stages, tried, False
             cost, more, whole = cheapest_layers(
-                problem.c, problem.h, problem.most_layers, m, problem.N, problem.K, best, chosen, x, PATIENCE
+                problem.c,
+                problem.h,
+                problem.most_layers,
+                m,
+                problem.N,
+                problem.K,
+                best,
+                chosen,
+                x,
+                PATIENCE,
             )
             tried += int(more)
             if cost < best:

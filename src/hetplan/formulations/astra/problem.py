@@ -24,7 +24,8 @@ class AstraProblem:
     transfer).
 
     names [M]; c, h [M] seconds; most_stages [M] = min(P, max_devices // (D T)) >= 1;
-    most_layers [M] = min(max_layers, N - P + 1) >= 1: what one stage can take when all others take one layer.
+    most_layers [M] = min(max_layers, N - P + 1) >= 1: what one stage can take when all others take
+    one layer.
     N layers, P stages, K micro-batches; equal: one number of layers per type.
     """
 
@@ -54,7 +55,10 @@ class AstraProblem:
         """Sorted distinct times that the slowest stage can have."""
         return np.unique(
             np.concatenate(
-                [row[1 : most + 1] for row, most in zip(self.stage_seconds, self.most_layers, strict=True)]
+                [
+                    row[1 : most + 1]
+                    for row, most in zip(self.stage_seconds, self.most_layers, strict=True)
+                ]
             )
         )
 
@@ -72,8 +76,8 @@ class AstraProblem:
     def ordered(self) -> bool:
         """Whether a faster type never has the slower transfer nor the smaller room.
 
-        Then exchanging a stage for one of a faster type never hurts, and filling the fastest types first is
-        optimal.
+        Then exchanging a stage for one of a faster type never hurts, and filling the fastest types
+        first is optimal.
         """
         return bool((np.diff(self.h) >= 0).all() and (np.diff(self.most_layers) <= 0).all())
 
@@ -103,7 +107,8 @@ def compile_problem(data: AstraData) -> AstraProblem:
 
 
 def portions(steps: int, operations: int) -> Iterator[tuple[int, int]]:
-    """The steps 0 to `steps` in parts [first, last) that each take a fraction of a second; operations: of one step."""
+    """The steps 0 to `steps` in parts [first, last) that each take a fraction of a second;
+    operations: of one step."""
     many = max(1, MOST_OPERATIONS // max(1, operations))
     for first in range(0, steps, many):
         yield first, min(steps, first + many)
@@ -112,8 +117,8 @@ def portions(steps: int, operations: int) -> Iterator[tuple[int, int]]:
 def infeasible_because(problem: AstraProblem) -> str | None:
     """Why no decision exists, from counting alone; None when counting finds no reason.
 
-    Complete when stages of one type may differ: any number of layers between P and the sum of the P widest
-    stages can be reached. With equal layers per type the numbers may still not divide.
+    Complete when stages of one type may differ: any number of layers between P and the sum of the P
+    widest stages can be reached. With equal layers per type the numbers may still not divide.
     """
     if problem.P > problem.N:
         return f"{problem.P} stages need at least one layer each, there are {problem.N}"
@@ -123,13 +128,15 @@ def infeasible_because(problem: AstraProblem) -> str | None:
     widest = np.repeat(problem.most_layers, problem.most_stages)
     room = int(np.sort(widest)[::-1][: problem.P].sum())
     if room < problem.N:
-        return f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"
+        return (
+            f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"
+        )
     return None
 
 
 def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:
-    """The simplest decision as stages (type, layers): fastest types first, layers as even as they go; None where
-    it breaks a limit."""
+    """The simplest decision as stages (type, layers): fastest types first, layers as even as they
+    go; None where it breaks a limit."""
     kinds = np.repeat(np.arange(problem.M), problem.most_stages)[: problem.P]
     base, more = divmod(problem.N, problem.P)
     layers = np.full(problem.P, base)

@@ -1,8 +1,9 @@
-"""Problem `astra` as a mixed-integer linear programme; sets, variables and constraints stand in `counted`.
+"""Problem `astra` as a mixed-integer linear programme; sets, variables and constraints stand in
+`counted`.
 
-(5) becomes a ladder over the distinct stage times v_0 < v_1 < …: step_k in {0,1} says that the slowest stage
-takes v_k or longer, step_k >= step_{k+1}, theta = v_0 + sum_k (v_k - v_{k-1}) step_k, and reach_q is the step
-of a_q.
+(5) becomes a ladder over the distinct stage times v_0 < v_1 < …: step_k in {0,1} says that the
+slowest stage takes v_k or longer, step_k >= step_{k+1}, theta = v_0 + sum_k (v_k - v_{k-1}) step_k,
+and reach_q is the step of a_q.
 That is tighter than one big-M row per kind, since lower steps come with every higher one.
 """
 
@@ -32,7 +33,8 @@ class Programme:
 
 
 def build(kinds: Kinds, run: Run | None = None) -> Programme:
-    """The programme of a problem that `infeasible_because` has no objection to, its objective about 1e3.
+    """The programme of a problem that `infeasible_because` has no objection to, its objective about
+    1e3.
 
     Raises `Stopped` when `run` should stop.
     """
@@ -60,7 +62,8 @@ def build(kinds: Kinds, run: Run | None = None) -> Programme:
 
 
 def distinct_times(seconds: Floats) -> Floats:
-    """The ladder's steps: distinct times, of those within SAME of each other the least (a bound stays a bound).
+    """The ladder's steps: distinct times, of those within SAME of each other the least (a bound
+    stays a bound).
 
     Times that differ by rounding alone would need coefficients too small for double precision.
     """
@@ -98,7 +101,8 @@ def climb_in_order(model: LinearModel, step: Columns) -> None:  # (5)
 def reach_before_use(
     model: LinearModel, kinds: Kinds, w: Columns, step: Columns, rung: np.ndarray
 ) -> None:  # (4)
-    """Stages of q's type with x(q) layers or more need the step of a_q; one row per type and step."""
+    """Stages of q's type with x(q) layers or more need the step of a_q; one row per type and
+    step."""
     seen: set[tuple[int, int]] = set()
     for q in range(len(w)):
         key = (int(kinds.type[q]), int(rung[q]))

@@ -1,11 +1,13 @@
-"""Least total work under a limit on the slowest stage, when stages of one type may differ. Compiled.
+"""Least total work under a limit on the slowest stage, when stages of one type may differ.
+Compiled.
 
-With every stage of type i limited to cap_i layers, f = min sum_s (n_s c + h). For given stage counts m the
-layers beyond one per stage go to the fastest types first, so some type k splits the (fastest first) order:
-the types before k are full, those after it hold one layer per stage, and k takes what is left. Hence
-    f = min over k, p, n of  F_k(p, n) + [type k: m_k stages, the remaining layers] + g_k(P - p - m_k)
-    F_k(p, n)  least work of p full stages with n layers together on types before k (a bounded knapsack)
-    g_k(q)     least work of q stages with one layer each on types after k (cheapest first, convex in q).
+With every stage of type i limited to cap_i layers, f = min sum_s (n_s c + h). For given stage
+counts m the layers beyond one per stage go to the fastest types first, so some type k splits the
+(fastest first) order: the types before k are full, those after it hold one layer per stage, and k
+    takes what is left. Hence f = min over k, p, n of  F_k(p, n) + [type k: m_k stages, the
+    remaining layers] + g_k(P - p - m_k) F_k(p, n)  least work of p full stages with n layers
+    together on types before k (a bounded knapsack) g_k(q)     least work of q stages with one layer
+    each on types after k (cheapest first, convex in q).
 `greedy` needs no table: where faster types are at least as good in everything, they are used first.
 """
 
@@ -21,7 +23,8 @@ Scratch = tuple[Floats, Floats, Ints]
 
 
 def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
-    """f for all `thetas` [R] at once, for `problem.ordered`: (f [R], +inf where infeasible; m, n [M, R]).
+    """f for all `thetas` [R] at once, for `problem.ordered`: (f [R], +inf where infeasible; m, n
+    [M, R]).
 
     m: stages, n: layers per type.
     """
@@ -50,8 +53,8 @@ def greedy(problem: AstraProblem, thetas: Floats) -> tuple[Floats, Ints, Ints]:
 def _full_stages(
     c: Floats, h: Floats, limit: Ints, cap: Ints, P: int, N: int, table: Floats, k: int, p: int
 ) -> None:
-    """Carry the states of p full stages on types before k on to type k: part of table[k + 1, p:], after that of every
-    smaller p."""
+    """Carry the states of p full stages on types before k on to type k: part of table[k + 1, p:],
+    after that of every smaller p."""
     if p == 0:
         for q in range(P + 1):
             for n in range(N + 1):
@@ -73,7 +76,8 @@ def _full_stages(
 
 @kernel
 def _single_layers(c: Floats, h: Floats, limit: Ints, cap: Ints, k: int, P: int, g: Floats) -> None:
-    """Fill g [P+1] with g_k: least work of q one-layer stages on types after k (+inf: not that many)."""
+    """Fill g [P+1] with g_k: least work of q one-layer stages on types after k (+inf: not that
+    many)."""
     M = len(c)
     for q in range(P + 1):
         g[q] = np.inf
@@ -113,7 +117,8 @@ def advance(
 ) -> float:
     """The steps `first` to `last` of f for one limit, in order; returns the least so far.
 
-    A step takes one p of one type: F's for all types but the last, in `table`, then what every type may split.
+    A step takes one p of one type: F's for all types but the last, in `table`, then what every type
+    may split.
     `table` and `g` are kept between calls, `at` [4] receives (k, p, n, m_k) of the minimum.
     """
     M = len(c)
@@ -156,7 +161,9 @@ def least_work(problem: AstraProblem, cap: Ints, room: Scratch, run: Run) -> flo
     best = np.inf
     for first, last in portions((2 * p.M - 1) * (p.P + 1), p.N * p.P):
         run.check()
-        best = float(advance(p.c, p.h, p.most_stages, cap, p.P, p.N, table, g, at, best, first, last))
+        best = float(
+            advance(p.c, p.h, p.most_stages, cap, p.P, p.N, table, g, at, best, first, last)
+        )
     return best
 
 
@@ -166,13 +173,18 @@ def scratch(problem: AstraProblem) -> Scratch:
     return np.empty(shape), np.empty(problem.P + 1), np.zeros(4, np.int64)
 
 
-def stages_behind(problem: AstraProblem, cap: Ints, table: Floats, at: Ints) -> list[tuple[int, int]]:
-    """The stages (type, layers) that attain the last `least_work`, traced back through its table."""
+def stages_behind(
+    problem: AstraProblem, cap: Ints, table: Floats, at: Ints
+) -> list[tuple[int, int]]:
+    """The stages (type, layers) that attain the last `least_work`, traced back through its
+    table."""
     k, p, n, m = (int(v) for v in at)
     c, h, limit = problem.c, problem.h, problem.most_stages
     stages = even_split(k, m, (problem.N - n) - (problem.P - p) + m)
     left = problem.P - p - m
-    for i in sorted((i for i in range(k + 1, problem.M) if cap[i] > 0), key=lambda i: float(c[i] + h[i])):
+    for i in sorted(
+        (i for i in range(k + 1, problem.M) if cap[i] > 0), key=lambda i: float(c[i] + h[i])
+    ):
         take = min(left, int(limit[i]))
         stages += [(i, 1)] * take
         left -= take
@@ -191,8 +203,8 @@ def stages_behind(problem: AstraProblem, cap: Ints, table: Floats, at: Ints) -> 
 
 
 def even_split(kind: int, stages: int, layers: int) -> list[tuple[int, int]]:
-    """`layers` on `stages` stages of one type, as evenly as possible (never beyond a cap that admits
-    them)."""
+    """`layers` on `stages` stages of one type, as evenly as possible (never beyond a cap that
+    admits them)."""
     if stages == 0:
         return []
     base, more = divmod(layers, stages)

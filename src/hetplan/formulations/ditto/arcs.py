@@ -2,21 +2,24 @@
 
 Sets   arcs q = (r, a, b): layers [a, b) as one stage under option r (a kind i and its x devices);
        peaks p = (q, j): arc q as k*, with j stages behind it.
-Data   t_q seconds of a stage; D_i devices of kind i; N_b micro-batches; S_max the most stages possible;
-       alive_q the most micro-batches in flight whose memory the group of arc q holds.
+Data   t_q seconds of a stage; D_i devices of kind i; N_b micro-batches; S_max the most stages
+       possible; alive_q the most micro-batches in flight whose memory the group of arc q holds.
 Vars   before_q, after_q in {0, 1}: arc q is a stage in front of k*, or behind it;
        peak_p in {0, 1}: p is k* with its number of stages behind.
 Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q peak_p
 S.t.   (1) arcs form a path from layer 0 to layer L:  in front of k*, then k*, then behind it
-       (2) for each layer l:  sum_{q covers l} t_q (before_q + after_q) <= sum_p t_p peak_p  (+ the tie behind k*)
+       (2) for each layer l:  sum_{q covers l} t_q (before_q + after_q) <= sum_p t_p peak_p  (+ the
+       tie behind k*)
        (3) sum_p j_p peak_p = sum_q after_q
        (4) for each kind i:  devices of the stages on i <= D_i
        (5) number of stages <= N_b
-       (6) with memory, for each layer a:  stages that begin at a or later <= alive_q of the one that begins at a
-The objective is T = T1 + T2 + T3 written with theta = t_k* (see exact/search.py). One row per layer suffices in
+       (6) with memory, for each layer a:  stages that begin at a or later <= alive_q of the one
+       that begins at a
+The objective is T = T1 + T2 + T3 written with theta = t_k* (see exact/search.py). One row per layer
+suffices in
 (2), because one arc covers it. Of equally slow stages k* may be any: the first makes T least.
-A template known beforehand of price U leaves out what costs more on its own: a peak (q, j) if (N_b - j) t_q and
-the least time of the layers outside q exceed U, and arcs slower than every peak left.
+A template known beforehand of price U leaves out what costs more on its own: a peak (q, j) if (N_b
+- j) t_q and the least time of the layers outside q exceed U, and arcs slower than every peak left.
 Source: hetplan, for Ditto's problem (Section 3) with Oobleck's cost (SOSP 2023, Section 4.1.2).
 """
 
@@ -29,7 +32,14 @@ import numpy as np
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoDecision
 from hetplan.formulations.ditto.exact.search import first_template
-from hetplan.formulations.ditto.problem import MEMORY_TOLERANCE, DittoProblem, Floats, Ints, Stages, tie
+from hetplan.formulations.ditto.problem import (
+    MEMORY_TOLERANCE,
+    DittoProblem,
+    Floats,
+    Ints,
+    Stages,
+    tie,
+)
 from hetplan.solvers.run import Run
 from hetplan.solvers.whole import Known
 
@@ -98,7 +108,8 @@ class Arcs:
 
 
 def list_arcs(problem: DittoProblem, run: Run) -> Arcs:
-    """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general solver."""
+    """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
+    solver."""
     p = problem
     start = first_template(p, run)
     price = None if start is None else p.price(start)
@@ -141,7 +152,8 @@ def list_arcs(problem: DittoProblem, run: Run) -> Arcs:
 
 
 def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -> Ints:
-    """[Q] how many micro-batches in flight the group's memory holds beside the states, at most S_max."""
+    """[Q] how many micro-batches in flight the group's memory holds beside the states, at most
+    S_max."""
     each = p.activation[last] - p.activation[first]
     room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - (p.state[last] - p.state[first])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -150,10 +162,12 @@ def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -
 
 
 def least_objective(problem: DittoProblem) -> float:
-    """A simple lower bound on T (0 when layers are free): W + (N_b - S_max) theta, every layer on its best option.
+    """A simple lower bound on T (0 when layers are free): W + (N_b - S_max) theta, every layer on
+    its best option.
 
-    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta, with sum_k t_k >= W,
-    the work of all layers; the slowest stage theta takes no less than any layer, nor than W / S, but for the tie.
+    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta,
+    with sum_k t_k >= W, the work of all layers; the slowest stage theta takes no less than any
+    layer, nor than W / S, but for the tie.
     """
     layers = problem.weight.min(axis=0)
     work, stages = float(layers.sum()), problem.most_stages
@@ -176,4 +190,6 @@ def simple_objective(problem: DittoProblem) -> float:
         return 0.0
     speed = float((problem.devices[costly] / single[costly]).sum())
     stages = problem.most_stages
-    return (problem.micro_batches + stages - 1) * max(1.0 / speed, least_objective(problem) / stages)
+    return (problem.micro_batches + stages - 1) * max(
+        1.0 / speed, least_objective(problem) / stages
+    )

@@ -1,8 +1,9 @@
 """Problem `ditto` as one CP-SAT model; sets, variables and numbers of constraints as in `arcs`.
 
-Seconds become integers by rounding down; theta's own coefficient N_b - (stages behind k*) is positive, so the
-model prices no template too high and its bound holds as it is. The scale is as fine as CP-SAT's integers allow:
-two stages that the evaluator tells apart must stay apart, since T jumps with the place of the slowest.
+Seconds become integers by rounding down; theta's own coefficient N_b - (stages behind k*) is
+positive, so the model prices no template too high and its bound holds as it is. The scale is as
+fine as CP-SAT's integers allow: two stages that the evaluator tells apart must stay apart, since T
+jumps with the place of the slowest.
 """
 
 from __future__ import annotations
@@ -64,8 +65,11 @@ def follow_a_path(m: Model) -> None:  # (1)
 
 
 def keep_below_the_slowest(m: Model) -> None:  # (2)
-    """No stage in front of k* is slower than it, none behind it by more than the tie; theta: its time."""
-    m.cp.add(m.theta == cp_model.LinearExpr.weighted_sum(m.peak, m.seconds[m.arcs.peak_arc].tolist()))
+    """No stage in front of k* is slower than it, none behind it by more than the tie; theta: its
+    time."""
+    m.cp.add(
+        m.theta == cp_model.LinearExpr.weighted_sum(m.peak, m.seconds[m.arcs.peak_arc].tolist())
+    )
     for layer in range(m.arcs.problem.layers):
         q = m.arcs.covering(layer)
         variables = [block[i] for block in (m.before, m.after) for i in q.tolist()]
@@ -121,7 +125,8 @@ CONSTRAINTS = (
 
 
 def build(arcs: Arcs, scale: float, run: Run) -> Model:
-    """The whole model; `scale`: integer time units per second. Raises `Stopped` when `run` should stop."""
+    """The whole model; `scale`: integer time units per second. Raises `Stopped` when `run` should
+    stop."""
     cp, every = cpsat.Model(run), range(len(arcs))
     seconds = cpsat.rounded_down(arcs.seconds, scale)
     model = Model(
@@ -147,13 +152,16 @@ def build(arcs: Arcs, scale: float, run: Run) -> Model:
 
 
 def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """Proven optimum up to the rounding stated in the bound, or what there is when time runs out."""
+    """Proven optimum up to the rounding stated in the bound, or what there is when time runs
+    out."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
         spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=cpsat.SOLVER)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=reason, build_seconds=spent, solver=cpsat.SOLVER
+        )
     arcs = list_arcs(problem, run)
     roundings = problem.micro_batches + 2 * problem.most_stages
     largest = roundings * float(arcs.seconds.max(initial=0.0))
@@ -169,7 +177,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
 
     return Whole(
         build=lambda: build(arcs, scale, run),
-        ask=lambda model: cpsat.solve(model.cp, run, Scale(per_unit=scale, under=roundings / scale)),
+        ask=lambda model: cpsat.solve(
+            model.cp, run, Scale(per_unit=scale, under=roundings / scale)
+        ),
         read=read,
         solver=cpsat.SOLVER,
         infeasible=NONE_FITS,

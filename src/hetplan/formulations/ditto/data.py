@@ -1,11 +1,13 @@
 """Data and decision of problem `ditto`, as they stand in files.
 
 Sets   i in 0..m-1 device types, l in 0..L-1 layers, k in 0..S-1 stages.
-Data   N_b micro_batches; per type n_i nodes of M devices, forward and backward seconds of each layer for one
-       micro-batch on one device, allreduce_seconds[x][l] seconds of one all-reduce of layer l on x devices of
-       one node; optional memory.
-Decide S contiguous nonempty stages over all layers, each on x in {1, 2, 4, ..., M} devices of one type.
-Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; the memory constraint is hetplan's (1F1B).
+Data   N_b micro_batches; per type n_i nodes of M devices, forward and backward seconds of each
+       layer for one micro-batch on one device, allreduce_seconds[x][l] seconds of one all-reduce of
+       layer l on x devices of one node; optional memory.
+Decide S contiguous nonempty stages over all layers, each on x in {1, 2, 4, ..., M} devices of one
+type.
+Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; the memory constraint is hetplan's
+(1F1B).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ MOST_LAYERS = 4096
 
 
 class DeviceType(StrictModel):
-    """`nodes` nodes of one type; `allreduce_seconds` has one row per size 2, 4, …, devices_per_node."""
+    """`nodes` nodes of one type; `allreduce_seconds` has one row per size 2, 4, …,
+    devices_per_node."""
 
     name: Name
     nodes: Count
@@ -31,7 +34,8 @@ class DeviceType(StrictModel):
 
 
 class Memory(StrictModel):
-    """The optional memory constraint: a stage keeps min(N_b, S - k) micro-batches alive under 1F1B."""
+    """The optional memory constraint: a stage keeps min(N_b, S - k) micro-batches alive under
+    1F1B."""
 
     device_bytes: dict[Name, NonNegative]
     layer_state_bytes: Row
@@ -65,7 +69,9 @@ class DittoData(StrictModel):
         for i, kind in enumerate(self.device_types):
             where = f"device_types[{i}]"
             if kind.name in seen:
-                raise ValueError(f"{where}.name repeats device_types[{seen[kind.name]}].name ({kind.name!r})")
+                raise ValueError(
+                    f"{where}.name repeats device_types[{seen[kind.name]}].name ({kind.name!r})"
+                )
             seen[kind.name] = i
             if kind.devices_per_node != size:
                 raise ValueError(
@@ -92,11 +98,15 @@ class DittoData(StrictModel):
         self._check_length(memory.layer_activation_bytes, "memory.layer_activation_bytes")
         missing = {kind.name for kind in self.device_types} - set(memory.device_bytes)
         if missing:
-            raise ValueError(f"memory.device_bytes lacks device type {min(missing)!r}, expected every type")
+            raise ValueError(
+                f"memory.device_bytes lacks device type {min(missing)!r}, expected every type"
+            )
 
     def _check_length(self, row: list[float], where: str) -> None:
         if len(row) != self.layers:
-            raise ValueError(f"{where} has {len(row)} entries, expected one per layer ({self.layers})")
+            raise ValueError(
+                f"{where} has {len(row)} entries, expected one per layer ({self.layers})"
+            )
 
 
 class DittoStage(StrictModel):

@@ -20,7 +20,9 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
             if times[slowest]
             else "-"
         )
-        layers = f"{stage.first}-{stage.last - 1}" if stage.last - stage.first > 1 else f"{stage.first}"
+        layers = (
+            f"{stage.first}-{stage.last - 1}" if stage.last - stage.first > 1 else f"{stage.first}"
+        )
         rows.append((f"{k}", layers, stage.type, f"{stage.devices}", seconds_text(seconds), share))
     parts = price(data.micro_batches, times).parts
     used = sum(stage.devices for stage in decision.stages)

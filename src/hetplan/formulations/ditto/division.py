@@ -1,10 +1,12 @@
-"""Oobleck's divide and conquer over layers, stages and device vectors, as Ditto extends it (eq. 1-3).
+"""Oobleck's divide and conquer over layers, stages and device vectors, as Ditto extends it (eq.
+1-3).
 
 T(S, u, v, x): layers [u, v) in S stages on exactly the devices x is split into T(s, u, k, x') and
-T(S - s, k, v, x - x') over all s, k and x'; of each state only the template of least T1 + T2 + T3 is kept. T does
-not decompose (T2 and T3 depend on where the slowest stage of the whole lies), so this is not optimal in general.
-Intervals of the same layers give the same answers: a state belongs to a class of intervals, which changes nothing
-but the time. Of equally slow stages the first counts, as in the objective.
+T(S - s, k, v, x - x') over all s, k and x'; of each state only the template of least T1 + T2 + T3
+is kept. T does not decompose (T2 and T3 depend on where the slowest stage of the whole lies), so
+this is not optimal in general.
+Intervals of the same layers give the same answers: a state belongs to a class of intervals, which
+changes nothing but the time. Of equally slow stages the first counts, as in the objective.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Division:
                 expected=f"at most {MOST_BYTES // BYTES_PER_STATE} (method exact needs no such table)",
             )
         self.coords = np.array(list(product(*map(range, sizes))), dtype=np.int64)
-        self.strides = np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))], dtype=np.int64)
+        self.strides = np.array(
+            [math.prod(sizes[i + 1 :]) for i in range(len(sizes))], dtype=np.int64
+        )
         self.fewest = (-(-self.coords // group)).sum(axis=1)
         self.most = self.coords.sum(axis=1)
         shape = (vectors, self.most_stages + 1, classes)
@@ -62,7 +66,8 @@ class Division:
                 return False
             below = [range(int(d) + 1) for d in self.coords[x]]
             parts = np.array(
-                [int(y @ self.strides) for y in np.array(list(product(*below)))][1:-1], dtype=np.int64
+                [int(y @ self.strides) for y in np.array(list(product(*below)))][1:-1],
+                dtype=np.int64,
             )
             divide(
                 x, parts, self.fewest, self.most, self.begins, self.ends, self.interval,
@@ -97,7 +102,9 @@ class Division:
         if stages == 1:
             coords = self.coords[x]
             kind = int(np.flatnonzero(coords)[0])
-            fits = (self.problem.option_kind == kind) & (self.problem.option_devices == coords[kind])
+            fits = (self.problem.option_kind == kind) & (
+                self.problem.option_devices == coords[kind]
+            )
             return [(first, last, int(np.flatnonzero(fits)[0]))]
         y, s, offset = (int(v) for v in self.split[x, stages, self.interval[first, last]])
         cut = first + offset
@@ -107,7 +114,8 @@ class Division:
 def interval_classes(weight: Floats) -> tuple[Ints, Ints, Ints]:
     """Intervals with the same layers in the same order share a class.
 
-    weight [R, L]. Returns classes [L + 1, L + 1] (-1 unless a < b), and first and last layer of a member of each.
+    weight [R, L]. Returns classes [L + 1, L + 1] (-1 unless a < b), and first and last layer of a
+    member of each.
     """
     layers = weight.shape[1]
     _, alike = np.unique(weight, axis=1, return_inverse=True)

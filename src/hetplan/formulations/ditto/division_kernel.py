@@ -1,8 +1,8 @@
 """Compiled kernel of Oobleck's divide and conquer over device vectors (Ditto, eq. 1-3).
 
-A state is (x, S, c): all devices of vector x, S stages, interval class c. Its entry is Oobleck's record of the one
-best template: T1, t (seconds of the slowest stage k*), k* and T3. Split of a state: left part with vector y, s stages
-and layers up to cut; the right part has the rest.
+A state is (x, S, c): all devices of vector x, S stages, interval class c. Its entry is Oobleck's
+record of the one best template: T1, t (seconds of the slowest stage k*), k* and T3. Split of a
+state: left part with vector y, s stages and layers up to cut; the right part has the rest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def divide(
     t3: Floats,
     split: Ints,
 ) -> None:
-    """Fill the states of vector x from those of smaller vectors; single stages are entered beforehand.
+    """Fill the states of vector x from those of smaller vectors; single stages are entered
+    beforehand.
 
-    parts: the vectors y with 0 < y < x. fewest, most [X]: numbers of stages that use up a vector. begins, ends [C]: a
-    representative of each interval class; interval [L + 1, L + 1] classes. total, t1, slowest, position, t3
-    [X, S + 1, C]; split [X, S + 1, C, 3].
+    parts: the vectors y with 0 < y < x. fewest, most [X]: numbers of stages that use up a vector.
+    begins, ends [C]: a representative of each interval class; interval [L + 1, L + 1] classes.
+    total, t1, slowest, position, t3 [X, S + 1, C]; split [X, S + 1, C, 3].
     """
     for y in parts:
         z = x - y

@@ -1,4 +1,5 @@
-"""The independent evaluator of problem `ditto`: judges a template from the data alone, in plain Python.
+"""The independent evaluator of problem `ditto`: judges a template from the data alone, in plain
+Python.
 
 Sets   k in 0..S-1 stages, each layers [first, last) on x devices of type i.
 Data   see data.py.
@@ -6,8 +7,10 @@ Data   see data.py.
 (3) devices used of a type <= nodes x M   (4) S <= N_b
 (5) (sum_l state + min(N_b, S - k) sum_l activation) / x <= device_bytes of the stage's type
 Price  t_k = sum_l ((forward + backward)_l / x + [x > 1] 2 allreduce_l[x]);  T = T1 + T2 + T3 with
-       T1 = sum_k t_k,  T2 = (N_b - S + k* - 1) t_k*,  T3 = sum_{k >= k*} t_k,  k* the slowest stage.
-Stages that fit (2) and (3) always pack into nodes, since their sizes are powers of two that divide M.
+       T1 = sum_k t_k,  T2 = (N_b - S + k* - 1) t_k*,  T3 = sum_{k >= k*} t_k,  k* the slowest
+       stage.
+Stages that fit (2) and (3) always pack into nodes, since their sizes are powers of two that divide
+M.
 Source Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2; (5) is hetplan's, for 1F1B.
 """
 
@@ -19,14 +22,16 @@ from collections import Counter
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
 from hetplan.solvers.registry import Evaluation
 
-# Of stages this close to the slowest the first counts as slowest: it gives the least T, so a minimum exists.
+# Of stages this close to the slowest the first counts as slowest: it gives the least T, so a
+# minimum exists.
 TIE_SECONDS = 1e-9
 # A sum of bytes may exceed a capacity by rounding in its last digits, not by more.
 MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
-    """Feasibility and price of a template; `parts`: T1, T2, T3, the slowest stage's time and number."""
+    """Feasibility and price of a template; `parts`: T1, T2, T3, the slowest stage's time and
+    number."""
     violations = check(data, decision)
     if violations:
         return Evaluation(None, tuple(violations))
@@ -50,7 +55,8 @@ def price(micro_batches: int, times: list[float]) -> Evaluation:
 
 
 def slowest_stage(times: list[float]) -> int:
-    """k*: the first stage within TIE_SECONDS of the slowest (from one second on: relative to it)."""
+    """k*: the first stage within TIE_SECONDS of the slowest (from one second on: relative to
+    it)."""
     most = max(times)
     return next(k for k, t in enumerate(times) if t >= most - TIE_SECONDS * max(1.0, most))
 
@@ -62,7 +68,9 @@ def stage_seconds(data: DittoData, stage: DittoStage) -> float:
     compute = math.fsum(kind.forward_seconds[layers]) + math.fsum(kind.backward_seconds[layers])
     if stage.devices == 1:
         return compute
-    return compute / stage.devices + 2 * math.fsum(kind.allreduce_seconds[str(stage.devices)][layers])
+    return compute / stage.devices + 2 * math.fsum(
+        kind.allreduce_seconds[str(stage.devices)][layers]
+    )
 
 
 def check(data: DittoData, decision: DittoDecision) -> list[str]:
@@ -100,7 +108,9 @@ def check_groups(data: DittoData, decision: DittoDecision) -> list[str]:
         if stage.type not in names:
             found.append(f"stages[{k}].type is {stage.type!r}, expected one of {', '.join(names)}")
         if stage.devices > most or stage.devices & (stage.devices - 1):
-            found.append(f"stages[{k}].devices is {stage.devices}, expected a power of two up to {most}")
+            found.append(
+                f"stages[{k}].devices is {stage.devices}, expected a power of two up to {most}"
+            )
     return found
 
 
@@ -137,5 +147,7 @@ def check_memory(data: DittoData, decision: DittoDecision) -> list[str]:
         held = (held + alive * math.fsum(memory.layer_activation_bytes[layers])) / stage.devices
         limit = memory.device_bytes[stage.type]
         if held > limit * (1 + MEMORY_TOLERANCE):
-            found.append(f"stages[{k}] needs {held:.6g} bytes per device, {stage.type} has {limit:.6g}")
+            found.append(
+                f"stages[{k}] needs {held:.6g} bytes per device, {stage.type} has {limit:.6g}"
+            )
     return found

@@ -1,4 +1,5 @@
-"""The Ditto family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+"""The Ditto family: names of its schemas, its evaluator and its methods (nothing is imported until
+used)."""
 
 from __future__ import annotations
 
@@ -14,15 +15,34 @@ FAMILY = Family(
     decision=f"{_HERE}.data:DittoDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
     methods=(
-        Method("auto", f"{_HERE}.exact.search:solve", True, "the fastest way to a proven optimum: `exact`"),
-        Method("exact", f"{_HERE}.exact.search:solve", True, "bounded search over θ, shortest paths inside"),
-        Method("cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model over stages as arcs of a path"),
-        Method("milp", f"{_HERE}.milp:solve", True, "one mixed-integer programme, HiGHS"),
         Method(
-            "pyomo", f"{_HERE}.pyomo_model:solve", True, "the same programme through Pyomo, for any solver"
+            "auto",
+            f"{_HERE}.exact.search:solve",
+            True,
+            "the fastest way to a proven optimum: `exact`",
         ),
         Method(
-            "paper", f"{_HERE}.paper:solve", False, "folding and recovery programme", "Ditto, Algorithm 2"
+            "exact",
+            f"{_HERE}.exact.search:solve",
+            True,
+            "bounded search over θ, shortest paths inside",
+        ),
+        Method(
+            "cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model over stages as arcs of a path"
+        ),
+        Method("milp", f"{_HERE}.milp:solve", True, "one mixed-integer programme, HiGHS"),
+        Method(
+            "pyomo",
+            f"{_HERE}.pyomo_model:solve",
+            True,
+            "the same programme through Pyomo, for any solver",
+        ),
+        Method(
+            "paper",
+            f"{_HERE}.paper:solve",
+            False,
+            "folding and recovery programme",
+            "Ditto, Algorithm 2",
         ),
         Method(
             "paper-communication",
@@ -31,9 +51,16 @@ FAMILY = Family(
             "the same, folding with in-node communication",
             "Ditto, §5.3.2",
         ),
-        Method("merge", f"{_HERE}.merge:solve", False, "the paper's virtual stages, merged exactly"),
         Method(
-            "greedy", f"{_HERE}.greedy:solve", False, "greedy recovery", "Ditto, Algorithm 1", baseline=True
+            "merge", f"{_HERE}.merge:solve", False, "the paper's virtual stages, merged exactly"
+        ),
+        Method(
+            "greedy",
+            f"{_HERE}.greedy:solve",
+            False,
+            "greedy recovery",
+            "Ditto, Algorithm 1",
+            baseline=True,
         ),
         Method(
             "oobleck",

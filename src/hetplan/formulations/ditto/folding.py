@@ -11,7 +11,8 @@ from hetplan.formulations.ditto.data import DeviceType, DittoData
 
 @dataclass(frozen=True)
 class Folding:
-    """weakest: the type with the largest total. factors: d_i of each type that has nodes, by name."""
+    """weakest: the type with the largest total. factors: d_i of each type that has nodes, by
+    name."""
 
     weakest: DeviceType
     factors: Mapping[str, int]
@@ -28,10 +29,12 @@ def total_seconds(kind: DeviceType) -> float:
 
 
 def fold(data: DittoData, *, communication: bool = False) -> Folding | None:
-    """The folding factors; None where a type costs nothing at all and the others do (no ratio exists).
+    """The folding factors; None where a type costs nothing at all and the others do (no ratio
+    exists).
 
-    Without communication d_i = round(weakest total / total) (Section 5.3.1); with it, the d from 1 to that number
-    whose p(d) comes closest to the type's total (Section 5.3.2). Halves are rounded up.
+    Without communication d_i = round(weakest total / total) (Section 5.3.1); with it, the d from 1
+    to that number whose p(d) comes closest to the type's total (Section 5.3.2). Halves are rounded
+    up.
     """
     present = [kind for kind in data.device_types if kind.nodes]
     weakest = max(present, key=total_seconds)
@@ -44,17 +47,20 @@ def fold(data: DittoData, *, communication: bool = False) -> Folding | None:
         factor = math.floor(most / total + 0.5) if total > 0 else 1
         if communication:
             factor = min(
-                range(1, factor + 1), key=lambda d: abs(virtual_seconds(weakest, d) - total_seconds(kind))
+                range(1, factor + 1),
+                key=lambda d: abs(virtual_seconds(weakest, d) - total_seconds(kind)),
             )
         factors[kind.name] = factor
     return Folding(weakest, factors, data.devices_per_node)
 
 
 def virtual_seconds(weakest: DeviceType, d: int) -> float:
-    """p(d) = total / d + c_in(d): the model on d weakest devices, n' full nodes and one of d' devices.
+    """p(d) = total / d + c_in(d): the model on d weakest devices, n' full nodes and one of d'
+    devices.
 
-    c_across is left out: Oobleck's profile, hence the instance, has no transfers between nodes. An all-reduce of
-    d' devices is taken as one of the next group size, since the profile has powers of two only.
+    c_across is left out: Oobleck's profile, hence the instance, has no transfers between nodes. An
+    all-reduce of d' devices is taken as one of the next group size, since the profile has powers of
+    two only.
     """
     layers, size = len(weakest.forward_seconds), weakest.devices_per_node
     full, rest = divmod(d, size)
@@ -64,7 +70,8 @@ def virtual_seconds(weakest: DeviceType, d: int) -> float:
 
 
 def mean_allreduce(kind: DeviceType, devices: int) -> float:
-    """l_c.in[d]: mean over the layers of one all-reduce on `devices` devices; 0 for fewer than two."""
+    """l_c.in[d]: mean over the layers of one all-reduce on `devices` devices; 0 for fewer than
+    two."""
     if devices < 2:
         return 0.0
     row = kind.allreduce_seconds[str(1 << (devices - 1).bit_length())]

@@ -1,11 +1,14 @@
-"""Method `greedy`: Oobleck's virtual templates, their stages given to real devices (Ditto, Algorithm 1).
+"""Method `greedy`: Oobleck's virtual templates, their stages given to real devices (Ditto,
+Algorithm 1).
 
-From the strongest type to the weakest, each step gives ceil(virtual devices / d_i) devices to the stage whose
-change leaves the least T; stages not yet given away run on their virtual devices. Groups are rounded up to a
-power of two, which the paper leaves open. Rounding up wastes devices, so that they run out before the stages do
-(on most of the paper's own clusters); the paper does not say what happens then. Here a stage without devices
-joins the neighbour that makes T least, every template of Oobleck's list is tried (Section 6: "may not be the
-optimal one"), and the best result is taken; the message tells how many of its stages had to join.
+From the strongest type to the weakest, each step gives ceil(virtual devices / d_i) devices to the
+stage whose change leaves the least T; stages not yet given away run on their virtual devices.
+Groups are rounded up to a power of two, which the paper leaves open. Rounding up wastes devices, so
+that they run out before the stages do
+(on most of the paper's own clusters); the paper does not say what happens then. Here a stage
+without devices joins the neighbour that makes T least, every template of Oobleck's list is tried
+(Section 6: "may not be the optimal one"), and the best result is taken; the message tells how many
+of its stages had to join.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
         return nothing("out of time", begun, Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
     division, ranked = virtual
     if not ranked:
-        return nothing("the virtual cluster has no template: too few layers or micro-batches", begun)
+        return nothing(
+            "the virtual cluster has no template: too few layers or micro-batches", begun
+        )
     best: tuple[float, Stages, int, int] | None = None
     for _, count in ranked:
         virtual_stages = division.template(count)
@@ -58,7 +63,11 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
             best = cost, stages, count, sum(r < 0 for _, _, r in assigned)
     assert best is not None
     _, stages, count, joined = best
-    message = f"{joined} of {count} virtual stages got no devices and joined a neighbour" if joined else ""
+    message = (
+        f"{joined} of {count} virtual stages got no devices and joined a neighbour"
+        if joined
+        else ""
+    )
     return concluded(problem, stages, begun, message, virtual_stages=count, joined=joined)
 
 
@@ -69,10 +78,13 @@ def assign(
     devices: list[int],
     times: list[float],
 ) -> Stages:
-    """Algorithm 1: virtual stages (layers, devices, seconds) to real groups; option -1: got no devices."""
+    """Algorithm 1: virtual stages (layers, devices, seconds) to real groups; option -1: got no
+    devices."""
     times, chosen = list(times), [-1] * len(layers)
     factors = [folding.factors[kind.names[0]] for kind in problem.kinds]
-    strength = [float(problem.weight[problem.option_kind == i].sum()) for i in range(len(problem.kinds))]
+    strength = [
+        float(problem.weight[problem.option_kind == i].sum()) for i in range(len(problem.kinds))
+    ]
     for i in sorted(range(len(problem.kinds)), key=lambda i: strength[i]):
         left = int(problem.devices[i])
         while left > 0:
@@ -94,7 +106,8 @@ def assign(
 
 
 def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) -> Stages:
-    """Stages without devices (option -1, `virtual` seconds) join neighbours, cheapest first. Not the paper's."""
+    """Stages without devices (option -1, `virtual` seconds) join neighbours, cheapest first. Not
+    the paper's."""
 
     def seconds(stage: tuple[int, int, int], waiting: float) -> float:
         a, b, r = stage

@@ -22,7 +22,9 @@ def concluded(
         count = f"{len(stages)} stages for {problem.micro_batches} micro-batches"
         return nothing(f"the template found has {count}", begun)
     if not problem.fits(stages):
-        return nothing("the template found does not fit in memory, which the algorithm ignores", begun)
+        return nothing(
+            "the template found does not fit in memory, which the algorithm ignores", begun
+        )
     return Outcome(
         stop=Stop.DONE,
         decision=problem.decision(stages),

@@ -1,15 +1,19 @@
-"""Pipelines from templates: how many of each, with how many micro-batches (Oobleck, SOSP 2023, Section 4.2).
+"""Pipelines from templates: how many of each, with how many micro-batches (Oobleck, SOSP 2023,
+Section 4.2).
 
-Sets   i templates, with nodes_i (a vector by device type), S_i stages and T_i(k) seconds for k micro-batches.
-Data   n nodes by type; B micro-batches in all; f+1 pipelines at least, so that f failures leave a copy of the model.
+Sets   i templates, with nodes_i (a vector by device type), S_i stages and T_i(k) seconds for k
+micro-batches.
+Data   n nodes by type; B micro-batches in all; f+1 pipelines at least, so that f failures leave a
+copy of the model.
 Vars   c_i in {0, 1, ...}: pipelines of template i;  k_p micro-batches of pipeline p.
 Min    Z, the slowest pipeline  s.t.
 (1) sum_i c_i nodes_i <= n      (2) sum_i c_i >= f + 1
 (3) sum_p k_p = B,  k_p >= S_i  (4) T_i(k_p) <= Z
-T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so (3) and (4) become
-sum_i c_i S_i <= B <= sum_i c_i K_i(Z): an integer programme in c alone, solved by CP-SAT for a bisection over the
-values that Z can take. Oobleck's own procedure enumerates the multisets that use all nodes, gives all pipelines
-of a template the same number of micro-batches, and takes T_i(k) to be proportional to k.
+T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so (3)
+and (4) become sum_i c_i S_i <= B <= sum_i c_i K_i(Z): an integer programme in c alone, solved by
+CP-SAT for a bisection over the values that Z can take. Oobleck's own procedure enumerates the
+multisets that use all nodes, gives all pipelines of a template the same number of micro-batches,
+and takes T_i(k) to be proportional to k.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Instantiation:
-    """Pipelines that train side by side. stop: `optimal`, `infeasible`, a limit, or `done` for Oobleck's procedure.
+    """Pipelines that train side by side. stop: `optimal`, `infeasible`, a limit, or `done` for
+    Oobleck's procedure.
 
     pipelines is empty where there is none. bound: no instantiation of these templates is faster.
     """
@@ -54,7 +59,8 @@ class Instantiation:
 
     @property
     def seconds(self) -> float | None:
-        """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None without one."""
+        """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None
+        without one."""
         return max((pipeline.seconds for pipeline in self.pipelines), default=None)
 
 
@@ -94,12 +100,15 @@ def fits(part: Nodes, whole: Nodes) -> bool:
 
 def iteration_values(templates: Sequence[Template], micro_batches: int) -> np.ndarray:
     """All values that Z can take, ascending."""
-    values = [t.iteration_seconds(k) for t in templates for k in range(len(t.times), micro_batches + 1)]
+    values = [
+        t.iteration_seconds(k) for t in templates for k in range(len(t.times), micro_batches + 1)
+    ]
     return np.unique(np.array(values))
 
 
 def most_micro_batches(template: Template, seconds: float, limit: int) -> int:
-    """K_i: the most micro-batches within `seconds`, at most `limit`; fewer than S_i where even these take longer."""
+    """K_i: the most micro-batches within `seconds`, at most `limit`; fewer than S_i where even
+    these take longer."""
     first, last = len(template.times) - 1, limit
     while first < last:
         middle = (first + last + 1) // 2
@@ -118,7 +127,8 @@ def count_pipelines(
     failures: int,
     run: Run,
 ) -> list[int] | None:
-    """c with (1), (2) and sum c S <= B <= sum c K(Z) for Z = `seconds`; None: there is none (or time ran out)."""
+    """c with (1), (2) and sum c S <= B <= sum c K(Z) for Z = `seconds`; None: there is none (or
+    time ran out)."""
     from ortools.sat.python import cp_model
 
     from hetplan.solvers import cpsat
@@ -127,14 +137,23 @@ def count_pipelines(
     cp = cp_model.CpModel()
     count = [
         cp.new_int_var(
-            0, min(n // m for n, m in zip(nodes, t.nodes, strict=True) if m) if k >= len(t.times) else 0, ""
+            0,
+            min(n // m for n, m in zip(nodes, t.nodes, strict=True) if m)
+            if k >= len(t.times)
+            else 0,
+            "",
         )
         for t, k in zip(templates, most, strict=True)
     ]
     for at, available in enumerate(nodes):  # (1)
-        cp.add(cp_model.LinearExpr.weighted_sum(count, [t.nodes[at] for t in templates]) <= available)
+        cp.add(
+            cp_model.LinearExpr.weighted_sum(count, [t.nodes[at] for t in templates]) <= available
+        )
     cp.add(sum(count) >= failures + 1)  # (2)
-    cp.add(cp_model.LinearExpr.weighted_sum(count, [len(t.times) for t in templates]) <= micro_batches)  # (3)
+    # (3)
+    cp.add(
+        cp_model.LinearExpr.weighted_sum(count, [len(t.times) for t in templates]) <= micro_batches
+    )
     cp.add(cp_model.LinearExpr.weighted_sum(count, most) >= micro_batches)  # (3), (4)
     answer = cpsat.solve(cp, run.part())
     return [answer.value(c) for c in count] if answer.has_solution else None
@@ -146,7 +165,9 @@ def share_out(
     """Micro-batches for the pipelines chosen: S_i each, then one by one where T stays least."""
     chosen = [t for t, c in zip(templates, count, strict=True) for _ in range(c)]
     share = [len(t.times) for t in chosen]
-    heap = [(t.iteration_seconds(k + 1), p) for p, (t, k) in enumerate(zip(chosen, share, strict=True))]
+    heap = [
+        (t.iteration_seconds(k + 1), p) for p, (t, k) in enumerate(zip(chosen, share, strict=True))
+    ]
     heapq.heapify(heap)
     for _ in range(micro_batches - sum(share)):
         _, p = heapq.heappop(heap)
@@ -158,10 +179,11 @@ def share_out(
 def oobleck_instantiate(
     templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
 ) -> Instantiation:
-    """Oobleck's procedure (Section 4.2.1 and 4.2.2): the multiset of least proportional time, priced truly.
+    """Oobleck's procedure (Section 4.2.1 and 4.2.2): the multiset of least proportional time,
+    priced truly.
 
-    Each template's seconds per micro-batch are those of its own T; pipelines with fewer micro-batches than stages
-    are passed over, which Oobleck does not check.
+    Each template's seconds per micro-batch are those of its own T; pipelines with fewer
+    micro-batches than stages are passed over, which Oobleck does not check.
     """
     best: tuple[float, tuple[Pipeline, ...]] | None = None
     for option in multisets(list(templates), nodes):
@@ -172,7 +194,9 @@ def oobleck_instantiate(
             continue
         kinds = [(templates[i], c) for i, c in sorted(option.items())]
         shares = proportional_shares([(t.seconds, c) for t, c in kinds], micro_batches)
-        if shares is None or any(k < len(t.times) for (t, _), k in zip(kinds, shares[1], strict=True)):
+        if shares is None or any(
+            k < len(t.times) for (t, _), k in zip(kinds, shares[1], strict=True)
+        ):
             continue
         if best is None or shares[0] < best[0]:
             pipelines = tuple(
@@ -181,7 +205,8 @@ def oobleck_instantiate(
             best = shares[0], pipelines
     if best is None:
         return Instantiation(
-            Stop.DONE, message="no multiset of templates that uses all nodes takes the micro-batches"
+            Stop.DONE,
+            message="no multiset of templates that uses all nodes takes the micro-batches",
         )
     return Instantiation(Stop.DONE, best[1])
 
@@ -201,8 +226,11 @@ def multisets(templates: list[Template], nodes: Nodes, first: int = 0) -> Iterat
 def proportional_shares(
     kinds: Sequence[tuple[float, int]], micro_batches: int
 ) -> tuple[float, list[int]] | None:
-    """Least max of rate_i k_i with sum c_i k_i = B, k_i whole; kinds: (rate, c). None: no such k."""
-    values = np.unique(np.array([rate * k for rate, c in kinds for k in range(micro_batches // c + 1)]))
+    """Least max of rate_i k_i with sum c_i k_i = B, k_i whole; kinds: (rate, c). None: no such
+    k."""
+    values = np.unique(
+        np.array([rate * k for rate, c in kinds for k in range(micro_batches // c + 1)])
+    )
     first, last = 0, len(values)
     best = None
     while first < last:
@@ -215,8 +243,11 @@ def proportional_shares(
     return best
 
 
-def exact_shares(kinds: Sequence[tuple[float, int]], most: float, micro_batches: int) -> list[int] | None:
-    """k with rate_i k_i <= most and sum c_i k_i = B, or None: reachable sums as bits of an integer."""
+def exact_shares(
+    kinds: Sequence[tuple[float, int]], most: float, micro_batches: int
+) -> list[int] | None:
+    """k with rate_i k_i <= most and sum c_i k_i = B, or None: reachable sums as bits of an
+    integer."""
     mask = (1 << (micro_batches + 1)) - 1
     reach, limits = [1], []
     for rate, c in kinds:

@@ -1,8 +1,8 @@
 """Method `merge`: the paper's virtual template, its stages merged to proven optimality.
 
-The virtual stages are atoms; which consecutive ones each real group takes is chosen by the exact search. What
-separates `merge` from the optimum is lost by folding and template, what separates `paper` from `merge` by the
-recovery programme (Algorithm 2). Memory counts.
+The virtual stages are atoms; which consecutive ones each real group takes is chosen by the exact
+search. What separates `merge` from the optimum is lost by folding and template, what separates
+`paper` from `merge` by the recovery programme (Algorithm 2). Memory counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hetplan.solvers.run import Run
 
 
 def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """The best template that cuts only between virtual stages; proves nothing about other templates."""
+    """The best template that cuts only between virtual stages; proves nothing about other
+    templates."""
     begun = time.perf_counter()
     reason = infeasible_because(compile_problem(data))
     if reason is not None:

@@ -28,8 +28,11 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     return solve_through(highs.solve, highs.SOLVER, data, run)
 
 
-def solve_through(backend: Backend, solver: str, data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """Build the programme, have `backend` minimise it, read the template out. solver: name and version of it."""
+def solve_through(
+    backend: Backend, solver: str, data: DittoData, run: Run
+) -> Outcome[DittoDecision]:
+    """Build the programme, have `backend` minimise it, read the template out. solver: name and
+    version of it."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)

@@ -1,6 +1,8 @@
-"""Method `oobleck`: the exhaustive baseline of Ditto, Oobleck's divide and conquer over device vectors.
+"""Method `oobleck`: the exhaustive baseline of Ditto, Oobleck's divide and conquer over device
+vectors.
 
-Source: Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2. All devices are used, as printed.
+Source: Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2. All devices are used, as
+printed.
 """
 
 from __future__ import annotations
@@ -29,4 +31,6 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     ranked = division.ranked()
     if not ranked:
         return nothing("no template uses all devices: too few layers or micro-batches", begun)
-    return concluded(problem, division.template(ranked[0][1]), begun, states=int(division.total.size))
+    return concluded(
+        problem, division.template(ranked[0][1]), begun, states=int(division.total.size)
+    )

@@ -1,12 +1,13 @@
 """Methods `paper` and `paper-communication`: Ditto itself (Sections 5.3, 6.2 and Algorithm 2).
 
-Fold the cluster, let Oobleck make the uniform virtual template of n M stages with one weakest device each, and
-recover real stages by dynamic programming: a choice (i, x, x d_i) lets x devices of type i take x d_i consecutive
-virtual stages; dp[j] keeps one best template of the first j virtual stages, its cost and the devices it uses.
-One entry per j forgets templates that use other devices, so the programme can miss the best merge (method `merge`
-finds it). The text also speaks of merging "up to" x d_i stages; the choices it lists are these, and with fewer
-stages per device the first stages use up devices that the last ones lack: on the paper's clusters the programme
-then recovers nothing.
+Fold the cluster, let Oobleck make the uniform virtual template of n M stages with one weakest
+device each, and recover real stages by dynamic programming: a choice (i, x, x d_i) lets x devices
+of type i take x d_i consecutive virtual stages; dp[j] keeps one best template of the first j
+virtual stages, its cost and the devices it uses.
+One entry per j forgets templates that use other devices, so the programme can miss the best merge
+(method `merge` finds it). The text also speaks of merging "up to" x d_i stages; the choices it
+lists are these, and with fewer stages per device the first stages use up devices that the last ones
+lack: on the paper's clusters the programme then recovers nothing.
 """
 
 from __future__ import annotations
@@ -57,27 +58,32 @@ def _solve(data: DittoData, run: Run, *, communication: bool) -> Outcome[DittoDe
     found = recover(problem, folding, atoms)
     if found is None:
         return nothing("Algorithm 2 recovers no template within the devices", begun)
-    return concluded(problem, found, begun, virtual_stages=len(atoms), factors=dict(folding.factors))
+    return concluded(
+        problem, found, begun, virtual_stages=len(atoms), factors=dict(folding.factors)
+    )
 
 
-def virtual_stages(data: DittoData, run: Run, *, communication: bool) -> tuple[Folding, Atoms] | str | None:
-    """Folding and uniform virtual template; the reason why there is none; None when time ran out."""
+def virtual_stages(
+    data: DittoData, run: Run, *, communication: bool
+) -> tuple[Folding, Atoms] | str | None:
+    """Folding and uniform virtual template; the reason why there is none; None when time ran
+    out."""
     folding = fold(data, communication=communication)
     if folding is None:
         return "no folding: a device type computes the model in no time"
     needed = folding.nodes(data) * folding.devices_per_node
     if data.layers < needed:
-        return (
-            f"Ditto needs as many layers as virtual devices: {data.layers} layers, {needed} virtual devices"
-        )
+        return f"Ditto needs as many layers as virtual devices: {data.layers} layers, {needed} virtual devices"
     atoms = uniform_template(data, folding, run)
     return None if atoms is None else (folding, atoms)
 
 
 def recover(problem: DittoProblem, folding: Folding, atoms: Atoms) -> Stages | None:
-    """Algorithm 2: dp[j] = (cost, devices used per kind, template) of the first j virtual stages."""
+    """Algorithm 2: dp[j] = (cost, devices used per kind, template) of the first j virtual
+    stages."""
     choices = [
-        (r, int(problem.option_devices[r]) * factor(problem, folding, r)) for r in range(problem.options)
+        (r, int(problem.option_devices[r]) * factor(problem, folding, r))
+        for r in range(problem.options)
     ]
     none = np.zeros(len(problem.kinds), dtype=np.int64)
     table: list[tuple[float, np.ndarray, Stages, list[float]] | None] = [(0.0, none, [], [])]

@@ -1,9 +1,11 @@
-"""A workload as Ditto's problem: pipeline templates of one cluster, one instance per micro-batch size.
+"""A workload as Ditto's problem: pipeline templates of one cluster, one instance per micro-batch
+size.
 
-A stage on x devices is tensor parallel here: its layers compute in 1/x of the time and all-reduce their
-activations at the node's own bandwidth, half of the bytes in each direction, as the problem has it. The problem
-wants the same power of two of devices in every node. Where nodes have other numbers, or the model divides over
-fewer devices only, each node is posed as several of M devices, M as `group_size`: no stage is wider than that.
+A stage on x devices is tensor parallel here: its layers compute in 1/x of the time and all-reduce
+their activations at the node's own bandwidth, half of the bytes in each direction, as the problem
+has it. The problem wants the same power of two of devices in every node. Where nodes have other
+numbers, or the model divides over fewer devices only, each node is posed as several of M devices, M
+as `group_size`: no stage is wider than that.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from hetplan.profiling.workload import Workload
 
 
 def micro_batch_sizes(workload: Workload) -> list[int]:
-    """The sizes with which the problem can be posed: divisors of the global batch that every type has times for."""
+    """The sizes with which the problem can be posed: divisors of the global batch that every type
+    has times for."""
     common = set.intersection(
         *(set(workload.profile.micro_batches(name, 1)) for name in workload.cluster.types)
     )
     return sorted(size for size in common if workload.global_batch % size == 0)
 
 
-def pose(workload: Workload, micro_batch: int, *, memory: bool = True, width: int | None = None) -> DittoData:
+def pose(
+    workload: Workload, micro_batch: int, *, memory: bool = True, width: int | None = None
+) -> DittoData:
     """The `ditto` data of `workload` with micro-batches of that many samples.
 
     width: most devices of a stage, a power of two up to `group_size`, which it is by default.
@@ -47,7 +52,8 @@ def pose(workload: Workload, micro_batch: int, *, memory: bool = True, width: in
         memory=Memory(
             device_bytes={name: capacity[kind[0]] for kind, name in zip(nodes, names, strict=True)},
             layer_state_bytes=[
-                workload.state_bytes_per_param_byte * layer.held_param_bytes for layer in profile.layers
+                workload.state_bytes_per_param_byte * layer.held_param_bytes
+                for layer in profile.layers
             ],
             layer_activation_bytes=[layer.saved_bytes * micro_batch for layer in profile.layers],
         )
@@ -57,7 +63,8 @@ def pose(workload: Workload, micro_batch: int, *, memory: bool = True, width: in
 
 
 def group_size(workload: Workload) -> int:
-    """M: the largest power of two that divides every node's devices and is a tensor degree of the model."""
+    """M: the largest power of two that divides every node's devices and is a tensor degree of the
+    model."""
     size = 1
     while all(node.devices % (2 * size) == 0 for node in workload.cluster.nodes):
         if not workload.model.tensor_degree_fits(2 * size):

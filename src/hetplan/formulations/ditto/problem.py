@@ -1,7 +1,8 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module).
 
-Types whose rows and memory are all equal become one *kind*: their nodes are interchangeable. An *option* is a
-kind with a group size x; time[r, a, b] is the time of a stage with layers [a, b) under option r.
+Types whose rows and memory are all equal become one *kind*: their nodes are interchangeable. An
+*option* is a kind with a group size x; time[r, a, b] is the time of a stage with layers [a, b)
+under option r.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ Ints = NDArray[np.int64]
 # A template among solvers: (first layer, last layer, option) of each stage.
 Stages = list[tuple[int, int, int]]
 
-# The table of stage times grows with the square of the layers; beyond this nothing here is practical.
+# The table of stage times grows with the square of the layers; beyond this nothing here is
+# practical.
 MOST_TABLE_BYTES = 2**30
-# The evaluator's tie, which the model must grant lest it cut off what the evaluator accepts; and half of its
-# tolerance for memory, so that sums in another order cannot make it reject what a solver found.
+# The evaluator's tie, which the model must grant lest it cut off what the evaluator accepts; and
+# half of its tolerance for memory, so that sums in another order cannot make it reject what a
+# solver found.
 TIE_SECONDS = 1e-9
 MEMORY_TOLERANCE = 5e-10
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Interchangeable devices. names, counts: the types behind it with their devices, in the file's order."""
+    """Interchangeable devices. names, counts: the types behind it with their devices, in the file's
+    order."""
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
@@ -46,7 +50,8 @@ class DittoProblem:
 
     weight [R, L] seconds of one layer; time [R, L + 1, L + 1], +inf unless a < b.
     option_kind, option_devices [R]; devices [K].
-    capacity [R] bytes of a whole group, +inf without memory; state, activation [L + 1] prefix sums, bytes.
+    capacity [R] bytes of a whole group, +inf without memory; state, activation [L + 1] prefix sums,
+    bytes.
     """
 
     micro_batches: int
@@ -81,7 +86,8 @@ class DittoProblem:
         return bool(np.isfinite(self.capacity).any())
 
     def last_in_memory(self, alive: int) -> Ints:
-        """[R, L + 1] the largest b such that layers [a, b) fit option r with `alive` micro-batches alive."""
+        """[R, L + 1] the largest b such that layers [a, b) fit option r with `alive` micro-batches
+        alive."""
         held = self.state + alive * self.activation
         limits = held[None, :] + self.capacity[:, None] * (1 + MEMORY_TOLERANCE)
         return np.searchsorted(held, limits.ravel(), side="right").reshape(limits.shape) - 1
@@ -92,7 +98,8 @@ class DittoProblem:
         for number, kind in enumerate(self.kinds):
             mine = [k for k, (_, _, r) in enumerate(stages) if self.option_kind[r] == number]
             left = list(kind.counts)
-            # Large groups first: sizes are powers of two, so no type is left with a remainder too small.
+            # Large groups first: sizes are powers of two, so no type is left with a remainder too
+            # small.
             for k in sorted(mine, key=lambda k: -self.option_devices[stages[k][2]]):
                 size = int(self.option_devices[stages[k][2]])
                 at = next(i for i, room in enumerate(left) if room >= size)
@@ -126,7 +133,11 @@ def total_seconds(micro_batches: int, times: list[float]) -> float:
     """T1 + T2 + T3 of stage times; of stages within the tie of the slowest, the first."""
     most = max(times)
     slowest = next(k for k, t in enumerate(times) if t >= most - tie(most))
-    return sum(times) + (micro_batches - len(times) + slowest - 1) * times[slowest] + sum(times[slowest:])
+    return (
+        sum(times)
+        + (micro_batches - len(times) + slowest - 1) * times[slowest]
+        + sum(times[slowest:])
+    )
 
 
 def tie(seconds: float) -> float:
@@ -135,7 +146,8 @@ def tie(seconds: float) -> float:
 
 
 def infeasible_because(problem: DittoProblem) -> str | None:
-    """A reason that needs no search: no devices, or a layer too large for every group; None otherwise."""
+    """A reason that needs no search: no devices, or a layer too large for every group; None
+    otherwise."""
     if problem.options == 0:
         return "no device type has a node"
     last = problem.last_in_memory(1)
@@ -146,12 +158,15 @@ def infeasible_because(problem: DittoProblem) -> str | None:
 
 
 def compile_problem(data: DittoData) -> DittoProblem:
-    """`data` as arrays; raises UnsupportedError where the table of stage times would be too large."""
+    """`data` as arrays; raises UnsupportedError where the table of stage times would be too
+    large."""
     sizes, memory = group_sizes(data.devices_per_node), data.memory
     grouped: dict[tuple[bytes, float], list[int]] = {}
     rows = []
     for i, kind in enumerate(data.device_types):
-        compute = np.array(kind.forward_seconds, dtype=float) + np.array(kind.backward_seconds, dtype=float)
+        compute = np.array(kind.forward_seconds, dtype=float) + np.array(
+            kind.backward_seconds, dtype=float
+        )
         reduce = [np.zeros(data.layers)] + [
             np.array(kind.allreduce_seconds[str(x)], float) for x in sizes[1:]
         ]
@@ -167,7 +182,11 @@ def compile_problem(data: DittoData) -> DittoProblem:
         )
         for group in members
     )
-    weight = np.concatenate([rows[group[0]] for group in members]) if members else np.zeros((0, data.layers))
+    weight = (
+        np.concatenate([rows[group[0]] for group in members])
+        if members
+        else np.zeros((0, data.layers))
+    )
     return DittoProblem(
         micro_batches=data.micro_batches,
         kinds=kinds,
@@ -190,7 +209,8 @@ def prefix(row: list[float]) -> Floats:
 def stage_times(weight: Floats) -> Floats:
     """[R, L + 1, L + 1] sums of weight over [a, b); +inf unless a < b.
 
-    Each row is summed from its own start, so that equal runs of layers give equal floats (ties stay ties).
+    Each row is summed from its own start, so that equal runs of layers give equal floats (ties stay
+    ties).
     """
     options, layers = weight.shape
     if options * (layers + 1) ** 2 * 8 > MOST_TABLE_BYTES:

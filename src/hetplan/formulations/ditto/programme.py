@@ -1,4 +1,5 @@
-"""The mixed-integer programme of problem `ditto`; sets, variables and numbers of constraints as in `arcs`.
+"""The mixed-integer programme of problem `ditto`; sets, variables and numbers of constraints as in
+`arcs`.
 
 Seconds are scaled so that the objective is about 1e3 (one power of two, exact).
 """
@@ -17,7 +18,8 @@ from hetplan.solvers.run import Run
 
 @dataclass(frozen=True)
 class Programme:
-    """The model with its columns: before, after [Q], peak [P], theta. unit: of the model per second."""
+    """The model with its columns: before, after [Q], peak [P], theta. unit: of the model per
+    second."""
 
     model: LinearModel
     arcs: Arcs
@@ -36,7 +38,9 @@ class Programme:
         """The columns of some arcs in all roles, each with its arc's value (values [Q])."""
         peaks = self.arcs.peaks_of(arcs)
         columns = np.concatenate([self.before[arcs], self.after[arcs], self.peak[peaks]])
-        return columns, np.concatenate([values[arcs], values[arcs], values[self.arcs.peak_arc[peaks]]])
+        return columns, np.concatenate(
+            [values[arcs], values[arcs], values[self.arcs.peak_arc[peaks]]]
+        )
 
 
 def follow_a_path(m: Programme) -> None:  # (1)
@@ -103,7 +107,9 @@ def minimise_time(m: Programme) -> None:
     """T, written with theta."""
     m.model.minimize(m.before, m.seconds)
     m.model.minimize(m.after, 2 * m.seconds)
-    m.model.minimize(m.peak, (m.arcs.problem.micro_batches - m.arcs.behind) * m.seconds[m.arcs.peak_arc])
+    m.model.minimize(
+        m.peak, (m.arcs.problem.micro_batches - m.arcs.behind) * m.seconds[m.arcs.peak_arc]
+    )
 
 
 CONSTRAINTS = (
@@ -137,7 +143,9 @@ def build(arcs: Arcs, run: Run | None = None) -> Programme:
         before, peaks, after = arcs.roles()
         model.start = np.zeros(model.size)
         model.start[
-            np.concatenate([programme.before[before], programme.peak[peaks], programme.after[after]])
+            np.concatenate(
+                [programme.before[before], programme.peak[peaks], programme.after[after]]
+            )
         ] = 1.0
         model.start[programme.theta] = programme.seconds[arcs.peak_arc[peaks]].sum()
     return programme

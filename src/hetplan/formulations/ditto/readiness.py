@@ -1,7 +1,9 @@
-"""What a cluster should keep at hand when nodes may fail: its template list, and which pipelines to run from it.
+"""What a cluster should keep at hand when nodes may fail: its template list, and which pipelines to
+run from it.
 
-Oobleck (SOSP 2023, Section 4): one template per number of nodes; pipelines of these, at least f + 1 of them, that
-share the micro-batches out. The list is proven, the instantiation exact, with Oobleck's own procedure beside it.
+Oobleck (SOSP 2023, Section 4): one template per number of nodes; pipelines of these, at least f + 1
+of them, that share the micro-batches out. The list is proven, the instantiation exact, with
+Oobleck's own procedure beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from hetplan.text import Table, percent_text, seconds_text
 
 @dataclass(frozen=True)
 class Readiness:
-    """The list, and what to run from it with `micro_batches` in all and `failures` pipelines to lose."""
+    """The list, and what to run from it with `micro_batches` in all and `failures` pipelines to
+    lose."""
 
     data: DittoData
     micro_batches: int
@@ -37,18 +40,29 @@ class Readiness:
 
 
 def readiness(
-    data: DittoData, run: Run, *, fewest: int = 1, micro_batches: int | None = None, failures: int = 0
+    data: DittoData,
+    run: Run,
+    *,
+    fewest: int = 1,
+    micro_batches: int | None = None,
+    failures: int = 0,
 ) -> Readiness:
-    """Template list from `fewest` nodes on, then both instantiations on all nodes, within what is left of `run`.
+    """Template list from `fewest` nodes on, then both instantiations on all nodes, within what is
+    left of `run`.
 
-    micro_batches: in all; the instance's where None. Raises InputError for counts that no cluster of the kind has.
+    micro_batches: in all; the instance's where None. Raises InputError for counts that no cluster
+    of the kind has.
     """
     nodes = tuple(kind.nodes for kind in data.device_types)
     wanted = data.micro_batches if micro_batches is None else micro_batches
     if not 1 <= fewest <= sum(nodes):
-        raise InputError("not usable", where="fewest nodes", got=fewest, expected=f"1 to {sum(nodes)}")
+        raise InputError(
+            "not usable", where="fewest nodes", got=fewest, expected=f"1 to {sum(nodes)}"
+        )
     if not 0 <= failures < sum(nodes):
-        raise InputError("not usable", where="failures", got=failures, expected=f"0 to {sum(nodes) - 1}")
+        raise InputError(
+            "not usable", where="failures", got=failures, expected=f"0 to {sum(nodes) - 1}"
+        )
     if wanted < 1:
         raise InputError("not usable", where="micro-batches", got=wanted, expected="at least 1")
     listed = template_list(data, run, fewest=fewest)
@@ -80,7 +94,9 @@ def rows_of(found: Readiness) -> dict[str, Any]:
             }
             for template in found.listed.templates
         ],
-        "infeasible": [dict(zip(found.names, nodes, strict=True)) for nodes in found.listed.infeasible],
+        "infeasible": [
+            dict(zip(found.names, nodes, strict=True)) for nodes in found.listed.infeasible
+        ],
         "micro_batches": found.micro_batches,
         "failures": found.failures,
         "instantiation": {
@@ -126,7 +142,9 @@ def template_table(found: Readiness) -> Table:
     if found.listed.infeasible:
         few = [nodes_text(found, nodes) for nodes in found.listed.infeasible[:4]]
         more = len(found.listed.infeasible) - len(few)
-        notes.append(f"no template fits on {', '.join(few)}" + (f" and {more} more" if more else ""))
+        notes.append(
+            f"no template fits on {', '.join(few)}" + (f" and {more} more" if more else "")
+        )
     if not found.listed.complete:
         notes.append("time ran out before the list was complete")
     title = f"fastest template of each number of nodes, {found.data.micro_batches} micro-batches (predicted)"
@@ -155,15 +173,21 @@ def instantiation_table(found: Readiness) -> Table:
         for best in (found.exact.bound,)
         for name, chosen in (("exact", found.exact), ("oobleck", found.oobleck))
     )
-    title = f"pipelines for {found.micro_batches} micro-batches, {found.failures} of them may be lost"
+    title = (
+        f"pipelines for {found.micro_batches} micro-batches, {found.failures} of them may be lost"
+    )
     header = ("procedure", "", "iteration", "above bound", "pipelines")
     return Table(title, header, rows, right=(2, 3))
 
 
 def pipelines_text(found: Readiness, chosen: Instantiation) -> str:
     """`2 x (1 V100 + 1 T4: 40)`: pipelines alike, their nodes and their micro-batches."""
-    alike = Counter((pipeline.template.nodes, pipeline.micro_batches) for pipeline in chosen.pipelines)
-    return ", ".join(f"{n} x ({nodes_text(found, nodes)}: {k})" for (nodes, k), n in sorted(alike.items()))
+    alike = Counter(
+        (pipeline.template.nodes, pipeline.micro_batches) for pipeline in chosen.pipelines
+    )
+    return ", ".join(
+        f"{n} x ({nodes_text(found, nodes)}: {k})" for (nodes, k), n in sorted(alike.items())
+    )
 
 
 def nodes_text(found: Readiness, nodes: Nodes) -> str:

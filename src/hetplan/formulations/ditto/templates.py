@@ -1,8 +1,9 @@
 """Pipeline templates for every part of a cluster, not only for the whole of it.
 
-Oobleck (SOSP 2023, Section 4.1) keeps a template ready for each number of nodes from n_min to n, so that it can go
-on at once when nodes fail. With several device types a number of nodes does not say which: the list holds a proven
-template for each vector of nodes (one entry per type), and the best one for each number.
+Oobleck (SOSP 2023, Section 4.1) keeps a template ready for each number of nodes from n_min to n, so
+that it can go on at once when nodes fail. With several device types a number of nodes does not say
+which: the list holds a proven template for each vector of nodes (one entry per type), and the best
+one for each number.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ Nodes = tuple[int, ...]
 class Template:
     """The template of one vector of nodes.
 
-    nodes: by device type, in the data's order. times: seconds of each stage per micro-batch. seconds: T for the
-    data's number of micro-batches; bound: proven for this vector, None if time ran out before anything was.
+    nodes: by device type, in the data's order. times: seconds of each stage per micro-batch.
+    seconds: T for the data's number of micro-batches; bound: proven for this vector, None if time
+    ran out before anything was.
     """
 
     nodes: Nodes
@@ -48,7 +50,8 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateList:
-    """All templates found. infeasible: vectors for which none exists (memory). complete: time sufficed for all."""
+    """All templates found. infeasible: vectors for which none exists (memory). complete: time
+    sufficed for all."""
 
     templates: tuple[Template, ...]
     infeasible: tuple[Nodes, ...]
@@ -65,7 +68,8 @@ class TemplateList:
 
 
 def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList:
-    """Templates of all vectors with at least `fewest` nodes, small ones first, each proven within the run's gap."""
+    """Templates of all vectors with at least `fewest` nodes, small ones first, each proven within
+    the run's gap."""
     templates: list[Template] = []
     infeasible: list[Nodes] = []
     for nodes in node_vectors(data, fewest):
@@ -89,12 +93,17 @@ def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList
 def node_vectors(data: DittoData, fewest: int = 1) -> Iterator[Nodes]:
     """All vectors of at least `fewest` nodes, by number of nodes."""
     every = product(*(range(kind.nodes + 1) for kind in data.device_types))
-    return iter(sorted((nodes for nodes in every if sum(nodes) >= max(fewest, 1)), key=lambda n: (sum(n), n)))
+    return iter(
+        sorted(
+            (nodes for nodes in every if sum(nodes) >= max(fewest, 1)), key=lambda n: (sum(n), n)
+        )
+    )
 
 
 def cluster_part(data: DittoData, nodes: Nodes) -> DittoData:
     """The same problem on fewer nodes."""
     kinds = [
-        kind.model_copy(update={"nodes": count}) for kind, count in zip(data.device_types, nodes, strict=True)
+        kind.model_copy(update={"nodes": count})
+        for kind, count in zip(data.device_types, nodes, strict=True)
     ]
     return data.model_copy(update={"device_types": kinds})

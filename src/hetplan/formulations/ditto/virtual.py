@@ -1,4 +1,5 @@
-"""The virtual cluster of the weakest devices and Oobleck's templates for it (Ditto, Sections 4 and 6)."""
+"""The virtual cluster of the weakest devices and Oobleck's templates for it (Ditto, Sections 4 and
+6)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def virtual_cluster(data: DittoData, folding: Folding) -> DittoData:
 
 
 def single_devices(data: DittoData, folding: Folding) -> DittoData:
-    """The same devices without nodes, so that every stage has just one: the uniform template's cluster."""
+    """The same devices without nodes, so that every stage has just one: the uniform template's
+    cluster."""
     weakest = folding.weakest
     kind = DeviceType(
         name=weakest.name,
@@ -32,13 +34,15 @@ def single_devices(data: DittoData, folding: Folding) -> DittoData:
 def virtual_templates(
     data: DittoData, folding: Folding, run: Run
 ) -> tuple[Division, list[tuple[float, int]]] | None:
-    """Oobleck's table for the virtual cluster and its templates (T, S), best first; None: out of time."""
+    """Oobleck's table for the virtual cluster and its templates (T, S), best first; None: out of
+    time."""
     division = Division(compile_problem(virtual_cluster(data, folding)))
     return (division, division.ranked()) if division.fill(run) else None
 
 
 def uniform_template(data: DittoData, folding: Folding, run: Run) -> list[tuple[int, int]] | None:
-    """The virtual template of n M stages of one weakest device each, as layer ranges; None: out of time.
+    """The virtual template of n M stages of one weakest device each, as layer ranges; None: out of
+    time.
 
     Needs L >= n M (Section 6.3); the caller says so.
     """

@@ -1,10 +1,12 @@
-"""HAP's alternation for theories that are too large for its A*: the search for fixed ratios by shortest paths.
+"""HAP's alternation for theories that are too large for its A*: the search for fixed ratios by
+shortest paths.
 
-For fixed ratios B a stage lasts max_d (F + S B_d) / v_d. Any mean over types, weights w, bounds it from below; the sum
-over a program is then the length of a path in the graph of needs, in canonical order, where the shortest one is found
-at once. The path is a program and is priced as it is; the largest shortest length over the w tried is a bound of the
-best program for B. Where both meet, the search is exact, as A* is. Round it goes as in HAP, Section 3.1: ratios in
-proportion to speed, a program for them, the ratio programme for it, until a program repeats; the best pair is kept.
+For fixed ratios B a stage lasts max_d (F + S B_d) / v_d. Any mean over types, weights w, bounds it
+from below; the sum over a program is then the length of a path in the graph of needs, in canonical
+order, where the shortest one is found at once. The path is a program and is priced as it is; the
+largest shortest length over the w tried is a bound of the best program for B. Where both meet, the
+search is exact, as A* is. Round it goes as in HAP, Section 3.1: ratios in proportion to speed, a
+program for them, the ratio programme for it, until a program repeats; the best pair is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ HALVINGS, EXACT = 8, 1e-6
 
 @dataclass(frozen=True)
 class Found:
-    """For fixed ratios: a program (triple numbers), its seconds at them, and a bound of the best one's."""
+    """For fixed ratios: a program (triple numbers), its seconds at them, and a bound of the best
+    one's."""
 
     program: list[int]
     seconds: float
@@ -44,8 +47,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Alternated:
-    """seconds, program and ratios [1, K] of the best pair; first: seconds of the first one; exact: of `rounds`, how
-    many searches were proven."""
+    """seconds, program and ratios [1, K] of the best pair; first: seconds of the first one; exact:
+    of `rounds`, how many searches were proven."""
 
     seconds: float
     program: list[int]
@@ -56,7 +59,8 @@ class Alternated:
 
 
 def alternate(data: HapData, run: Run | None = None) -> Alternated | None:
-    """The alternation on an instance of one segment; None where its theory is too large even for canonical states."""
+    """The alternation on an instance of one segment; None where its theory is too large even for
+    canonical states."""
     run = run or Run()
     theory = reduce_theory(compile_problem(data))
     problem = theory.problem
@@ -91,7 +95,8 @@ def program_for(theory: Theory, graph: Graph, ratios: Floats) -> Found:
     bound = 0.0
 
     def tried(weights: Floats) -> Floats:
-        """Seconds of each type along the shortest path, as if every stage waited for that type alone."""
+        """Seconds of each type along the shortest path, as if every stage waited for that type
+        alone."""
         nonlocal bound
         length, steps = shortest(problem, graph, ratios, weights)
         bound = max(bound, length)
@@ -120,8 +125,11 @@ def program_for(theory: Theory, graph: Graph, ratios: Floats) -> Found:
     return Found(program, seconds(program), min(bound, seconds(program)))
 
 
-def shortest(problem: HapProblem, graph: Graph, ratios: Floats, weights: Floats) -> tuple[float, list[int]]:
-    """(length, triple numbers in order of execution) of the shortest path from {goal} to the empty set."""
+def shortest(
+    problem: HapProblem, graph: Graph, ratios: Floats, weights: Floats
+) -> tuple[float, list[int]]:
+    """(length, triple numbers in order of execution) of the shortest path from {goal} to the empty
+    set."""
     steps = graph.theory.steps
     cost = []
     for step in steps:

@@ -15,9 +15,9 @@ from hetplan.solvers.run import Run
 
 @dataclass
 class _Partial:
-    """A partial program: properties (known: without redundant ones; ever: all) and what was done once (told) as
-    bits, time to the last synchronisation, seconds [K] since then, bytes [K] (None without memory), and how it came
-    about. `alive`: still in the queue S of Fig. 10."""
+    """A partial program: properties (known: without redundant ones; ever: all) and what was done
+    once (told) as bits, time to the last synchronisation, seconds [K] since then, bytes [K] (None
+    without memory), and how it came about. `alive`: still in the queue S of Fig. 10."""
 
     known: int
     ever: int
@@ -55,7 +55,9 @@ class _Search:
         for step in move.steps:
             row = self.ratios[step.segment]
             if step.comm:
-                told.append((True, step.fixed + step.shared * float(row.max()), np.zeros(self.problem.K)))
+                told.append(
+                    (True, step.fixed + step.shared * float(row.max()), np.zeros(self.problem.K))
+                )
             else:
                 told.append((False, 0.0, (step.fixed + step.shared * row) / self.problem.speeds))
         return told
@@ -72,8 +74,8 @@ class _Search:
         return partial.held is None or self.room is None or bool((partial.held <= self.room).all())
 
     def _distances(self) -> dict[int, float]:
-        """property -> least computing, on the type that has least of it, on a way from it to the goal; key -1:
-        from nothing at all."""
+        """property -> least computing, on the type that has least of it, on a way from it to the
+        goal; key -1: from nothing at all."""
         work = [sum(float(b.min()) for comm, _, b in told if not comm) for told in self.times]
         by_post: dict[int, list[int]] = {}
         for n, move in enumerate(self.theory.moves):
@@ -98,7 +100,8 @@ class _Search:
     def estimate(self, partial: _Partial) -> float:
         """ecost: the stage under way and the computing that is still to come at least."""
         rest = min(
-            (self.distance[p] for p in [*members(partial.known), -1] if p in self.distance), default=0.0
+            (self.distance[p] for p in [*members(partial.known), -1] if p in self.distance),
+            default=0.0,
         )
         return float(partial.busy.max()) + rest
 
@@ -115,7 +118,8 @@ class _Search:
         ]  # fmt: skip
 
     def extended(self, partial: _Partial, n: int) -> _Partial:
-        """The partial program with move n appended, its redundant properties removed (third pruning)."""
+        """The partial program with move n appended, its redundant properties removed (third
+        pruning)."""
         move = self.theory.moves[n]
         cost, busy = partial.cost, partial.busy
         for comm, seconds, computing in self.times[n]:
@@ -126,10 +130,13 @@ class _Search:
         known, ever = partial.known | move.post, partial.ever | move.post
         told = partial.told | move.tensor
         held = None if partial.held is None else partial.held + self.bytes[n]
-        return _Partial(self._useful(known, ever, told), ever, told, cost, busy, held, move, partial)
+        return _Partial(
+            self._useful(known, ever, told), ever, told, cost, busy, held, move, partial
+        )
 
     def _useful(self, known: int, ever: int, told: int) -> int:
-        """Without the properties that only triples with nothing new to give, or no longer allowed, need."""
+        """Without the properties that only triples with nothing new to give, or no longer allowed,
+        need."""
         kept = known & self.theory.goal
         for p in members(known):
             for n in self.by_pre.get(p, ()):
@@ -142,24 +149,25 @@ class _Search:
 
 @dataclass(frozen=True)
 class Found:
-    """program: triple numbers, None when there is none or the search was cut short before one (not `finished`);
-    partial: in the latter case the triples of the partial programs that look best."""
+    """program: triple numbers, None when there is none or the search was cut short before one (not
+    `finished`); partial: in the latter case the triples of the partial programs that look best."""
 
     program: list[int] | None
     finished: bool
     partial: tuple[list[int], ...] = ()
 
 
-# Partial programs that a search cut short hands over: of least estimated cost, and with most properties.
+# Partial programs that a search cut short hands over: of least estimated cost, and with most
+# properties.
 HANDED_OVER = 8
 
 
 def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = None) -> Found:
     """The program that Fig. 10 finds at ratios [g, K], extending at most `most` partial programs.
 
-    Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a partial
-    program; what differs since then is not seen. With memory, what does not fit is left out, and a partial program
-    beats another only if it holds no more.
+    Lines 9-14 compare costs up to the last synchronisation, as Section 4.3 defines the cost of a
+    partial program; what differs since then is not seen. With memory, what does not fit is left
+    out, and a partial program beats another only if it holds no more.
     """
     look = _Search(theory, ratios)
     held = None if look.room is None else np.zeros(theory.problem.K)
@@ -198,15 +206,19 @@ def search(theory: FusedTheory, ratios: Floats, run: Run, most: int | None = Non
 def _promising(queue: list[tuple[float, int, _Partial]]) -> tuple[list[int], ...]:
     alive = [entry for entry in queue if entry[2].alive]
     cheapest = heapq.nsmallest(HANDED_OVER, alive)
-    furthest = heapq.nsmallest(HANDED_OVER, alive, key=lambda e: (-e[2].ever.bit_count(), e[0], e[1]))
+    furthest = heapq.nsmallest(
+        HANDED_OVER, alive, key=lambda e: (-e[2].ever.bit_count(), e[0], e[1])
+    )
     return tuple(_steps(partial) for _, _, partial in [*cheapest, *furthest])
 
 
 def _beaten(after: _Partial, same: dict[int, list[_Partial]]) -> bool:
-    """Lines 9 to 14: whether another partial program has all its properties and costs no more; those that it
-    beats itself leave the queue."""
+    """Lines 9 to 14: whether another partial program has all its properties and costs no more;
+    those that it beats itself leave the queue."""
     for known, others in list(same.items()):
-        if known & after.known == after.known and any(o.alive and _no_dearer(o, after) for o in others):
+        if known & after.known == after.known and any(
+            o.alive and _no_dearer(o, after) for o in others
+        ):
             return True
     for known, others in list(same.items()):
         if known & after.known == known:

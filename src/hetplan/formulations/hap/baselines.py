@@ -1,9 +1,11 @@
-"""HAP's baselines DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to speed.
+"""HAP's baselines DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to
+speed.
 
-A theory does not say which of its triples are data parallelism, so it is told from names and work: of the forms
-that HAP's property names spell out, data parallelism shards dimension 0 only, and communicates by all-reduce;
-among such programs it replicates no work that can be shared. Where the names spell no forms, or no such program
-exists, the forms do not restrict it. Source: HAP, Section 7.1.
+A theory does not say which of its triples are data parallelism, so it is told from names and work:
+of the forms that HAP's property names spell out, data parallelism shards dimension 0 only, and
+communicates by all-reduce; among such programs it replicates no work that can be shared. Where the
+names spell no forms, or no such program exists, the forms do not restrict it. Source: HAP, Section
+7.1.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 _OTHER_DIMENSION = re.compile(r"\|\s*all-gather\(\s*[1-9]\d*\s*\)\s*$", re.IGNORECASE)
-_OTHER_COLLECTIVE = re.compile(r"reduce-scatter|all-to-all|all-gather|grouped-broadcast", re.IGNORECASE)
+_OTHER_COLLECTIVE = re.compile(
+    r"reduce-scatter|all-to-all|all-gather|grouped-broadcast", re.IGNORECASE
+)
 # A second of replicated work weighs like so many seconds of anything else.
 REPLICATED = 1e3
 DOES_NOT_FIT = "data parallelism at these ratios does not fit in memory"
@@ -75,7 +79,8 @@ def data_parallel(posed: Posed, ratios: Floats) -> list[int]:
 
 
 def _restricted(posed: Posed) -> Theory | None:
-    """The theory of shards on dimension 0 and all-reduces alone; None where it does not lead to the goal."""
+    """The theory of shards on dimension 0 and all-reduces alone; None where it does not lead to the
+    goal."""
     problem = posed.problem
     other = {p for p, name in enumerate(problem.properties) if _OTHER_DIMENSION.search(name)}
 

@@ -1,14 +1,17 @@
-"""Lower bounds of problem `hap` with memory over cells of ratios, by prices of bytes and means over types.
+"""Lower bounds of problem `hap` with memory over cells of ratios, by prices of bytes and means over
+types.
 
-A cell is a simplex of ratios for each segment; x are the vertices of their product. Any mean w over types bounds what
-stages compute, any mean u_k what a largest ratio is, and any prices l >= 0 of bytes bound the program that fits:
+A cell is a simplex of ratios for each segment; x are the vertices of their product. Any mean w over
+types bounds what stages compute, any mean u_k what a largest ratio is, and any prices l >= 0 of
+bytes bound the program that fits:
 
-    seconds(Q, B) >= sum over Q of (comm + F sum_d w_d / v_d + S sum_d w_d B_kd / v_d) + sum_d l_d (held_d - W_d),
-    comm = fixed + shared sum_d u_kd B_kd.
+    seconds(Q, B) >= sum over Q of (comm + F sum_d w_d / v_d + S sum_d w_d B_kd / v_d) + sum_d l_d
+    (held_d - W_d), comm = fixed + shared sum_d u_kd B_kd.
 
-The right side is affine in B, so its least over the cell is at a vertex, where the best Q is a shortest path in the
-canonical graph of needs. w, u, l are improved by cutting planes, one for each path and vertex met. One w prices all
-stages: where the slowest type changes from stage to stage, a gap remains however small the cells.
+The right side is affine in B, so its least over the cell is at a vertex, where the best Q is a
+shortest path in the canonical graph of needs. w, u, l are improved by cutting planes, one for each
+path and vertex met. One w prices all stages: where the slowest type changes from stage to stage, a
+gap remains however small the cells.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Path:
-    """What a program adds up to: seconds of collectives, fixed and per largest ratio [g]; FLOP F, S [g]; bytes, fixed
-    and shared [g]; its arcs from the goal on, and its triples' numbers in order of execution."""
+    """What a program adds up to: seconds of collectives, fixed and per largest ratio [g]; FLOP F, S
+    [g]; bytes, fixed and shared [g]; its arcs from the goal on, and its triples' numbers in order
+    of execution."""
 
     alone: float
     top: Floats
@@ -81,8 +85,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Bounded:
-    """bound in seconds (infinite: nothing fits); point [g, K]: the mixture of the vertices that it comes from, None
-    where the bound was reached; prices: the best; cuts: (path, vertex [g, K]) that bind."""
+    """bound in seconds (infinite: nothing fits); point [g, K]: the mixture of the vertices that it
+    comes from, None where the bound was reached; prices: the best; cuts: (path, vertex [g, K]) that
+    bind."""
 
     bound: float
     point: Floats | None
@@ -112,12 +117,15 @@ class Pricing:
         steps = [graph.theory.steps[s] for s in graph.step]
         self._comm = np.array([s.comm for s in steps], dtype=np.bool_)
         self._segment = np.array([s.segment for s in steps], dtype=np.int64)
-        rows = np.array([(s.fixed, s.shared, s.fixed_bytes, s.shared_bytes) for s in steps]).reshape(-1, 4)
+        rows = np.array(
+            [(s.fixed, s.shared, s.fixed_bytes, s.shared_bytes) for s in steps]
+        ).reshape(-1, 4)
         self._fixed, self._shared, self._fixed_bytes, self._shared_bytes = rows.T
         self._paths: dict[bytes, Path] = {}
 
     def shortest(self, prices: Prices, vertices: Floats) -> tuple[float, list[Path]]:
-        """(The bound at these prices over the vertices [V, g, K], the shortest path for each vertex)."""
+        """(The bound at these prices over the vertices [V, g, K], the shortest path for each
+        vertex)."""
         problem, k = self.problem, self._segment
         each = np.where(self._comm, 1.0, (prices.w / problem.speeds).sum())
         byte = vertices @ prices.bytes
@@ -169,8 +177,9 @@ class Pricing:
         )
 
     def crossed(self, one: Path, other: Path, point: Floats) -> list[Path]:
-        """What follows one path to a node that both have, and the other from there: the FEW that at ratios [g, K] fit
-        and take least, or exceed memory least. Under prices at which both are shortest paths, so are these."""
+        """What follows one path to a node that both have, and the other from there: the FEW that at
+        ratios [g, K] fit and take least, or exceed memory least. Under prices at which both are
+        shortest paths, so are these."""
         head, start = self.graph.head, self.graph.start
         nodes = [[start, *(int(h) for h in head[path.arcs])] for path in (one, other)]
         at = {node: i for i, node in enumerate(nodes[1])}
@@ -189,14 +198,22 @@ class Pricing:
             held = path.fixed_bytes + path.shared_bytes @ point
             busy = (path.F + path.S @ point) / self.problem.speeds
             over = float((held - self.capacity).max())
-            return max(0.0, over), path.alone + float(path.top @ point.max(axis=1)) + float(busy.max())
+            return max(0.0, over), path.alone + float(path.top @ point.max(axis=1)) + float(
+                busy.max()
+            )
 
         return sorted(found.values(), key=rank)[:FEW]
 
     def bounded(
-        self, cell: Floats, start: Prices, cuts: Sequence[tuple[Path, Floats]], enough: float, run: Run
+        self,
+        cell: Floats,
+        start: Prices,
+        cuts: Sequence[tuple[Path, Floats]],
+        enough: float,
+        run: Run,
     ) -> tuple[Bounded, list[Path]]:
-        """The bound of a cell with vertices `cell` [V, g, K], up to `enough`, from `start` on; and the paths met."""
+        """The bound of a cell with vertices `cell` [V, g, K], up to `enough`, from `start` on; and
+        the paths met."""
         kept, met = list(cuts), []
         best, prices, chosen = -np.inf, start, start
         point: Floats | None = None
@@ -219,8 +236,11 @@ class Pricing:
                 break
         return Bounded(best, point, chosen, tuple(kept)), met
 
-    def _master(self, cuts: Sequence[tuple[Path, Floats]], run: Run) -> tuple[float, Prices, Floats] | None:
-        """(What no prices exceed as far as the cuts tell, prices that reach it, the cuts' shares)."""
+    def _master(
+        self, cuts: Sequence[tuple[Path, Floats]], run: Run
+    ) -> tuple[float, Prices, Floats] | None:
+        """(What no prices exceed as far as the cuts tell, prices that reach it, the cuts'
+        shares)."""
         from hetplan.solvers import highs
 
         problem, unit = self.problem, 1e3 / self.most
@@ -229,7 +249,8 @@ class Pricing:
         level = model.continuous("level", lower=None)
         w = model.continuous("w", problem.K)
         u = model.continuous("u", (problem.g, problem.K))
-        price = model.continuous("price", problem.K, 0.0, DEAREST)  # of a device's memory, in self.most
+        # of a device's memory, in self.most
+        price = model.continuous("price", problem.K, 0.0, DEAREST)
         model.minimize(level, -1.0)
         model.equal("mean", w, to=1.0)
         for k in range(problem.g):

@@ -1,9 +1,10 @@
-"""Where optimal ratios of one segment lie: a simplex with as many vertices as device types, and its cells.
+"""Where optimal ratios of one segment lie: a simplex with as many vertices as device types, and its
+cells.
 
-For fixed stage times T_s and a fixed largest ratio M the ratios are bounded by u_d = min(M, min_s (T_s v_d - F_s)
-/ S_s), a concave nondecreasing function of the speed v_d; scaling u to sum 1 keeps all bounds. So some optimum is
-concave and nondecreasing in speed, and those functions on K speeds are the cone spanned by 1 and by
-min(v, v_k) - v_1 for k > 1.
+For fixed stage times T_s and a fixed largest ratio M the ratios are bounded by u_d = min(M, min_s
+(T_s v_d - F_s) / S_s), a concave nondecreasing function of the speed v_d; scaling u to sum 1 keeps
+all bounds. So some optimum is concave and nondecreasing in speed, and those functions on K speeds
+are the cone spanned by 1 and by min(v, v_k) - v_1 for k > 1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def coordinates(cell: Floats, point: Floats) -> Floats:
 
 
 def halves(cell: Floats, weight: Floats, at: Floats | None = None) -> tuple[Floats, Floats]:
-    """Two cells that share the cut of the longest edge, at its middle or, where `at` projects well inside, there."""
+    """Two cells that share the cut of the longest edge, at its middle or, where `at` projects well
+    inside, there."""
     K = len(cell)
     pairs = [(i, j) for i in range(K) for j in range(i)]
     lengths = [float(np.abs(cell[i] - cell[j]) @ weight) for i, j in pairs]
@@ -100,7 +102,8 @@ class Segments:
 
 
 def product(cell: Floats) -> Floats:
-    """[V, g, K]: the vertices of the product of simplices [g, K, K], the last segment's changing first."""
+    """[V, g, K]: the vertices of the product of simplices [g, K, K], the last segment's changing
+    first."""
     g, K, _ = cell.shape
     return np.array(
         [[cell[k, v] for k, v in enumerate(pick)] for pick in itertools.product(range(K), repeat=g)]

@@ -36,7 +36,8 @@ class Posed:
 
 
 def pose(data: HapData, run: Run) -> Posed | Outcome[HapDecision]:
-    """The reduced theory; or the outcome where there is no program, only one (given), or one for nothing."""
+    """The reduced theory; or the outcome where there is no program, only one (given), or one for
+    nothing."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(data, problem)
@@ -51,14 +52,18 @@ def pose(data: HapData, run: Run) -> Posed | Outcome[HapDecision]:
     return Posed(theory, tuple(triple.instruction for triple in data.triples), begun)
 
 
-def ratios_only(problem: HapProblem, program: Sequence[int], run: Run, begun: float) -> Outcome[HapDecision]:
+def ratios_only(
+    problem: HapProblem, program: Sequence[int], run: Run, begun: float
+) -> Outcome[HapDecision]:
     """The best ratios of the only program in question. Source: HAP, Section 5."""
     stages = problem.stages(program)
     built = time.perf_counter()
     found = best_ratios(problem, stages, run)
     if not found.fits:
         stop, message = (
-            (Stop.INFEASIBLE, NO_RATIOS) if found.impossible else (stopped(run), "no ratios found that fit")
+            (Stop.INFEASIBLE, NO_RATIOS)
+            if found.impossible
+            else (stopped(run), "no ratios found that fit")
         )
         spent = time.perf_counter() - built
         return Outcome(stop=stop, message=message, build_seconds=built - begun, solve_seconds=spent)
@@ -85,12 +90,14 @@ def ended(
     message: str = "",
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
-    """The outcome with `program` (triple numbers) under its best ratios, if any fit in memory. A bound is at least
-    the empty one."""
+    """The outcome with `program` (triple numbers) under its best ratios, if any fit in memory. A
+    bound is at least the empty one."""
     decision = None
     if program is not None:
         kept = posed.theory.program(program)
-        found = best_ratios(posed.problem, posed.problem.stages(kept), Run(run.options, None, run.cancel))
+        found = best_ratios(
+            posed.problem, posed.problem.stages(kept), Run(run.options, None, run.cancel)
+        )
         if found.fits:
             decision = posed.problem.decision(kept, found.ratios)
     if bound is not None and not np.isfinite(bound):

@@ -1,17 +1,18 @@
 """Problem `hap` as one CP-SAT model over the graph of needs; the ratios in steps of 1 / STEPS.
 
 Sets   arcs a of the graph (module `states`), device types d of n_d devices, segments k.
-Vars   z_a in {0,1}: the program runs arc a's triple; y_kd = floor(STEPS n_d B_kd); c_ud: when type d reaches
-       node u, reading the program from its end; top_k >= y_kd / n_d.
+Vars   z_a in {0,1}: the program runs arc a's triple; y_kd = floor(STEPS n_d B_kd); c_ud: when type
+       d reaches node u, reading the program from its end; top_k >= y_kd / n_d.
 Min    max_d c_(empty set)d   s.t.
 (1) z is a path from {goal} to the empty set   (2) STEPS - K < sum_d y_kd <= STEPS
 (3) z_a, a computation from u to h: c_hd >= c_ud + (F + S B_kd) / v_d
 (4) z_a, a communication: c_hd >= c_ue + fixed + shared top_k for all types d, e (everyone waits)
 (5) with memory, of each device: sum_a (fixed_bytes z_a + shared_bytes z_a B_kd) <= device_bytes_d
-(6) of programs found that no ratios fit in memory, not all triples together, and the model is solved again
-All numbers are rounded down and every rounding lowers the cost, so the bound holds as it is; the decision's
-ratios are re-optimised, and what rounding hid remains as a small gap. On a canonical graph (theories too wide
-for the other) sums over the whole program replace (3) and (4), as in `programme`.
+(6) of programs found that no ratios fit in memory, not all triples together, and the model is
+solved again All numbers are rounded down and every rounding lowers the cost, so the bound holds as
+it is; the decision's ratios are re-optimised, and what rounding hid remains as a small gap. On a
+canonical graph (theories too wide for the other) sums over the whole program replace (3) and (4),
+as in `programme`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ LARGEST = 2.0**38  # of a total, in integer time units; finer units make the sea
 
 @dataclass(frozen=True)
 class Costs:
-    """Per arc, in integer time units: fixed [A, K], shared [A, K] per step of y; comm, segment, tail [A]."""
+    """Per arc, in integer time units: fixed [A, K], shared [A, K] per step of y; comm, segment,
+    tail [A]."""
 
     fixed: Ints
     shared: Ints
@@ -64,7 +66,8 @@ class Variables:
 
 
 def costs_of(problem: HapProblem, graph: Graph, per_second: float, most: float) -> Costs:
-    """Rounded down, so that no program is priced too high; costs beyond 4096 times `most` seconds are cut there."""
+    """Rounded down, so that no program is priced too high; costs beyond 4096 times `most` seconds
+    are cut there."""
     steps = [graph.theory.steps[s] for s in graph.step]
     comm = np.array([s.comm for s in steps], dtype=bool)
     speed = np.where(comm[:, None], 1.0, problem.speeds[None, :])
@@ -104,16 +107,23 @@ def follow_a_path(cp: cp_model.CpModel, graph: Graph, costs: Costs, v: Variables
 
 
 def share_out(cp: cp_model.CpModel, problem: HapProblem, v: Variables) -> None:  # (2)
-    """Ratios rounded down lose less than one step per type; the largest is at least each of them."""
+    """Ratios rounded down lose less than one step per type; the largest is at least each of
+    them."""
     for y, top in zip(v.y, v.top, strict=True):
         cp.add_linear_constraint(sum(y), STEPS - problem.K + 1 if problem.K > 1 else STEPS, STEPS)
         for d, n in enumerate(problem.counts):
-            # top >= y / n - (what rounding n B down lost is below one step of n B, so it is a floor again)
+            # top >= y / n - (what rounding n B down lost is below one step of n B, so it is a floor
+            # again)
             cp.add(int(n) * top + int(n) - 1 >= y[d])
 
 
 def run_the_clocks(
-    cp: cp_model.CpModel, problem: HapProblem, graph: Graph, costs: Costs, v: Variables, horizon: int
+    cp: cp_model.CpModel,
+    problem: HapProblem,
+    graph: Graph,
+    costs: Costs,
+    v: Variables,
+    horizon: int,
 ) -> cp_model.IntVar:  # (3), (4)
     """Clocks per node and type along the chosen path; returns the last one."""
     K = range(problem.K)
@@ -133,9 +143,15 @@ def run_the_clocks(
 
 
 def add_the_whole(
-    cp: cp_model.CpModel, problem: HapProblem, graph: Graph, costs: Costs, v: Variables, horizon: int
+    cp: cp_model.CpModel,
+    problem: HapProblem,
+    graph: Graph,
+    costs: Costs,
+    v: Variables,
+    horizon: int,
 ) -> cp_model.IntVar:
-    """The busiest type's time over the whole program plus all communication: a relaxation without order."""
+    """The busiest type's time over the whole program plus all communication: a relaxation without
+    order."""
     total = cp.new_int_var(0, horizon, "total")
     comm: list[Any] = []
     busy: list[list[Any]] = [[] for _ in range(problem.K)]
@@ -154,8 +170,10 @@ def add_the_whole(
     return total
 
 
-def fit_memory(cp: cp_model.CpModel, problem: HapProblem, graph: Graph, v: Variables) -> None:  # (5)
-    """Each type's bytes in parts of its memory; all of them are rounded down, which lets in too much at worst."""
+# (5)
+def fit_memory(cp: cp_model.CpModel, problem: HapProblem, graph: Graph, v: Variables) -> None:
+    """Each type's bytes in parts of its memory; all of them are rounded down, which lets in too
+    much at worst."""
     if problem.capacity is None:
         return
     for d, (room, n) in enumerate(zip(problem.capacity, problem.counts, strict=True)):
@@ -244,8 +262,8 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
 
 
 def linearised(run: Run) -> Run:
-    """The run with enforced rows in the linear relaxation too, unless the user says otherwise: bisecting the
-    ratios without it takes a thousand times as long."""
+    """The run with enforced rows in the linear relaxation too, unless the user says otherwise:
+    bisecting the ratios without it takes a thousand times as long."""
     own = {"linearization_level": 2, **run.options.native.get(cpsat.BACKEND, {})}
     options = replace(run.options, native={**run.options.native, cpsat.BACKEND: own})
     return replace(run, options=options)

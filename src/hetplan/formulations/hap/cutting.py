@@ -1,12 +1,16 @@
-"""The best ratios of one program inside one cell, with the duals of its stages; compiled, by cutting planes.
+"""The best ratios of one program inside one cell, with the duals of its stages; compiled, by
+cutting planes.
 
-At a point of the cell every stage is slowest on some type; fixing these types gives an affine minorant of the
-program's cost, a cut with values P[c, i] at the vertices i. With cuts c the problem is a matrix game,
+At a point of the cell every stage is slowest on some type; fixing these types gives an affine
+minorant of the program's cost, a cut with values P[c, i] at the vertices i. With cuts c the problem
+is a matrix game,
 
-    min over mu in the simplex of max_c P[c] mu = max over theta in the simplex of min_i (theta P)_i,
+    min over mu in the simplex of max_c P[c] mu = max over theta in the simplex of min_i (theta
+    P)_i,
 
-whose theta blends the types of each stage: sum_c theta_c [type of the stage in cut c]. Bounding each stage by
-its blend turns the program's cost into an affine function whose least value over the cell is (nearly) the optimum.
+whose theta blends the types of each stage: sum_c theta_c [type of the stage in cut c]. Bounding
+each stage by its blend turns the program's cost into an affine function whose least value over the
+cell is (nearly) the optimum.
 """
 
 from __future__ import annotations
@@ -23,10 +27,18 @@ EXACT = 1e-10
 
 @kernel
 def _game(
-    P: Floats, count: int, low: float, scale: float, T: Floats, basis: Ints, mu: Floats, theta: Floats
+    P: Floats,
+    count: int,
+    low: float,
+    scale: float,
+    T: Floats,
+    basis: Ints,
+    mu: Floats,
+    theta: Floats,
 ) -> None:
-    """Optimal strategies of the game (P [:count, V] - low) / scale + 1 > 0: max sum y, y P[c] <= 1 by the simplex
-    method with Bland's rule; mu = y / sum y, theta from the slacks' reduced costs. T, basis: room for the table."""
+    """Optimal strategies of the game (P [:count, V] - low) / scale + 1 > 0: max sum y, y P[c] <= 1
+    by the simplex method with Bland's rule; mu = y / sum y, theta from the slacks' reduced costs.
+    T, basis: room for the table."""
     V = P.shape[1]
     width = V + count + 1
     for c in range(count + 1):
@@ -82,7 +94,8 @@ def _cut(
     F: Floats, S: Floats, comm: float, x: Floats, slow: Floats, enough: float,
     P: Floats, taken: Ints, T: Floats, basis: Ints, mu: Floats, best: Floats, theta: Floats,
 ) -> tuple[int, float]:  # fmt: skip
-    """Cut until the gap is closed: (cuts made, lower bound); fills the rest, of which `best` [V] is the best mu."""
+    """Cut until the gap is closed: (cuts made, lower bound); fills the rest, of which `best` [V] is
+    the best mu."""
     V, K = x.shape
     least, bound, low, high = np.inf, 0.0, np.inf, -np.inf
     count = 0
@@ -151,8 +164,8 @@ def best_in_cell(
 
 
 def game(P: Floats) -> tuple[float, Floats, Floats]:
-    """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V]; the value is what
-    theta guarantees."""
+    """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V];
+    the value is what theta guarantees."""
     (count, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
         return low, np.full(V, 1.0 / V), np.eye(count)[0]
@@ -163,5 +176,6 @@ def game(P: Floats) -> tuple[float, Floats, Floats]:
 
 
 def game_value(P: Floats) -> float:
-    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that; rows may be infinite."""
+    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that; rows
+    may be infinite."""
     return max(float(P.min(axis=1).max()), game(P)[0])

@@ -1,17 +1,22 @@
 """Data and decision of problem `hap`, as they stand in files.
 
-Sets   j in 0..m-1 devices, k in 0..g-1 segments, i triples {pre_i} instruction_i {post_i} over properties.
-Data   v_j flops_per_second; a compute triple has fixed_flops F_i and shared_flops S_i, a comm triple
-       fixed_seconds and shared_seconds; every triple belongs to one segment; a goal property; optionally a
-       program, when only the ratios are asked for; optionally memory: device_bytes W_j, and on every triple
-       fixed_bytes P_i and shared_bytes A_i (0 where left out).
+Sets   j in 0..m-1 devices, k in 0..g-1 segments, i triples {pre_i} instruction_i {post_i} over
+properties.
+Data   v_j flops_per_second; a compute triple has fixed_flops F_i and shared_flops S_i, a comm
+       triple fixed_seconds and shared_seconds; every triple belongs to one segment; a goal
+       property; optionally a program, when only the ratios are asked for; optionally memory:
+       device_bytes W_j, and on every triple fixed_bytes P_i and shared_bytes A_i (0 where left
+       out).
 Decide a sequence Q of distinct triples and ratios B[k][j] >= 0 with sum_j B[k][j] = 1.
 Min    sum over stages of (comm + max_j compute_j), a stage beginning at each comm instruction, with
        comm = fixed_seconds + shared_seconds max_j B[k][j] and
        compute_j = sum over the stage's compute instructions of (F + S B[k][j]) / v_j.
-S.t.   (1) pre of each instruction among the posts of the earlier ones, (2) the goal among all posts,
-       (3) no triple twice; with memory (4) sum over the program of (P_i + A_i B[segment_i][j]) <= W_j for all j.
-Source HAP, Section 3.2 (cost), 4.2 (background theory as Hoare triples), 5.2 (segments); (4) is hetplan's.
+S.t.   (1) pre of each instruction among the posts of the earlier ones, (2) the goal among all
+posts,
+       (3) no triple twice; with memory (4) sum over the program of (P_i + A_i B[segment_i][j]) <=
+       W_j for all j.
+Source HAP, Section 3.2 (cost), 4.2 (background theory as Hoare triples), 5.2 (segments); (4) is
+hetplan's.
 """
 
 from __future__ import annotations
@@ -51,7 +56,8 @@ class Compute(StrictModel):
 
 
 class Communication(StrictModel):
-    """A collective: fixed_seconds + shared_seconds times the largest ratio; all devices wait for it."""
+    """A collective: fixed_seconds + shared_seconds times the largest ratio; all devices wait for
+    it."""
 
     kind: Literal["comm"]
     instruction: Property
@@ -70,8 +76,8 @@ Triple = Annotated[Compute | Communication, Field(discriminator="kind")]
 class Memory(StrictModel):
     """The optional memory constraint: bytes of each device, in the order of `devices`.
 
-    What an instruction adds stays until the program ends: parameters with their gradients and optimizer states, and
-    what its mirror in the backward pass needs.
+    What an instruction adds stays until the program ends: parameters with their gradients and
+    optimizer states, and what its mirror in the backward pass needs.
     """
 
     device_bytes: Row

@@ -1,4 +1,5 @@
-"""A `hap` decision as tables for people: the ratios per device type, and the stages of the program."""
+"""A `hap` decision as tables for people: the ratios per device type, and the stages of the
+program."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ MOST_STAGES = 60
 def describe(
     data: HapData, decision: HapDecision, shown: Sequence[tuple[int, int]] | None = None
 ) -> list[Table]:
-    """Ratios, then stages in order: the collective, how much is computed, which device is the slowest.
+    """Ratios, then stages in order: the collective, how much is computed, which device is the
+    slowest.
 
     shown [m]: numbers of (node, device) in another cluster.
     """
@@ -31,7 +33,10 @@ def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Tab
     rows, held = [], held_bytes(data, decision)
     for members in groups.values():
         names, first = names_text([data.devices[j].name for j in members]), members[0]
-        speed, shares = data.devices[first].flops_per_second, (row[first] for row in decision.ratios)
+        speed, shares = (
+            data.devices[first].flops_per_second,
+            (row[first] for row in decision.ratios),
+        )
         memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
         rows.append(
             (
@@ -44,7 +49,9 @@ def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Tab
         )
     segments = tuple(f"% of segment {k}" for k in range(data.segments))
     header = ("devices", "names", "TFLOP/s", *segments, *(("holds",) if limits else ()))
-    return Table("sharding ratios per device", header, tuple(rows), right=tuple(range(2, len(header))))
+    return Table(
+        "sharding ratios per device", header, tuple(rows), right=tuple(range(2, len(header)))
+    )
 
 
 def _stages(data: HapData, decision: HapDecision) -> Table:
@@ -66,11 +73,20 @@ def _stages(data: HapData, decision: HapDecision) -> Table:
                 continue
             count += 1
             for j, device in enumerate(data.devices):
-                busy[j] += (triple.fixed_flops + triple.shared_flops * shares[j]) / device.flops_per_second
+                busy[j] += (
+                    triple.fixed_flops + triple.shared_flops * shares[j]
+                ) / device.flops_per_second
         slowest = max(range(len(busy)), key=busy.__getitem__)
         name = data.devices[slowest].name if busy[slowest] > 0 else "-"
         rows.append(
-            (str(number), opening, seconds_text(waiting), str(count), seconds_text(busy[slowest]), name)
+            (
+                str(number),
+                opening,
+                seconds_text(waiting),
+                str(count),
+                seconds_text(busy[slowest]),
+                name,
+            )
         )
     notes = (f"{len(rows) - MOST_STAGES} more stages",) if len(rows) > MOST_STAGES else ()
     header = ("stage", "begins with", "takes", "computations", "slowest takes", "slowest")

@@ -1,4 +1,5 @@
-"""The independent evaluator of problem `hap`: semantics and cost of a program, from the data alone."""
+"""The independent evaluator of problem `hap`: semantics and cost of a program, from the data
+alone."""
 
 from __future__ import annotations
 
@@ -14,8 +15,12 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
-    """Objective in seconds, or every constraint that `decision` breaks. Source: HAP, Section 3.2."""
-    violations = [*_program_violations(data, decision.program), *_ratio_violations(data, decision.ratios)]
+    """Objective in seconds, or every constraint that `decision` breaks. Source: HAP, Section
+    3.2."""
+    violations = [
+        *_program_violations(data, decision.program),
+        *_ratio_violations(data, decision.ratios),
+    ]
     violations = violations or _memory_violations(data, decision)
     if violations:
         return Evaluation(None, tuple(violations))
@@ -69,7 +74,9 @@ def _program_violations(data: HapData, program: list[int]) -> list[str]:
 def _ratio_violations(data: HapData, ratios: list[list[float]]) -> list[str]:
     problems: list[str] = []
     if len(ratios) != data.segments:
-        problems.append(f"ratios has {len(ratios)} rows, expected one per segment ({data.segments})")
+        problems.append(
+            f"ratios has {len(ratios)} rows, expected one per segment ({data.segments})"
+        )
     for k, row in enumerate(ratios):
         if len(row) != len(data.devices):
             problems.append(

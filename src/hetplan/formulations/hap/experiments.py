@@ -1,8 +1,10 @@
-"""HAP's experiments: its models on V100 + P100 and on A100 + P100, at bandwidths from 1 to 400 Gbit/s.
+"""HAP's experiments: its models on V100 + P100 and on A100 + P100, at bandwidths from 1 to 400
+Gbit/s.
 
-Speeds of V100 and P100 are those measured in the paper's artefact (fp32); the A100's is the P100's times the ratio of
-their datasheets. Collectives are rings at the network's bandwidth. The batch grows with the devices: 64 samples each,
-32 for BERT-MoE (Table 1); experts as many as devices. Source: HAP, Section 7.1, Table 1, Figures 13 and 17.
+Speeds of V100 and P100 are those measured in the paper's artefact (fp32); the A100's is the P100's
+times the ratio of their datasheets. Collectives are rings at the network's bandwidth. The batch
+grows with the devices: 64 samples each, 32 for BERT-MoE (Table 1); experts as many as devices.
+Source: HAP, Section 7.1, Table 1, Figures 13 and 17.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ EXPERTS = (4, 6, 8, 10, 12, 16)
 
 @dataclass(frozen=True)
 class Experiment:
-    """counts: devices by type. gbit: of the network between machines. figure: of the paper, empty for sweeps that
-    it does not have. experts: None except in Figure 17."""
+    """counts: devices by type. gbit: of the network between machines. figure: of the paper, empty
+    for sweeps that it does not have. experts: None except in Figure 17."""
 
     name: str
     model: str
@@ -44,7 +46,11 @@ class Experiment:
     def devices(self) -> list[Device]:
         """Every GPU."""
         speed = {"V100": V100, "P100": P100, "A100": A100}
-        return [Device(name=kind, flops_per_second=speed[kind]) for kind, n in self.counts for _ in range(n)]
+        return [
+            Device(name=kind, flops_per_second=speed[kind])
+            for kind, n in self.counts
+            for _ in range(n)
+        ]
 
     @property
     def program(self) -> SingleProgram:
@@ -86,5 +92,10 @@ def experiments() -> Iterator[Experiment]:
     for experts in EXPERTS:
         counts = ("A100", 2), ("P100", 2)
         yield Experiment(
-            f"bert-moe-a100-p100-{experts}experts", "bert-moe", counts, NETWORK, "Figure 17", experts
+            f"bert-moe-a100-p100-{experts}experts",
+            "bert-moe",
+            counts,
+            NETWORK,
+            "Figure 17",
+            experts,
         )

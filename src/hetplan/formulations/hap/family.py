@@ -1,4 +1,5 @@
-"""The HAP family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+"""The HAP family: names of its schemas, its evaluator and its methods (nothing is imported until
+used)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ FAMILY = Family(
     decision=f"{_HERE}.data:HapDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
     methods=(
-        Method("auto", f"{_HERE}.exact.solve:solve", True, "the fastest way to a proven optimum: `exact`"),
+        Method(
+            "auto",
+            f"{_HERE}.exact.solve:solve",
+            True,
+            "the fastest way to a proven optimum: `exact`",
+        ),
         Method(
             "exact",
             f"{_HERE}.exact.solve:solve",
@@ -22,9 +28,14 @@ FAMILY = Family(
             "labels on the graph of needs, branch and bound over cells of ratios; ratios alone for a given program",
         ),
         Method(
-            "cp-sat", f"{_HERE}.cpsat:solve", True, "paths in the graph of needs, ratios in steps, CP-SAT"
+            "cp-sat",
+            f"{_HERE}.cpsat:solve",
+            True,
+            "paths in the graph of needs, ratios in steps, CP-SAT",
         ),
-        Method("milp", f"{_HERE}.milp:solve", True, "paths in the graph of needs times ratios, HiGHS"),
+        Method(
+            "milp", f"{_HERE}.milp:solve", True, "paths in the graph of needs times ratios, HiGHS"
+        ),
         Method(
             "pyomo",
             f"{_HERE}.pyomo_model:solve",

@@ -1,9 +1,11 @@
-"""A program without search, and a lower bound, for theories of any width: cheapest derivations of each property.
+"""A program without search, and a lower bound, for theories of any width: cheapest derivations of
+each property.
 
-Knuth's generalisation of Dijkstra: the cost of a property is that of its cheapest triple plus the sum (for a
-program) or the maximum (for a bound, and for a second program) of the costs of the triple's preconditions. Sums count
-what branches share once per branch, 2^depth times in a chain of residual blocks, beside which the price of a late
-triple vanishes in rounding; maxima do not grow so, but see the dearest branch alone.
+Knuth's generalisation of Dijkstra: the cost of a property is that of its cheapest triple plus the
+sum (for a program) or the maximum (for a bound, and for a second program) of the costs of the
+triple's preconditions. Sums count what branches share once per branch, 2^depth times in a chain of
+residual blocks, beside which the price of a late triple vanishes in rounding; maxima do not grow
+so, but see the dearest branch alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
 def greedy_program(theory: Theory, price: Price, combine: Combine = sum) -> list[int]:
-    """Triple numbers, in order, of the program that derives each property as cheaply as sums tell, or maxima."""
+    """Triple numbers, in order, of the program that derives each property as cheaply as sums tell,
+    or maxima."""
     _, by = derivations(theory, price, combine)
     order: list[int] = []
     done: set[int] = set()
@@ -45,7 +48,9 @@ def greedy_program(theory: Theory, price: Price, combine: Combine = sum) -> list
     return theory.program(order)
 
 
-def derivations(theory: Theory, price: Price, combine: Combine) -> tuple[dict[int, float], dict[int, int]]:
+def derivations(
+    theory: Theory, price: Price, combine: Combine
+) -> tuple[dict[int, float], dict[int, int]]:
     """(property -> cost, property -> position of its triple in theory.steps)."""
     waiting: dict[int, list[int]] = {}
     missing = [len(step.pre) for step in theory.steps]
@@ -92,8 +97,8 @@ def price_at(theory: Theory, ratios: Floats) -> Price:
 def least_price(theory: Theory) -> Price:
     """A bound of a triple's share of any program's cost, whatever the ratios.
 
-    A stage lasts at least as long as the mean over all devices, where shared work counts 1 / (n v) at most
-    favourably on the fastest device; the largest of m ratios is at least 1 / m.
+    A stage lasts at least as long as the mean over all devices, where shared work counts 1 / (n v)
+    at most favourably on the fastest device; the largest of m ratios is at least 1 / m.
     """
     problem = theory.problem
     devices = float(problem.counts.sum())
@@ -109,15 +114,17 @@ def least_price(theory: Theory) -> Price:
 
 
 def simple_bound(theory: Theory) -> float:
-    """A lower bound of every program's cost: the dearest chain of preconditions, each triple at its least."""
+    """A lower bound of every program's cost: the dearest chain of preconditions, each triple at its
+    least."""
     cost, _ = derivations(theory, least_price(theory), max)
     assert theory.goal is not None
     return cost[theory.goal] * (1 - 1e-12)
 
 
 def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
-    """(A program, its seconds under its best ratios): the first one; with memory the cheapest that fits of those that
-    derive everything by prices of time and of bytes, more or less dear; infinite seconds where none fits."""
+    """(A program, its seconds under its best ratios): the first one; with memory the cheapest that
+    fits of those that derive everything by prices of time and of bytes, more or less dear; infinite
+    seconds where none fits."""
     problem, program = theory.problem, first_program(theory)
     best = best_ratios(problem, problem.stages(program), run).seconds, program
     if problem.capacity is None:
@@ -139,7 +146,8 @@ def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
 
 
 def first_program(theory: Theory) -> list[int]:
-    """The cheapest of the greedy programs at proportional and at even ratios, by their cost there."""
+    """The cheapest of the greedy programs at proportional and at even ratios, by their cost
+    there."""
     problem = theory.problem
     found: list[tuple[float, list[int]]] = []
     for row, combine in product((problem.proportional, problem.even), COMBINED):

@@ -1,8 +1,10 @@
 """The first two prunings of HAP's search, as a rewriting of the theory (Section 4.5).
 
-Fusion: a triple without preconditions is merged into each triple that needs its effects. One communication per
-tensor: communications of a tensor exclude each other, and tensors that triples without preconditions produce
-(placeholders, parameters) are not communicated at all. A property's tensor is what precedes its last `|`.
+Fusion: a triple without preconditions is merged into each triple that needs its effects. One
+communication per tensor: communications of a tensor exclude each other, and tensors that triples
+without preconditions produce
+(placeholders, parameters) are not communicated at all. A property's tensor is what precedes its
+last `|`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ MOST_FUSED = 64
 class Fused:
     """Steps run one after the other as one instruction; pre and post as bits; tensor: bits of what
     it must be the first to do (communicate a tensor, compute it). users: of a change
-    of form, bits of the computations that use the tensor; none left, none needed (0: always of use)."""
+    of form, bits of the computations that use the tensor; none left, none needed (0: always of
+    use)."""
 
     steps: tuple[Step, ...]
     pre: int
@@ -47,8 +50,9 @@ class FusedTheory:
 def fuse(theory: Theory, *, once: bool, computed_once: bool = False) -> FusedTheory:
     """Section 4.5's first pruning and, with `once`, its second.
 
-    computed_once: what the authors' released program does besides, each tensor is computed in one way only (and
-    changes its form once, by communication or not); then the search no longer grows exponentially with depth.
+    computed_once: what the authors' released program does besides, each tensor is computed in one
+    way only (and changes its form once, by communication or not); then the search no longer grows
+    exponentially with depth.
     """
     names = theory.problem.properties
     tensors: dict[str, int] = {}
@@ -84,9 +88,12 @@ def fuse(theory: Theory, *, once: bool, computed_once: bool = False) -> FusedThe
             consumed.update(s.index for s in chosen)
             given = frozenset().union(*(s.post for s in chosen))
             moves.append(
-                Fused((*chosen, step), bits(step.pre - given), bits(step.post | given), touched, used)
+                Fused(
+                    (*chosen, step), bits(step.pre - given), bits(step.post | given), touched, used
+                )
             )
-    # what no triple consumes whole (the goal itself, or only parts of several effects) stays on its own
+    # what no triple consumes whole (the goal itself, or only parts of several effects) stays on its
+    # own
     needed = {p for step in theory.steps for p in step.pre}
     for step in sources:
         if (
@@ -101,7 +108,8 @@ def fuse(theory: Theory, *, once: bool, computed_once: bool = False) -> FusedThe
 
 
 def _users(theory: Theory, tensor: Callable[..., int]) -> dict[int, int]:
-    """tensor bit -> bits of the tensors computed from it; tensors that the goal belongs to are left out."""
+    """tensor bit -> bits of the tensors computed from it; tensors that the goal belongs to are left
+    out."""
     found: dict[int, int] = {}
     for step in theory.steps:
         into = 0
@@ -117,13 +125,16 @@ def _users(theory: Theory, tensor: Callable[..., int]) -> dict[int, int]:
 
 
 def _choices(step: Step, sources: list[Step]) -> list[tuple[Step, ...]]:
-    """Every way to fuse producers without preconditions into `step`: one per needed property that has any."""
+    """Every way to fuse producers without preconditions into `step`: one per needed property that
+    has any."""
     ways: list[tuple[Step, ...]] = [()]
     for p in sorted(step.pre):
         producers = [s for s in sources if p in s.post and s.post <= step.pre]
         if not producers:
             continue
-        grown = [way if any(p in s.post for s in way) else (*way, s) for way in ways for s in producers]
+        grown = [
+            way if any(p in s.post for s in way) else (*way, s) for way in ways for s in producers
+        ]
         grown += ways  # the property may also be there already
         if len(grown) > MOST_FUSED:
             break

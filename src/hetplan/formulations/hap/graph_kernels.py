@@ -9,8 +9,9 @@ from hetplan.formulations.hap.problem import Floats, Ints
 
 
 def shortest_paths(first: Ints, head: Ints, component: Ints, cost: Floats) -> tuple[Floats, Ints]:
-    """(length [n, V], arc [n, V]) of the shortest path from each node to node n - 1, which leads nowhere, for V costs
-    [A, V] >= 0 at once, and of its first arc (-1: none). Components ascend along arcs."""
+    """(length [n, V], arc [n, V]) of the shortest path from each node to node n - 1, which leads
+    nowhere, for V costs [A, V] >= 0 at once, and of its first arc (-1: none). Components ascend
+    along arcs."""
     n, V = len(first) - 1, cost.shape[1]
     length, arc = np.full((n, V), np.inf), np.full((n, V), -1, np.int64)
     length[n - 1] = 0.0
@@ -39,5 +40,6 @@ def _shortest_paths(
                         if after < length[u, i]:
                             length[u, i] = after
                             arc[u, i] = a
-                            changed = changed or end - begin > 1  # who looked at u before has to look again
+                            # who looked at u before has to look again
+                            changed = changed or end - begin > 1
         end = begin

@@ -1,6 +1,7 @@
 """Strongly connected components of a directed graph in compressed rows.
 
-Interpreted: compiling it took longer than all its calls for a theory, whose states are made one by one anyhow.
+Interpreted: compiling it took longer than all its calls for a theory, whose states are made one by
+one anyhow.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from hetplan.formulations.hap.problem import Ints
 
 
 def components(first: Ints, head: Ints) -> Ints:
-    """[n]: component numbers such that every arc leads to an equal or greater one (Tarjan, without recursion).
+    """[n]: component numbers such that every arc leads to an equal or greater one (Tarjan, without
+    recursion).
 
     first [n + 1]: node u has arcs first[u] … first[u + 1]; head: where they lead.
     """
@@ -36,7 +38,8 @@ def components(first: Ints, head: Ints) -> Ints:
             while a < stop:
                 w = heads[a]
                 if index[w] < 0:
-                    path.append(w)  # looked at again from u once it is done: its number is then known
+                    # looked at again from u once it is done: its number is then known
+                    path.append(w)
                     break
                 if component[w] < 0 and low[w] < least:
                     least = low[w]

@@ -1,4 +1,5 @@
-"""Which graph a theory's methods work on: all states where they are few, else the canonical ones."""
+"""Which graph a theory's methods work on: all states where they are few, else the canonical
+ones."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ WIDE = "the theory is too wide for an exact order of its parallel branches; the 
 
 @dataclass(frozen=True)
 class Chosen:
-    """graph None: even the canonical states are too many, or time is up. exact: whether its paths are the programs."""
+    """graph None: even the canonical states are too many, or time is up. exact: whether its paths
+    are the programs."""
 
     graph: Graph | None
     exact: bool
 
 
 def choose(theory: Theory, states: int, canonical_states: int, run: Run) -> Chosen:
-    """The graph of all states within `states` nodes, else the canonical one within `canonical_states`."""
+    """The graph of all states within `states` nodes, else the canonical one within
+    `canonical_states`."""
     try:
         whole = build(theory, states, run=run)
         if whole is not None:

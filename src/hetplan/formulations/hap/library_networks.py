@@ -1,7 +1,8 @@
 """The packaged instances of real networks: which they are, and the theories behind them.
 
-The theory of the published size and that of the same operators on small tensors have the same triples in the same
-order, so that a packaged decision can be executed: `theory_named(name, tiny=True)`.
+The theory of the published size and that of the same operators on small tensors have the same
+triples in the same order, so that a packaged decision can be executed: `theory_named(name,
+tiny=True)`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, theory_of
 from hetplan.formulations.hap.spmd.segments import segmented
 
-DEVICES = [Device(name="V100", flops_per_second=V100)] * 2 + [Device(name="P100", flops_per_second=P100)] * 4
+DEVICES = [Device(name="V100", flops_per_second=V100)] * 2 + [
+    Device(name="P100", flops_per_second=P100)
+] * 4
 M = len(DEVICES)
 # per device, where they are not 64
 SAMPLES = {"bert-moe": 32, "gpt2": 8, "llama-blocks": 2}
@@ -36,14 +39,17 @@ NETWORKS = {
     "hap-bert-moe-6-memory": "BERT-base with 6 experts in every second block, 32 samples per device, 8 GiB on each",
     "hap-gpt2-6-memory": "GPT-2, 8 samples per device, 8.25 GiB on each",
 }
-# GiB of each device where memory is limited: less than data parallelism and the optimum without limit hold
+# GiB of each device where memory is limited: less than data parallelism and the optimum without
+# limit hold
 MEMORY_GIB = {"vgg19": 0.6, "bert-moe": 8.0, "gpt2": 8.25}
 
 
 def program_named(name: str, *, tiny: bool = False) -> SingleProgram:
     """The single-device program behind a packaged instance, on small tensors if asked."""
     if name not in NETWORKS:
-        raise InputError("no such packaged network", got=name, expected=f"one of {', '.join(NETWORKS)}")
+        raise InputError(
+            "no such packaged network", got=name, expected=f"one of {', '.join(NETWORKS)}"
+        )
     kind, _, segments = name.removeprefix("hap-").removesuffix("-memory").partition("-segments")
     kind = kind.removesuffix(f"-{M}")
     batch = M * (2 if tiny else SAMPLES.get(kind, 64))

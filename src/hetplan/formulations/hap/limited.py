@@ -1,10 +1,11 @@
 """Problem `hap` with memory, to proven optimality.
 
-In this order, until the gap asked for is proven: the problem without memory, whose bound holds here too and whose
-optimum may fit (one segment: the joint search); branch and bound over cells of all ratios by prices of bytes (module
-`byte_prices`), whose paths are the programs tried; the mixed-integer programme where the graph of all orders is small.
-The simplex that holds an optimum without memory need not hold one here (a fast device may have little), so that the
-joint search itself cannot take memory in. Source: hetplan.
+In this order, until the gap asked for is proven: the problem without memory, whose bound holds here
+too and whose optimum may fit (one segment: the joint search); branch and bound over cells of all
+ratios by prices of bytes (module `byte_prices`), whose paths are the programs tried; the
+mixed-integer programme where the graph of all orders is small.
+The simplex that holds an optimum without memory need not hold one here (a fast device may have
+little), so that the joint search itself cannot take memory in. Source: hetplan.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ from hetplan.solvers.run import Run, Stopped
 Unlimited = Callable[[Run], Outcome[HapDecision]]
 # States of the graph of all orders for the mixed-integer programme; canonical ones for prices.
 STATES, CANONICAL_STATES = 2_000, 300_000
-# Shares of the time left for the problem without memory: where that seems to matter little, and else.
+# Shares of the time left for the problem without memory: where that seems to matter little, and
+# else.
 MOST, LEAST = 0.8, 0.3
 # Cells in which programs are also looked for at one point: the first ones, then every so many.
 EACH, SOME = 10, 8
-# Binding paths of which every two are crossed; states that are found in a second, on a slow machine.
+# Binding paths of which every two are crossed; states that are found in a second, on a slow
+# machine.
 BINDING, STATES_PER_SECOND = 5, 30_000
-# Cells without a hundredth of the gap of progress after which bounds by prices are taken as they are.
+# Cells without a hundredth of the gap of progress after which bounds by prices are taken as they
+# are.
 PATIENCE = 40
 # Rounding in sums of thousands of terms, as a share of the optimum: deduction from bounds.
 ROUNDING = 1e-10
@@ -93,7 +97,8 @@ class Ended:
 
 
 def search(posed: Posed, run: Run, unlimited: Unlimited | None) -> Outcome[HapDecision]:
-    """The optimum, or the best found and a bound. unlimited: solves the same without memory, where that is quick."""
+    """The optimum, or the best found and a bound. unlimited: solves the same without memory, where
+    that is quick."""
     incumbent = Incumbent(posed, run)
     bound, details = simple_bound(posed.theory), dict[str, object]()
     slack = _slack(posed, incumbent)
@@ -115,7 +120,11 @@ def search(posed: Posed, run: Run, unlimited: Unlimited | None) -> Outcome[HapDe
         priced = by_prices(posed, incumbent, part) or priced
         bound = max(bound, priced.bound)
         details["cells"] = priced.cells
-        if np.isfinite(bound) and incumbent.seconds > _enough(bound, run) and (small or not priced.cells):
+        if (
+            np.isfinite(bound)
+            and incumbent.seconds > _enough(bound, run)
+            and (small or not priced.cells)
+        ):
             return _programme(posed, incumbent, run, bound, details)
     if not np.isfinite(bound):
         return ended(
@@ -131,7 +140,8 @@ def search(posed: Posed, run: Run, unlimited: Unlimited | None) -> Outcome[HapDe
 
 
 def _slack(posed: Posed, incumbent: Incumbent) -> bool:
-    """Whether the first program's best ratios without memory fit, so that it may well not matter; it is offered."""
+    """Whether the first program's best ratios without memory fit, so that it may well not matter;
+    it is offered."""
     program, problem = first_program(posed.theory), posed.problem
     incumbent.offer(program)
     stages = problem.stages(posed.theory.program(program))
@@ -153,15 +163,22 @@ def _programme(
     """The mixed-integer programme from the incumbent on; never a lower bound than `bound`."""
     from hetplan.solvers import highs
 
-    return milp.search(highs.solve, posed, run, known=incumbent.program, floor=bound, details=details)
+    return milp.search(
+        highs.solve, posed, run, known=incumbent.program, floor=bound, details=details
+    )
 
 
 def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
-    """Best-first branch and bound over cells; None where the theory or its segments are too many for it."""
+    """Best-first branch and bound over cells; None where the theory or its segments are too many
+    for it."""
     problem = posed.problem
     states = int(min(CANONICAL_STATES, STATES_PER_SECOND * run.remaining))
     try:
-        graph = canonical(posed.theory, states, run=run) if problem.K**problem.g <= MOST_VERTICES else None
+        graph = (
+            canonical(posed.theory, states, run=run)
+            if problem.K**problem.g <= MOST_VERTICES
+            else None
+        )
     except Stopped:
         graph = None
     if graph is None:
@@ -198,7 +215,8 @@ def by_prices(posed: Posed, incumbent: Incumbent, run: Run) -> Ended | None:
 
 
 def _tried(pricing: Pricing, found: Bounded, enough: float, run: Run) -> list[Path]:
-    """Programs for the point that a bound comes from: shortest paths there, and crossings of those that bind."""
+    """Programs for the point that a bound comes from: shortest paths there, and crossings of those
+    that bind."""
     if found.point is None:
         return []
     there, met = pricing.bounded(found.point[None], found.prices, (), enough, run)
@@ -215,13 +233,15 @@ def _proven(incumbent: Incumbent) -> float:
 
 
 def split(cell: Cell, found: Bounded, counts: Floats) -> list[Cell]:
-    """Halves along the longest edge of all segments' simplices, at the point that the bound comes from."""
+    """Halves along the longest edge of all segments' simplices, at the point that the bound comes
+    from."""
     simplices = cell.simplices
     K = simplices.shape[1]
     if K == 1:
         return [cell]
     longest = [
-        max(float(np.abs(s[i] - s[j]) @ counts) for i in range(K) for j in range(i)) for s in simplices
+        max(float(np.abs(s[i] - s[j]) @ counts) for i in range(K) for j in range(i))
+        for s in simplices
     ]
     k = int(np.argmax(longest))
     at = None if found.point is None else found.point[k]

@@ -1,4 +1,5 @@
-"""A program in full: every instruction as in HAP's Figure 11, and the stages of every device drawn to scale.
+"""A program in full: every instruction as in HAP's Figure 11, and the stages of every device drawn
+to scale.
 
 `show` gives both as tables and as JSON types, from the instance and the decision alone.
 """
@@ -19,7 +20,8 @@ COMPUTING, COMMUNICATING, WAITING = "#", "=", "."
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction: its place in the program and its stage, the triple's number, what it needs and gives.
+    """One instruction: its place in the program and its stage, the triple's number, what it needs
+    and gives.
 
     seconds: of a collective, or of the slowest device's computation.
     """
@@ -57,7 +59,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Interval:
-    """One stage: the collective that begins it (empty: none), its seconds, and what each device computes [m]."""
+    """One stage: the collective that begins it (empty: none), its seconds, and what each device
+    computes [m]."""
 
     begins_with: str
     comm_seconds: float
@@ -110,16 +113,24 @@ def stages_of(data: HapData, decision: HapDecision) -> list[Interval]:
         triple = data.triples[i]
         shares = decision.ratios[triple.segment]
         if isinstance(triple, Communication):
-            begins.append((triple.instruction, triple.fixed_seconds + triple.shared_seconds * max(shares)))
+            begins.append(
+                (triple.instruction, triple.fixed_seconds + triple.shared_seconds * max(shares))
+            )
             busy.append([0.0] * m)
             continue
         for j, device in enumerate(data.devices):
-            busy[-1][j] += (triple.fixed_flops + triple.shared_flops * shares[j]) / device.flops_per_second
-    return [Interval(name, seconds, tuple(row)) for (name, seconds), row in zip(begins, busy, strict=True)]
+            busy[-1][j] += (
+                triple.fixed_flops + triple.shared_flops * shares[j]
+            ) / device.flops_per_second
+    return [
+        Interval(name, seconds, tuple(row))
+        for (name, seconds), row in zip(begins, busy, strict=True)
+    ]
 
 
 def listing(data: HapData, decision: HapDecision) -> Table:
-    """The program as in Figure 11: instruction, tensor, properties before and after, cost, stage."""
+    """The program as in Figure 11: instruction, tensor, properties before and after, cost,
+    stage."""
     rows = tuple(
         (
             str(row.position),
@@ -133,7 +144,9 @@ def listing(data: HapData, decision: HapDecision) -> Table:
         for row in rows_of(data, decision)
     )
     header = ("#", "stage", "instruction", "tensor", "before", "after", "takes")
-    notes = ("takes: a collective's time, or the slowest device's; a stage begins at each collective",)
+    notes = (
+        "takes: a collective's time, or the slowest device's; a stage begins at each collective",
+    )
     return Table(f"{len(rows)} instructions", header, rows, notes, right=(0, 1, 6))
 
 
@@ -143,9 +156,15 @@ def drawing(data: HapData, decision: HapDecision, width: int = WIDTH) -> Table:
     total = sum(stage.seconds for stage in stages)
     groups: dict[tuple[float, ...], list[int]] = {}
     for j, device in enumerate(data.devices):
-        groups.setdefault((device.flops_per_second, *(row[j] for row in decision.ratios)), []).append(j)
+        groups.setdefault(
+            (device.flops_per_second, *(row[j] for row in decision.ratios)), []
+        ).append(j)
     rows = [
-        (ranges_text(members), data.devices[members[0]].name, line(stages, members[0], total, width))
+        (
+            ranges_text(members),
+            data.devices[members[0]].name,
+            line(stages, members[0], total, width),
+        )
         for members in groups.values()
     ]
     rows.append(("", "", scale(stages, total, width)))
@@ -154,7 +173,10 @@ def drawing(data: HapData, decision: HapDecision, width: int = WIDTH) -> Table:
         f"begins (+ several); {seconds_text(total / width)} per character",
     )
     return Table(
-        f"{len(stages)} stages, {seconds_text(total)}", ("devices", "kind", "time"), tuple(rows), notes
+        f"{len(stages)} stages, {seconds_text(total)}",
+        ("devices", "kind", "time"),
+        tuple(rows),
+        notes,
     )
 
 

@@ -1,20 +1,26 @@
-"""The ratio problem of one segment for any number of device types, by one sweep: its dual has a single variable.
+"""The ratio problem of one segment for any number of device types, by one sweep: its dual has a
+single variable.
 
-Let stage s hold fixed work F_s and shared work S_s > 0, r_s = F_s / S_s, and let v ascend. With multipliers x[s, d] of
-the rows T_s >= (F_s + S_s b_d) / v_d in units of shared work, lambda_d of M >= b_d, and z of the sum of ratios,
+Let stage s hold fixed work F_s and shared work S_s > 0, r_s = F_s / S_s, and let v ascend. With
+multipliers x[s, d] of the rows T_s >= (F_s + S_s b_d) / v_d in units of shared work, lambda_d of M
+>= b_d, and z of the sum of ratios,
 
-    max  z + sum_sd x[s, d] r_s / v_d    s.t.   sum_d x[s, d] = S_s,   sum_d lambda_d = 1,   x, lambda >= 0,
-                                                sum_s x[s, d] >= v_d (n_d z - comm lambda_d)  =: D_d.
+    max  z + sum_sd x[s, d] r_s / v_d    s.t.   sum_d x[s, d] = S_s,   sum_d lambda_d = 1,   x,
+                                                lambda >= 0, sum_s x[s, d] >= v_d (n_d z - comm
+                                                lambda_d)  =: D_d.
 
-- For given D this is a transportation problem whose profits are products: stages in ascending r go to types in
-  descending speed, the rest to the slowest. With R(c) = the fixed work of the first c of shared work (stages in
-  ascending r; R is convex) and C_d = D_d + D_{d+1} + ..., the profit is R(all) / v_0 - sum_{d > 0} w_d R(C_d),
-  w_d = 1 / v_{d-1} - 1 / v_d; it is feasible where C_0 <= all shared work.
-- lambda on a faster type lowers more of the C_d, and by more: it goes to the fastest type until its D is 0, and so on.
+- For given D this is a transportation problem whose profits are products: stages in ascending r go
+  to types in descending speed, the rest to the slowest. With R(c) = the fixed work of the first c
+  of shared work (stages in ascending r; R is convex) and C_d = D_d + D_{d+1} + ..., the profit is
+  R(all) / v_0 - sum_{d > 0} w_d R(C_d), w_d = 1 / v_{d-1} - 1 / v_d; it is feasible where C_0 <=
+  all shared work.
+- lambda on a faster type lowers more of the C_d, and by more: it goes to the fastest type until its
+D is 0, and so on.
 
-What is left is concave and piecewise linear in z: its slope is bisected. Every z gives a lower bound. The ratios are
-b_d = v_d (p + sum_{0 < e <= d} w_e R'(C_e)), equal to the largest where lambda_d > 0, p >= 0 the price of
-C_0 <= all; where the slope changes its sign at a kink, the mean of both sides that sums to 1.
+What is left is concave and piecewise linear in z: its slope is bisected. Every z gives a lower
+bound. The ratios are b_d = v_d (p + sum_{0 < e <= d} w_e R'(C_e)), equal to the largest where
+lambda_d > 0, p >= 0 the price of C_0 <= all; where the slope changes its sign at a kink, the mean
+of both sides that sums to 1.
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ HALVINGS = 200
 
 @dataclass(frozen=True)
 class Side:
-    """What holds at one z: the bound, its slope there, C_0, and ratios [K] without p; weight [K]: their sum is
-    weight . (p v) more with p."""
+    """What holds at one z: the bound, its slope there, C_0, and ratios [K] without p; weight [K]:
+    their sum is weight . (p v) more with p."""
 
     value: float
     slope: float
@@ -94,7 +100,9 @@ class _Dual:
         sums = np.cumsum(demand[::-1])[::-1]
         inside = np.minimum(sums[1:], self.work)
         fixed = np.interp(inside, self._ends, self._fixed)
-        rate = self._r[np.minimum(np.searchsorted(self._ends, inside, side="right") - 1, len(self._r) - 2)]
+        rate = self._r[
+            np.minimum(np.searchsorted(self._ends, inside, side="right") - 1, len(self._r) - 2)
+        ]
         price = np.append(0.0, np.cumsum(self._w * rate))
         capped = np.minimum(np.arange(len(v)), top)
         ratios, shape = (v * price)[capped], v[capped]

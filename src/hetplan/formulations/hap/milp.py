@@ -31,7 +31,8 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
 
 
 def solve_through(backend: Backend, data: HapData, run: Run) -> Outcome[HapDecision]:
-    """Build the programme, have `backend` minimise it, re-optimise the ratios of the program read out."""
+    """Build the programme, have `backend` minimise it, re-optimise the ratios of the program read
+    out."""
     posed = pose(data, run)
     return posed if isinstance(posed, Outcome) else search(backend, posed, run)
 
@@ -45,7 +46,8 @@ def search(
     floor: float = 0.0,
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
-    """The same for a theory already reduced. known: a program (triple numbers) that fits; floor: a bound in seconds."""
+    """The same for a theory already reduced. known: a program (triple numbers) that fits; floor: a
+    bound in seconds."""
     problem, theory = posed.problem, posed.theory
     first, least = (list(known), np.inf) if known is not None else fitting_program(theory, run)
     if known is not None:
@@ -79,7 +81,14 @@ def search(
     stop = answer.stop
     if stop is Stop.INFEASIBLE and problem.capacity is not None and not np.isfinite(least):
         return ended(
-            posed, None, run=run, stop=stop, bound=None, built=built, solver=answer.solver, message=NONE_FITS
+            posed,
+            None,
+            run=run,
+            stop=stop,
+            bound=None,
+            built=built,
+            solver=answer.solver,
+            message=NONE_FITS,
         )
     if not chosen.exact and stop is Stop.OPTIMAL:
         stop = Stop.LIMIT

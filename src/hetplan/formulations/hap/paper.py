@@ -1,10 +1,12 @@
-"""HAP's own procedure: programs by A* for fixed ratios, ratios by linear programming for a fixed program.
+"""HAP's own procedure: programs by A* for fixed ratios, ratios by linear programming for a fixed
+program.
 
-Source: HAP, Section 3.1 (alternation, from ratios proportional to speed, until the program repeats; the best
-pair is kept), Fig. 10 (A* with dominance), Section 4.5 (fusion, one communication per tensor, redundant
-properties), Section 5.1 (linear programme). A partial program costs its time up to the last synchronisation;
-the estimate of the rest assumes infinite bandwidth. With memory, which HAP does not limit, partial programs that do
-not fit at the fixed ratios are pruned, and ratios are those of the linear programme with memory.
+Source: HAP, Section 3.1 (alternation, from ratios proportional to speed, until the program repeats;
+the best pair is kept), Fig. 10 (A* with dominance), Section 4.5 (fusion, one communication per
+tensor, redundant properties), Section 5.1 (linear programme). A partial program costs its time up
+to the last synchronisation; the estimate of the rest assumes infinite bandwidth. With memory, which
+HAP does not limit, partial programs that do not fit at the fixed ratios are pruned, and ratios are
+those of the linear programme with memory.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# Partial programs that the search as printed may extend before stricter rules are taken, and under those.
+# Partial programs that the search as printed may extend before stricter rules are taken, and under
+# those.
 EXTENSIONS, STRICT_EXTENSIONS = 1_000, 4_000
 
 
@@ -70,16 +73,19 @@ class Rules(Enum):
     """Which prunings the search has; the value is what the result says about it."""
 
     PRINTED = ""
-    COMPUTED_ONCE = (
-        "the search as printed grows too large; as in the released program, a tensor is computed one way"
-    )
+    COMPUTED_ONCE = "the search as printed grows too large; as in the released program, a tensor is computed one way"
     REPEATED = "no program communicates each tensor at most once; that pruning was left out"
-    COMPLETED = "the search grows too large; the cheapest derivations completed its best partial programs"
+    COMPLETED = (
+        "the search grows too large; the cheapest derivations completed its best partial programs"
+    )
 
 
-def _program(posed: Posed, ratios: Floats, run: Run, rules: Rules) -> tuple[Sequence[int] | None, Rules]:
-    """A program for these ratios, under the first rules, from `rules` on, that give one. Where none do within
-    their limits, the cheapest one that the searches met or that completes their partial programs."""
+def _program(
+    posed: Posed, ratios: Floats, run: Run, rules: Rules
+) -> tuple[Sequence[int] | None, Rules]:
+    """A program for these ratios, under the first rules, from `rules` on, that give one. Where none
+    do within their limits, the cheapest one that the searches met or that completes their partial
+    programs."""
     met: list[Found] = []
     if rules is Rules.PRINTED:
         met.append(search(fuse(posed.theory, once=True), ratios, _share(run, 4), EXTENSIONS))
@@ -93,7 +99,9 @@ def _program(posed: Posed, ratios: Floats, run: Run, rules: Rules) -> tuple[Sequ
             return met[-1].program, rules
         rules = Rules.REPEATED if met[-1].finished else Rules.COMPLETED
     if rules is Rules.REPEATED:
-        met.append(search(fuse(posed.theory, once=False), ratios, _share(run, 2), STRICT_EXTENSIONS))
+        met.append(
+            search(fuse(posed.theory, once=False), ratios, _share(run, 2), STRICT_EXTENSIONS)
+        )
         if met[-1].finished and met[-1].program is not None:
             return met[-1].program, rules
     return _cheapest(posed, ratios, met, run), Rules.COMPLETED
@@ -105,16 +113,18 @@ def _share(run: Run, parts: int) -> Run:
 
 
 def _cheapest(posed: Posed, ratios: Floats, met: Sequence[Found], run: Run) -> Sequence[int]:
-    """Of the programs that searches cut short met, of what completes their partial ones by the cheapest
-    derivations, and of those derivations alone, the cheapest at these ratios; where none fits at them, the cheapest
-    that derivations priced with bytes give for any ratios."""
+    """Of the programs that searches cut short met, of what completes their partial ones by the
+    cheapest derivations, and of those derivations alone, the cheapest at these ratios; where none
+    fits at them, the cheapest that derivations priced with bytes give for any ratios."""
     theory, problem = posed.theory, posed.problem
     alone = price_at(theory, ratios)
     found = [fitting_program(theory, run)[0]] if problem.capacity is not None else []
     found += [greedy_program(theory, alone), *(f.program for f in met if f.program is not None)]
     for partial in (steps for f in met for steps in f.partial):
         done = frozenset(partial)
-        rest = greedy_program(theory, lambda step, done=done: 0.0 if step.index in done else alone(step))  # type: ignore[misc]
+        rest = greedy_program(
+            theory, lambda step, done=done: 0.0 if step.index in done else alone(step)
+        )  # type: ignore[misc]
         found.append(theory.program([*partial, *rest]))
 
     def seconds(program: Sequence[int]) -> tuple[bool, float]:

@@ -1,11 +1,14 @@
-"""A workload as HAP's problem: the theory of its model's operators, priced by its profile and its links.
+"""A workload as HAP's problem: the theory of its model's operators, priced by its profile and its
+links.
 
-HAP has one speed per device. It is set so that the whole model takes on each type what the profile says, at the largest
-micro-batch within a device's even share; a layer's FLOP are weighted so that its seconds are the profile's, in the
-mean over devices. Within a layer, moved entries weigh against products as on the first type's roofline. Collectives
-are rings over the slowest link, as AMP prices them, with a launch per hop.
-One program takes the whole global batch. Where that does not fit in memory it is run `steps` times on equal parts,
-with gradients synchronised once. Memory is a constraint of the problem, with the profile's saved activations.
+HAP has one speed per device. It is set so that the whole model takes on each type what the profile
+says, at the largest micro-batch within a device's even share; a layer's FLOP are weighted so that
+its seconds are the profile's, in the mean over devices. Within a layer, moved entries weigh against
+products as on the first type's roofline. Collectives are rings over the slowest link, as AMP prices
+them, with a launch per hop.
+One program takes the whole global batch. Where that does not fit in memory it is run `steps` times
+on equal parts, with gradients synchronised once. Memory is a constraint of the problem, with the
+profile's saved activations.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Posed:
         return self.workload.global_batch // self.steps
 
     def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
-        """[m] predicted bytes in whole units: states of the parameters held, and the tensors kept."""
+        """[m] predicted bytes in whole units: states of the parameters held, and the tensors
+        kept."""
         found = held(self.theory, decision)
         states = self.workload.state_bytes_per_param_byte * ELEMENT_BYTES[self.workload.precision]
         total = found.saved
@@ -60,15 +64,18 @@ class Posed:
         memory = self.theory.data.memory
         assert memory is not None, "posed with memory"
         return all(
-            held <= room for held, room in zip(self.device_bytes(decision), memory.device_bytes, strict=True)
+            held <= room
+            for held, room in zip(self.device_bytes(decision), memory.device_bytes, strict=True)
         )
 
 
 def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -> Posed:
-    """The `hap` problem of `workload`, in `steps` runs (None: the fewest in which data parallelism fits in memory).
+    """The `hap` problem of `workload`, in `steps` runs (None: the fewest in which data parallelism
+    fits in memory).
 
-    Raises UnsupportedError where the model has no program, or the profile no times of single devices; InputError for
-    steps that do not divide the global batch; `Stopped` where `run` should stop.
+    Raises UnsupportedError where the model has no program, or the profile no times of single
+    devices; InputError for steps that do not divide the global batch; `Stopped` where `run` should
+    stop.
     """
     if steps is None:
         steps = steps_that_fit(workload)
@@ -98,7 +105,8 @@ def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -
 
 
 def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
-    """Node -> bytes of its tensor kept: a layer's, as the profile says, divide over its tensors by their entries."""
+    """Node -> bytes of its tensor kept: a layer's, as the profile says, divide over its tensors by
+    their entries."""
     samples, nodes, found = program.nodes[0].shape[0], worked_out(program), dict[str, float]()
     for layer in workload.profile.layers:
         members = [node for node in nodes if node.layer == layer.name]
@@ -119,25 +127,32 @@ def ring_links(workload: Workload) -> Links:
 
 
 def steps_that_fit(workload: Workload) -> int:
-    """The fewest equal parts of the global batch that leave a sample for each device and with which data parallelism
-    by speed fits; the most parts where none fits."""
+    """The fewest equal parts of the global batch that leave a sample for each device and with which
+    data parallelism by speed fits; the most parts where none fits."""
     devices, batch = workload.cluster.devices, workload.global_batch
     usable = workload.device_bytes()
     saved = sum(layer.saved_bytes for layer in workload.profile.layers)
-    speed = {name: 1 / sum(table.seconds()) * table.micro_batch for name, table in tables(workload).items()}
+    speed = {
+        name: 1 / sum(table.seconds()) * table.micro_batch
+        for name, table in tables(workload).items()
+    }
     share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
-    choices = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n >= len(devices)] or [1]
+    choices = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n >= len(devices)] or [
+        1
+    ]
 
     def fits(n: int) -> bool:
         return all(
-            workload.state_bytes + saved * np.ceil(batch / n * share[name]) <= usable[name] for name in share
+            workload.state_bytes + saved * np.ceil(batch / n * share[name]) <= usable[name]
+            for name in share
         )
 
     return next((n for n in choices if fits(n)), choices[-1])
 
 
 def tables(workload: Workload) -> dict[str, ProfileTable]:
-    """Per type the profile's times of single devices, at the largest micro-batch within a device's even share."""
+    """Per type the profile's times of single devices, at the largest micro-batch within a device's
+    even share."""
     profile, found = workload.profile, {}
     share = max(1, workload.global_batch // len(workload.cluster.devices))
     for name in workload.cluster.types:
@@ -174,25 +189,34 @@ def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], di
         plain, weighted = own[node.name]
         if plain > 0:
             weights[node.name] = weighted / plain * float(wanted[node.layer]) / layers[node.layer]
-    devices = [Device(name=d.type, flops_per_second=speed[d.type]) for d in workload.cluster.devices]
+    devices = [
+        Device(name=d.type, flops_per_second=speed[d.type]) for d in workload.cluster.devices
+    ]
     return devices, weights
 
 
 def mean_flops(workload: Workload, rows: dict[str, Floats], speed: dict[str, float]) -> Floats:
-    """[L] FLOP of each layer: seconds times speed, in the mean over devices; they add up to the model's."""
+    """[L] FLOP of each layer: seconds times speed, in the mean over devices; they add up to the
+    model's."""
     counts = workload.cluster.counts()
     found = sum(counts[name] * rows[name] * speed[name] for name in rows) / sum(counts.values())
     return np.asarray(found, dtype=float)
 
 
-def weighed(program: SingleProgram, node: Node, gradients: set[str], element: float) -> tuple[float, float]:
+def weighed(
+    program: SingleProgram, node: Node, gradients: set[str], element: float
+) -> tuple[float, float]:
     """(FLOP as the operator counts them, FLOP with moved entries weighted by `element`)."""
-    plain, products = work_of(program, node, gradients).total, products_of(program, node, gradients).total
+    plain, products = (
+        work_of(program, node, gradients).total,
+        products_of(program, node, gradients).total,
+    )
     return plain, products + element * (plain - products)
 
 
 def element_weight(workload: Workload) -> float:
-    """How much more an entry moved costs, in FLOP, than operators count for it: on the first type's roofline."""
+    """How much more an entry moved costs, in FLOP, than operators count for it: on the first type's
+    roofline."""
     spec = workload.cluster.specs[workload.cluster.types[0]]
     rates = Rates.of(spec, workload.precision, DEFAULT_EFFICIENCY)
     return rates.flops_per_s * rates.element_seconds / ELEMENT_FLOPS

@@ -1,8 +1,8 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module).
 
-Devices of equal speed become one type: t(Q, .) is convex and indifferent to exchanging them, so giving them
-equal ratios loses nothing, and no cost below depends on how many there are. With memory, so do devices of equal
-speed and memory: what each holds is linear in its ratios.
+Devices of equal speed become one type: t(Q, .) is convex and indifferent to exchanging them, so
+giving them equal ratios loses nothing, and no cost below depends on how many there are. With
+memory, so do devices of equal speed and memory: what each holds is linear in its ratios.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Half of the evaluator's tolerance for memory, so that sums in another order cannot make it reject what was found.
+# Half of the evaluator's tolerance for memory, so that sums in another order cannot make it reject
+# what was found.
 MEMORY_TOLERANCE = 5e-10
 
 
 @dataclass(frozen=True)
 class Step:
-    """One triple: its number in the data, property numbers, and work in FLOP (compute) or seconds (comm); bytes are 0
-    without memory."""
+    """One triple: its number in the data, property numbers, and work in FLOP (compute) or seconds
+    (comm); bytes are 0 without memory."""
 
     index: int
     comm: bool
@@ -46,10 +47,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Stages:
-    """A program's cost: constant + sum_k comm[k] max_j B[k][j] + sum_s max_j (F[s] + S[s] . B[:, j]) / v_j.
+    """A program's cost: constant + sum_k comm[k] max_j B[k][j] + sum_s max_j (F[s] + S[s] . B[:,
+    j]) / v_j.
 
-    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP, one row per distinct mixture of work. With memory,
-    a device of type d holds fixed_bytes + shared_bytes [g] . B[:, d].
+    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP, one row per distinct mixture of
+    work. With memory, a device of type d holds fixed_bytes + shared_bytes [g] . B[:, d].
     """
 
     constant: float
@@ -62,9 +64,10 @@ class Stages:
 
 @dataclass(frozen=True)
 class HapProblem:
-    """speeds [K] FLOP/s ascending and (without memory) distinct, counts [K] devices of each; kind [m] device -> type;
-    g segments; steps by number; properties their names; goal a property number (None: no triple names it);
-    capacity [K] bytes of one device of each type, the tolerance included, None without memory."""
+    """speeds [K] FLOP/s ascending and (without memory) distinct, counts [K] devices of each; kind
+    [m] device -> type; g segments; steps by number; properties their names; goal a property number
+    (None: no triple names it); capacity [K] bytes of one device of each type, the tolerance
+    included, None without memory."""
 
     speeds: Floats
     counts: Ints
@@ -136,7 +139,8 @@ class HapProblem:
         return float(stages.constant + stages.comm @ ratios.max(axis=1) + total)
 
     def decision(self, program: Sequence[int], ratios: Floats) -> HapDecision:
-        """The decision with ratios [g, K] spread over the devices, each row summing to 1 exactly enough."""
+        """The decision with ratios [g, K] spread over the devices, each row summing to 1 exactly
+        enough."""
         rows = []
         for row in np.maximum(ratios, 0.0)[:, self.kind]:
             row = row / math.fsum(row)

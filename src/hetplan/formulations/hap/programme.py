@@ -1,22 +1,26 @@
-"""Problem `hap` as a mixed-integer linear programme over the graph of needs (module `states`), exact.
+"""Problem `hap` as a mixed-integer linear programme over the graph of needs (module `states`),
+exact.
 
 Sets   arcs a of the graph, K device types d of n_d devices, segments k.
-Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd; l_ad seconds that type d
-       has computed since the last (in reading order) synchronisation when arc a begins; t_a seconds of the
-       stage that ends with arc a (a communication, or a computation into the empty set); m_a = z_a max_d B_kd.
+Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd; l_ad seconds
+       that type d has computed since the last (in reading order) synchronisation when arc a begins;
+       t_a seconds of the stage that ends with arc a (a communication, or a computation into the
+       empty set); m_a = z_a max_d B_kd.
 Min    sum_a t_a + sum_comm (fixed z_a + shared m_a)   s.t.
 (1) z is a path from {goal} to the empty set through no node twice
 (2) w is a flow along z: what enters a node leaves it, it begins as B;  (3) sum_d n_d w_akd = z_a
-(4) l is a flow that gains (F z_a + S w_akd) / v_d on a computation and starts anew after a communication
+(4) l is a flow that gains (F z_a + S w_akd) / v_d on a computation and starts anew after a
+communication
 (5) l_ad <= U z_a     (6) t_a >= l_ad (+ the computation's own seconds)     (7) m_a >= w_akd
 (8) with memory  sum_a (fixed_bytes z_a + shared_bytes w_akd) <= device_bytes_d, k the segment of a
 (9) of programs found that no ratios fit after all (tolerances), not all triples together
-With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs a triple twice
-holds no less than the program without the second time.
+With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs
+a triple twice holds no less than the program without the second time.
 
-`relaxed` is for theories too wide for that graph: on the canonical graph, whose paths stand for sets of triples
-in any order, one maximum over the whole program replaces the stages' maxima; a lower bound of the problem. Memory
-does not depend on the order: what fits nothing there fits nothing.
+`relaxed` is for theories too wide for that graph: on the canonical graph, whose paths stand for
+sets of triples in any order, one maximum over the whole program replaces the stages' maxima; a
+lower bound of the problem. Memory does not depend on the order: what fits nothing there fits
+nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
 
 # A triple that would fill a device's memory so many times over counts as filling it so often.
 MOST_TIMES = 1e6
-# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; ratios are priced exactly later.
+# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; ratios are
+# priced exactly later.
 SLACK = 1e-8
 
 
@@ -49,7 +54,8 @@ class Programme:
 
 @dataclass(frozen=True)
 class Arcs:
-    """tail, comm, segment [A]; fixed, shared [A, K]: seconds on each type in model units (comm: alike)."""
+    """tail, comm, segment [A]; fixed, shared [A, K]: seconds on each type in model units (comm:
+    alike)."""
 
     tail: Columns
     comm: Columns
@@ -59,8 +65,8 @@ class Arcs:
 
 
 def arcs_of(problem: HapProblem, graph: Graph, unit: float) -> Arcs:
-    """The arcs with their costs; what is too small for a solver becomes 0, which lowers the cost (below 1e-11
-    of it)."""
+    """The arcs with their costs; what is too small for a solver becomes 0, which lowers the cost
+    (below 1e-11 of it)."""
     steps = [graph.theory.steps[s] for s in graph.step]
     comm = np.array([s.comm for s in steps], dtype=bool)
     speed = np.where(comm[:, None], 1.0, problem.speeds[None, :])
@@ -109,12 +115,18 @@ def follow_a_path(model: LinearModel, graph: Graph, arcs: Arcs, z: Columns) -> N
         begins = 1.0 if u == graph.start else 0.0
         if u < graph.n - 1:
             model.equal(
-                "path", np.append(out, into), np.repeat([1.0, -1.0], [len(out), len(into)]), to=begins
+                "path",
+                np.append(out, into),
+                np.repeat([1.0, -1.0], [len(out), len(into)]),
+                to=begins,
             )
             model.row("once", out, upper=1.0)
 
 
-def carry_the_ratios(model: LinearModel, graph: Graph, arcs: Arcs, w: Columns, ratio: Columns) -> None:  # (2)
+# (2)
+def carry_the_ratios(
+    model: LinearModel, graph: Graph, arcs: Arcs, w: Columns, ratio: Columns
+) -> None:
     """What enters a node leaves it; at {goal} the ratios enter."""
     for u in range(graph.n - 1):
         out, into = arcs.tail == u, graph.head == u
@@ -146,7 +158,13 @@ def pay_for_communication(
 
 
 def pay_for_stages(
-    model: LinearModel, problem: HapProblem, graph: Graph, arcs: Arcs, z: Columns, w: Columns, upper: float
+    model: LinearModel,
+    problem: HapProblem,
+    graph: Graph,
+    arcs: Arcs,
+    z: Columns,
+    w: Columns,
+    upper: float,
 ) -> None:  # (4), (5), (6)
     """Load per type along the path; a stage costs the largest."""
     count = len(z)
@@ -169,16 +187,26 @@ def pay_for_stages(
         out = np.flatnonzero(arcs.tail == u)
         into = np.flatnonzero((graph.head == u) & (arcs.comm == 0))
         for d in range(problem.K):
-            columns = [*load[out, d], *load[into, d], *z[into], *(w[a, arcs.segment[a], d] for a in into)]
-            values = [*np.ones(len(out)), *-np.ones(len(into)), *-arcs.fixed[into, d], *-arcs.shared[into, d]]
+            columns = [
+                *load[out, d],
+                *load[into, d],
+                *z[into],
+                *(w[a, arcs.segment[a], d] for a in into),
+            ]
+            values = [
+                *np.ones(len(out)),
+                *-np.ones(len(into)),
+                *-arcs.fixed[into, d],
+                *-arcs.shared[into, d],
+            ]
             model.equal("load", columns, values, to=0.0)
 
 
 def fit_memory(
     model: LinearModel, problem: HapProblem, graph: Graph, arcs: Arcs, z: Columns, w: Columns
 ) -> None:  # (8)
-    """Each type's bytes, as parts of its memory (of a byte where it has none); what is too small becomes 0. What would
-    fill it alone is in no program."""
+    """Each type's bytes, as parts of its memory (of a byte where it has none); what is too small
+    becomes 0. What would fill it alone is in no program."""
     if problem.capacity is None:
         return
     steps = [graph.theory.steps[s] for s in graph.step]
@@ -189,18 +217,23 @@ def fit_memory(
         model.fix(z[fixed > room], 0.0)
         parts = np.concatenate([np.minimum(fixed, 2.0 * unit), shared]) / unit
         parts = np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
-        model.row("memory", np.concatenate([z, shares]), parts, upper=float(room) / unit * (1 + SLACK))
+        model.row(
+            "memory", np.concatenate([z, shares]), parts, upper=float(room) / unit * (1 + SLACK)
+        )
 
 
 def forbid(programme: Programme, program: Sequence[int]) -> None:  # (9)
-    """These triples (numbers), which no ratios fit in memory, together: nor does anything with more of them."""
+    """These triples (numbers), which no ratios fit in memory, together: nor does anything with more
+    of them."""
     chosen, steps = set(program), programme.graph.theory.steps
     positions = {n for n, step in enumerate(steps) if step.index in chosen}
     columns = [z for z, n in zip(programme.z, programme.graph.step, strict=True) if n in positions]
     programme.model.row("forbidden", columns, upper=len(positions) - 1.0)
 
 
-def bound_by_the_whole(model: LinearModel, problem: HapProblem, arcs: Arcs, z: Columns, w: Columns) -> None:
+def bound_by_the_whole(
+    model: LinearModel, problem: HapProblem, arcs: Arcs, z: Columns, w: Columns
+) -> None:
     """The busiest type's time over the whole program, instead of the sum of the stages' maxima."""
     total = model.continuous("total")
     model.minimize(total, 1.0)

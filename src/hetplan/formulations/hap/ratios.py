@@ -1,14 +1,16 @@
 """The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly.
 
-With one segment and K device types, in order of cost: K = 1 is trivial; where all work is shared, a closed
-form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting planes; for more a dual of one variable
-(`many_types`); with several segments, and where rounding left a gap, a linear programme through HiGHS,
+With one segment and K device types, in order of cost: K = 1 is trivial; where all work is shared, a
+closed form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting planes; for
+more a dual of one variable
+(`many_types`); with several segments, and where rounding left a gap, a linear programme through
+HiGHS,
 
-    min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >= B_kd,
-    sum_d n_d B_kd = 1,   B >= 0,
+    min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >=
+    B_kd, sum_d n_d B_kd = 1,   B >= 0,
 
-whose rows (stage, type) are added as they are violated. With memory, ratios that are the best without it and fit are
-the best; others come from the linear programme with the rows
+whose rows (stage, type) are added as they are violated. With memory, ratios that are the best
+without it and fit are the best; others come from the linear programme with the rows
 
     sum_k A_k B_kd <= W_d - P        for each type d (A, P: the program's shared and fixed bytes).
 
@@ -41,9 +43,11 @@ MOST_TYPES, CLOSE = 8, 1e-9
 
 @dataclass(frozen=True)
 class Ratios:
-    """ratios [g, K], their cost in seconds, and a proven lower bound of the problem (None: stopped early).
+    """ratios [g, K], their cost in seconds, and a proven lower bound of the problem (None: stopped
+    early).
 
-    Where no ratios that fit in memory were found seconds are infinite, and the bound, too, where there are none.
+    Where no ratios that fit in memory were found seconds are infinite, and the bound, too, where
+    there are none.
     """
 
     ratios: Floats
@@ -67,7 +71,8 @@ def best_ratios(problem: HapProblem, stages: Stages, run: Run | None = None) -> 
     found = _at_once(problem, stages)
     if found is not None and problem.fits(stages, found.ratios):
         return found
-    if found is not None and problem.K == 1:  # what is best for equal devices holds least on the fullest, too
+    # what is best for equal devices holds least on the fullest, too
+    if found is not None and problem.K == 1:
         return _none_fits(problem)
     return _by_rows(problem, stages, run or Run())
 
@@ -102,8 +107,8 @@ def _told(problem: HapProblem, stages: Stages, ratios: Floats, how: str) -> Rati
 
 
 def _all_shared(problem: HapProblem, stages: Stages) -> Floats:
-    """b_d = min(M, t v_d): stages cost (sum S) t in all, collectives comm M; the optimum has M = t v for some
-    speed v, because the cost is piecewise linear in M with its kinks there."""
+    """b_d = min(M, t v_d): stages cost (sum S) t in all, collectives comm M; the optimum has M = t
+    v for some speed v, because the cost is piecewise linear in M with its kinks there."""
     v, n, work = problem.speeds, problem.counts, float(stages.S.sum())
     # [K, K]: row i caps the types faster than i at type i's ratio
     shapes = np.minimum(v[None, :], v[:, None])
@@ -114,15 +119,18 @@ def _all_shared(problem: HapProblem, stages: Stages) -> Floats:
 
 
 def _two_types(problem: HapProblem, stages: Stages) -> Floats:
-    """One variable x, the slower type's ratio, the other being (1 - n_0 x) / n_1: cost is convex and piecewise
-    linear, so its optimum is at an end or a kink; the kinks are bisected by their values."""
+    """One variable x, the slower type's ratio, the other being (1 - n_0 x) / n_1: cost is convex
+    and piecewise linear, so its optimum is at an end or a kink; the kinks are bisected by their
+    values."""
     (v0, v1), (n0, n1) = problem.speeds, problem.counts
     F, S = stages.F, stages.S[:, 0]
     slope = S / v0 + S * n0 / (n1 * v1)
     with np.errstate(divide="ignore", invalid="ignore"):
         kinks = ((F + S / n1) / v1 - F / v0) / slope
     ends = np.array([0.0, 1.0 / (n0 + n1), 1.0 / n0])
-    points = np.unique(np.concatenate([ends, kinks[np.isfinite(kinks) & (kinks > 0) & (kinks < 1.0 / n0)]]))
+    points = np.unique(
+        np.concatenate([ends, kinks[np.isfinite(kinks) & (kinks > 0) & (kinks < 1.0 / n0)]])
+    )
 
     def at(x: float) -> Floats:
         return np.array([x, max(0.0, (1.0 - n0 * x) / n1)])
@@ -130,7 +138,9 @@ def _two_types(problem: HapProblem, stages: Stages) -> Floats:
     low, high = 0, len(points) - 1
     while high - low > 2:  # convex along the sorted points
         middle = (low + high) // 2
-        here, there = (problem.seconds(stages, at(float(points[i]))[None, :]) for i in (middle, middle + 1))
+        here, there = (
+            problem.seconds(stages, at(float(points[i]))[None, :]) for i in (middle, middle + 1)
+        )
         low, high = (low, middle + 1) if here <= there else (middle, high)
     found = min(
         (float(points[i]) for i in range(low, high + 1)),
@@ -140,7 +150,8 @@ def _two_types(problem: HapProblem, stages: Stages) -> Floats:
 
 
 def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
-    """Cutting planes over the simplex that holds an optimum (module `cells`), one matrix game per cut."""
+    """Cutting planes over the simplex that holds an optimum (module `cells`), one matrix game per
+    cut."""
     unit = float(problem.speeds[-1])
     point, _, bound = best_in_cell(
         stages.F / unit,
@@ -151,7 +162,9 @@ def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
         np.inf,
     )
     ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
-    return Ratios(ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes")
+    return Ratios(
+        ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes"
+    )
 
 
 def _by_sweep(problem: HapProblem, stages: Stages) -> Ratios:
@@ -177,7 +190,9 @@ def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
     for margin in (0.0, MARGIN):
         for _ in range(MAX_ROUNDS):
             model, ratio, T = _programme(problem, stages, rows, unit, margin)
-            answer = highs.solve(model, _exactly(run), Scale(per_unit=unit), report=lambda i, b: None)
+            answer = highs.solve(
+                model, _exactly(run), Scale(per_unit=unit), report=lambda i, b: None
+            )
             if answer.stop is Stop.INFEASIBLE and not margin:
                 return _none_fits(problem)
             if answer.x is None or answer.bound is None:
@@ -192,7 +207,9 @@ def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
             busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
             late = busy.max(axis=1) - answer.values(T) / unit
             new = {
-                (s, int(d)) for s, d in enumerate(busy.argmax(axis=1)) if late[s] > VIOLATION * estimate
+                (s, int(d))
+                for s, d in enumerate(busy.argmax(axis=1))
+                if late[s] > VIOLATION * estimate
             } - rows
             if not new:
                 break
@@ -216,8 +233,8 @@ def _slowest(problem: HapProblem, stages: Stages, ratios: Floats) -> Floats:
 def _programme(
     problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], unit: float, margin: float
 ) -> tuple[LinearModel, Columns, Columns]:
-    """The linear programme in units of 1/unit seconds with the given rows; its columns of B [g, K] and T. margin: share
-    of the memory that is left free."""
+    """The linear programme in units of 1/unit seconds with the given rows; its columns of B [g, K]
+    and T. margin: share of the memory that is left free."""
     model = LinearModel("hap-ratios")
     ratio = model.continuous("ratio", (problem.g, problem.K))
     top = model.continuous("top", problem.g)
@@ -242,15 +259,22 @@ def _programme(
 def fit_memory(
     model: LinearModel, problem: HapProblem, stages: Stages, ratio: Columns, margin: float
 ) -> None:
-    """Each type's bytes; in units of the largest coefficient, those too small for a solver become 0."""
+    """Each type's bytes; in units of the largest coefficient, those too small for a solver become
+    0."""
     if problem.capacity is None or stages.shared_bytes is None:
         return
     for d, room in enumerate(problem.capacity * (1 - margin) - stages.fixed_bytes):
         unit = max(float(stages.shared_bytes.max()), abs(float(room)))
         if unit > 0:
-            model.row("memory", ratio[:, d], _trimmed(stages.shared_bytes / unit), upper=float(room) / unit)
+            model.row(
+                "memory",
+                ratio[:, d],
+                _trimmed(stages.shared_bytes / unit),
+                upper=float(room) / unit,
+            )
 
 
 def _trimmed(values: Floats) -> Floats:
-    """Coefficients too small for a solver become 0, which only lowers the cost (by 1e-12 of it at most)."""
+    """Coefficients too small for a solver become 0, which only lowers the cost (by 1e-12 of it at
+    most)."""
     return np.where(values < SMALLEST, 0.0, values)

@@ -1,7 +1,8 @@
-"""Predicted iterations of HAP's experiments: joint optimum, alternation, data parallelism; measured ones beside.
+"""Predicted iterations of HAP's experiments: joint optimum, alternation, data parallelism; measured
+ones beside.
 
-Ours are predictions of one cost model, the same for every method. The paper's are measured; its bar charts carry no
-numbers, so that only what its text states is given.
+Ours are predictions of one cost model, the same for every method. The paper's are measured; its bar
+charts carry no numbers, so that only what its text states is given.
 Source of the measured figures: HAP (EuroSys 2024), Sections 7.2 and 7.6.
 """
 
@@ -39,7 +40,8 @@ PREDICTED = (
 
 @dataclass(frozen=True)
 class Row:
-    """One experiment: predicted seconds per iteration (None: nothing found), and the joint search's bound."""
+    """One experiment: predicted seconds per iteration (None: nothing found), and the joint search's
+    bound."""
 
     name: str
     figure: str
@@ -83,12 +85,17 @@ class Row:
 
 
 def row_of(case: Experiment, seconds: float = SECONDS) -> Row:
-    """All methods on one experiment. The joint plan is the best of all: the search starts anew, and may find less."""
+    """All methods on one experiment. The joint plan is the best of all: the search starts anew, and
+    may find less."""
     data = case.data
     joint = solve(FAMILY, data, "auto", Run(Options(threads=1, time_limit=seconds)))
     found = alternate(data, Run(Options(threads=1)))
-    paper = solve(FAMILY, data, "paper", Run(Options(threads=1, time_limit=PAPER_SECONDS))).objective
-    even, proportional = (solve(FAMILY, data, m, Run()).objective for m in ("dp-even", "dp-proportional"))
+    paper = solve(
+        FAMILY, data, "paper", Run(Options(threads=1, time_limit=PAPER_SECONDS))
+    ).objective
+    even, proportional = (
+        solve(FAMILY, data, m, Run()).objective for m in ("dp-even", "dp-proportional")
+    )
     alternation = found.seconds if found else None
     known = [x for x in (joint.objective, paper, alternation, even, proportional) if x is not None]
     return Row(
@@ -105,8 +112,11 @@ def row_of(case: Experiment, seconds: float = SECONDS) -> Row:
     )
 
 
-def report(name: str | None, tell: Callable[[str], None] | None = None) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON types for the experiments whose names match the shell pattern `name`; all without.
+def report(
+    name: str | None, tell: Callable[[str], None] | None = None
+) -> tuple[list[Table], dict[str, Any]]:
+    """Tables and JSON types for the experiments whose names match the shell pattern `name`; all
+    without.
 
     rows: the experiments. measured: what the paper states.
     """
@@ -117,7 +127,9 @@ def report(name: str | None, tell: Callable[[str], None] | None = None) -> tuple
     }
 
 
-def study(cases: Iterable[Experiment], name: str | None, tell: Callable[[str], None] | None) -> Iterable[Row]:
+def study(
+    cases: Iterable[Experiment], name: str | None, tell: Callable[[str], None] | None
+) -> Iterable[Row]:
     """The rows one after the other."""
     for case in cases:
         if name is None or fnmatchcase(case.name, name):
@@ -146,7 +158,9 @@ def as_tables(rows: Sequence[Row]) -> list[Table]:
         "experiment", "paper", "joint", "gap", "method paper", "alternation", "exact rounds", "over dp-even",
         "over dp-proportional",
     )  # fmt: skip
-    predicted = Table("Predicted iterations", header, cells, PREDICTED, right=tuple(range(2, len(header))))
+    predicted = Table(
+        "Predicted iterations", header, cells, PREDICTED, right=tuple(range(2, len(header)))
+    )
     return [predicted, Table("As the paper measured it", ("speed-up of HAP", "measured"), MEASURED)]
 
 

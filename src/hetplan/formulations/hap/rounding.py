@@ -1,7 +1,8 @@
 """From ratios to whole numbers: how many rows of a dimension each device gets, and what that costs.
 
-Source: HAP, Section 5.1: the nearest whole numbers, then one up or down at the shard where it adds least to the
-rounding error until they sum to the length. `best_lengths` is hetplan's: the optimal whole numbers instead.
+Source: HAP, Section 5.1: the nearest whole numbers, then one up or down at the shard where it adds
+least to the rounding error until they sum to the length. `best_lengths` is hetplan's: the optimal
+whole numbers instead.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from hetplan.solvers.run import Run
 
 @dataclass(frozen=True)
 class Rounded:
-    """lengths [g][m], each row summing to the length; seconds: the program's time at lengths / length, on the
-    instance; loss: relative to the time at the ratios asked for (None when that is 0); bound: of the best
-    whole numbers, in seconds, where they were optimised; fits: whether every device has memory for its rows."""
+    """lengths [g][m], each row summing to the length; seconds: the program's time at lengths /
+    length, on the instance; loss: relative to the time at the ratios asked for (None when that is
+    0); bound: of the best whole numbers, in seconds, where they were optimised; fits: whether every
+    device has memory for its rows."""
 
     lengths: list[list[int]]
     seconds: float
@@ -35,7 +37,8 @@ class Rounded:
 
 
 def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
-    """Whole numbers near length * ratios [m] that sum to `length`. Raises InputError for a length below 1."""
+    """Whole numbers near length * ratios [m] that sum to `length`. Raises InputError for a length
+    below 1."""
     if length < 1:
         raise InputError("length of a dimension", got=length, expected="at least 1")
     wanted = np.array(ratios, dtype=float) * length
@@ -50,12 +53,17 @@ def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
 
 
 def round_ratios(data: HapData, decision: HapDecision, length: int) -> Rounded:
-    """The paper's rounding of every segment's ratios to a dimension of that length, and its loss."""
+    """The paper's rounding of every segment's ratios to a dimension of that length, and its
+    loss."""
     return _priced(data, decision, [shard_lengths(row, length) for row in decision.ratios], length)
 
 
 def _priced(
-    data: HapData, decision: HapDecision, lengths: list[list[int]], length: int, bound: float | None = None
+    data: HapData,
+    decision: HapDecision,
+    lengths: list[list[int]],
+    length: int,
+    bound: float | None = None,
 ) -> Rounded:
     problem = compile_problem(data)
     stages = problem.stages(decision.program)
@@ -74,11 +82,14 @@ def _priced(
     return Rounded(lengths, after, after / before - 1 if before > 0 else None, bound, fits)
 
 
-def best_lengths(data: HapData, decision: HapDecision, length: int, run: Run | None = None) -> Rounded:
-    """The whole numbers that minimise the program's time, by HiGHS; keeps the rounding when time runs out.
+def best_lengths(
+    data: HapData, decision: HapDecision, length: int, run: Run | None = None
+) -> Rounded:
+    """The whole numbers that minimise the program's time, by HiGHS; keeps the rounding when time
+    runs out.
 
-    Lengths of equal devices are ordered, which loses nothing. Where no whole numbers fit in memory, the rounding is
-    told with `fits` false. Raises InputError where the program is none.
+    Lengths of equal devices are ordered, which loses nothing. Where no whole numbers fit in memory,
+    the rounding is told with `fits` false. Raises InputError where the program is none.
     """
     from hetplan.solvers import highs
 
@@ -98,7 +109,9 @@ def best_lengths(data: HapData, decision: HapDecision, length: int, run: Run | N
     top = model.continuous("top", data.segments)
     T = model.continuous("stage", len(stages.F))
     model.minimize(T, 1.0)
-    model.minimize(top, np.where(stages.comm * unit / length < SMALLEST, 0.0, stages.comm * unit / length))
+    model.minimize(
+        top, np.where(stages.comm * unit / length < SMALLEST, 0.0, stages.comm * unit / length)
+    )
     for k in range(data.segments):
         model.equal("whole", size[k], to=float(length))
         for j in range(m):

@@ -1,11 +1,11 @@
 """The programs of a theory as the paths of one graph, independent of the ratios.
 
-Read a program backwards: a node is the set of properties still needed, the first one {goal}, the last one
-empty. A triple that gives something needed leads from N to (N - post) + pre. Every minimal program is a path,
-every path is a program, and parallel branches interleave in every order, because the order decides which
-computations share a stage. The nodes are few when few tensors are live at a time; `build` gives up beyond a
-limit. Nodes are numbered so that strongly connected components (collectives lead from form to form and back)
-follow one another in topological order.
+Read a program backwards: a node is the set of properties still needed, the first one {goal}, the
+last one empty. A triple that gives something needed leads from N to (N - post) + pre. Every minimal
+program is a path, every path is a program, and parallel branches interleave in every order, because
+the order decides which computations share a stage. The nodes are few when few tensors are live at a
+time; `build` gives up beyond a limit. Nodes are numbered so that strongly connected components
+(collectives lead from form to form and back) follow one another in topological order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Graph:
-    """n nodes, node n - 1 = empty, `start` = {goal}; arcs by tail: those of node u are first[u] … first[u+1].
+    """n nodes, node n - 1 = empty, `start` = {goal}; arcs by tail: those of node u are first[u] …
+    first[u+1].
 
-    head [A], step [A] (position in theory.steps); component [n] ascending; needs: the node's properties.
+    head [A], step [A] (position in theory.steps); component [n] ascending; needs: the node's
+    properties.
     """
 
     theory: Theory
@@ -91,8 +93,8 @@ def canonical(
 ) -> Graph | None:
     """Like `build`, but always settling the needed properties of the highest level first.
 
-    Where costs simply add up the order of a program is irrelevant, and these few states suffice. Raises `Stopped` as
-    `build` does.
+    Where costs simply add up the order of a program is irrelevant, and these few states suffice.
+    Raises `Stopped` as `build` does.
     """
     level = levels(theory)
     assert theory.goal is not None
@@ -121,7 +123,8 @@ def canonical(
 
 
 def levels(theory: Theory) -> dict[int, int]:
-    """property -> level: a triple's effects share a level, at or above those of its preconditions."""
+    """property -> level: a triple's effects share a level, at or above those of its
+    preconditions."""
     names = sorted({p for step in theory.steps for p in step.pre | step.post})
     position = {p: i for i, p in enumerate(names)}
     edges: set[tuple[int, int]] = set()
@@ -137,7 +140,8 @@ def levels(theory: Theory) -> dict[int, int]:
 
 
 def ordered(theory: Theory, needs: list[Need], arcs: list[list[tuple[int, int]]]) -> Graph:
-    """The graph without dead ends, renumbered by components in topological order, the goal first."""
+    """The graph without dead ends, renumbered by components in topological order, the goal
+    first."""
     first, head, step = _rows(arcs)
     tail = np.repeat(np.arange(len(arcs)), np.diff(first))
     alive = _alive(needs, tail, head)

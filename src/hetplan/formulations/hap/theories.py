@@ -1,8 +1,9 @@
-"""Made-up theories of the shape that real models give: chains, residual networks, and tiny random ones.
+"""Made-up theories of the shape that real models give: chains, residual networks, and tiny random
+ones.
 
-Forms of a tensor follow HAP's names: Identity (replicated), All-Gather(0) and All-Gather(1) (sharded on the
-batch or the hidden dimension), All-Reduce (partial sums); Unsynced stands for a batch shard whose weight
-gradient still has to be reduced.
+Forms of a tensor follow HAP's names: Identity (replicated), All-Gather(0) and All-Gather(1)
+(sharded on the batch or the hidden dimension), All-Reduce (partial sums); Unsynced stands for a
+batch shard whose weight gradient still has to be reduced.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ SPEEDS = (6.2e13, 3.1e13, 1.4e13, 0.9e13)
 def cluster(types: int, each: int = 4) -> list[Device]:
     """`each` devices of the first `types` speeds."""
     return [
-        Device(name=f"type{t}-{i}", flops_per_second=SPEEDS[t]) for t in range(types) for i in range(each)
+        Device(name=f"type{t}-{i}", flops_per_second=SPEEDS[t])
+        for t in range(types)
+        for i in range(each)
     ]
 
 
 class _Writer:
-    """Collects triples; draws sizes around those of a Transformer layer on a 10-100 Gbit/s network."""
+    """Collects triples; draws sizes around those of a Transformer layer on a 10-100 Gbit/s
+    network."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -71,13 +75,18 @@ class _Writer:
         )  # fmt: skip
 
     def matmul(self, before: str, after: str) -> None:
-        """Batch, hidden and reduction parallelism, or replicated; the batch shard pays for its gradient."""
+        """Batch, hidden and reduction parallelism, or replicated; the batch shard pays for its
+        gradient."""
         flops, gradient = self.near(4e11), self.near(4e-3)
-        self.compute(f"MatMul {after} 0", [f"{before}|{BATCH}"], f"{after}|{UNSYNCED}", shared=flops)
+        self.compute(
+            f"MatMul {after} 0", [f"{before}|{BATCH}"], f"{after}|{UNSYNCED}", shared=flops
+        )
         self.comm(f"Sync {after}", f"{after}|{UNSYNCED}", f"{after}|{BATCH}", fixed=gradient)
         self.compute(f"MatMul {after} r", [f"{before}|{WHOLE}"], f"{after}|{WHOLE}", fixed=flops)
         self.compute(f"MatMul {after} 1", [f"{before}|{WHOLE}"], f"{after}|{HIDDEN}", shared=flops)
-        self.compute(f"MatMul {after} k", [f"{before}|{HIDDEN}"], f"{after}|{PARTIAL}", shared=flops)
+        self.compute(
+            f"MatMul {after} k", [f"{before}|{HIDDEN}"], f"{after}|{PARTIAL}", shared=flops
+        )
 
     def local(self, before: str, after: str, forms: Sequence[str]) -> None:
         """An operator that works on any of `forms` alike."""
@@ -104,7 +113,10 @@ class _Writer:
         size = self.near(2e-3)
         if reduce:
             self.comm(
-                f"All-Reduce {tensor}", f"{tensor}|{PARTIAL}", f"{tensor}|{WHOLE}", fixed=2 * size + 2e-5
+                f"All-Reduce {tensor}",
+                f"{tensor}|{PARTIAL}",
+                f"{tensor}|{WHOLE}",
+                fixed=2 * size + 2e-5,
             )
             self.comm(
                 f"Reduce-Scatter {tensor}",
@@ -115,7 +127,11 @@ class _Writer:
             )
         if gather:
             self.comm(
-                f"All-Gather {tensor}", f"{tensor}|{BATCH}", f"{tensor}|{WHOLE}", fixed=2e-5, shared=2 * size
+                f"All-Gather {tensor}",
+                f"{tensor}|{BATCH}",
+                f"{tensor}|{WHOLE}",
+                fixed=2e-5,
+                shared=2 * size,
             )
             self.compute(f"Slice {tensor}", [f"{tensor}|{WHOLE}"], f"{tensor}|{BATCH}")
 
@@ -140,8 +156,8 @@ def chain(layers: int, types: int, seed: int = 0) -> HapData:
 
 
 def residual(blocks: int, types: int, seed: int = 0, operators: int = 60) -> HapData:
-    """Blocks x + f(x) of `operators` operators with at most three live tensors: the residual stream and a
-    gate of two short branches in the middle of f."""
+    """Blocks x + f(x) of `operators` operators with at most three live tensors: the residual stream
+    and a gate of two short branches in the middle of f."""
     write = _Writer(seed)
     write.compute("Placeholder-Shard(0)", [], f"x0|{BATCH}")
     write.compute("Placeholder", [], f"x0|{WHOLE}")
@@ -159,7 +175,9 @@ def residual(blocks: int, types: int, seed: int = 0, operators: int = 60) -> Hap
                 write.matmul(current, after)
                 write.collectives(after, gather=False)
             else:
-                write.local(current, after, (WHOLE, BATCH) if i % 6 == 0 else (WHOLE, BATCH, HIDDEN))
+                write.local(
+                    current, after, (WHOLE, BATCH) if i % 6 == 0 else (WHOLE, BATCH, HIDDEN)
+                )
                 if i % 6 in (0, 3, 5):
                     write.collectives(after, reduce=False)
             current = after
@@ -170,15 +188,23 @@ def residual(blocks: int, types: int, seed: int = 0, operators: int = 60) -> Hap
     return HapData(devices=cluster(types), triples=write.triples, goal="loss|All-Reduce")
 
 
-def stages_only(devices: int, stages: int, types: int, seed: int = 0, *, replicated: bool = True) -> HapData:
+def stages_only(
+    devices: int, stages: int, types: int, seed: int = 0, *, replicated: bool = True
+) -> HapData:
     """A given program of `stages` stages, for the ratio problem alone."""
     write = _Writer(seed)
     for s in range(stages):
         before = [f"c{s - 1}|{BATCH}"] if s else []
         fixed = write.near(2e9) if replicated and s % 3 == 0 else 0.0
-        write.compute(f"MatMul {s}", before, f"t{s}|{PARTIAL}", shared=write.near(4e11), fixed=fixed)
+        write.compute(
+            f"MatMul {s}", before, f"t{s}|{PARTIAL}", shared=write.near(4e11), fixed=fixed
+        )
         write.comm(
-            f"Reduce-Scatter {s}", f"t{s}|{PARTIAL}", f"c{s}|{BATCH}", fixed=2e-5, shared=write.near(2e-3)
+            f"Reduce-Scatter {s}",
+            f"t{s}|{PARTIAL}",
+            f"c{s}|{BATCH}",
+            fixed=2e-5,
+            shared=write.near(2e-3),
         )
     speeds = [SPEEDS[t % 4] * (1 + t // 4 / 10) for t in range(types)]
     return HapData(

@@ -2,11 +2,13 @@
 
 - Only triples that can apply and from which the goal can be reached.
 - Properties that computations of no cost establish from nothing are free: they are had at any time.
-- Of triples with the same preconditions, effects, kind and segment, only those of undominated cost (and bytes).
+- Of triples with the same preconditions, effects, kind and segment, only those of undominated cost
+(and bytes).
 
-An optimal program can be taken to be minimal: without a triple whose every effect is already there or never
-needed. Dropping a computation costs nothing, and dropping a communication joins two stages, which costs no
-more because a stage's time is a sublinear function of its work; neither adds bytes.
+An optimal program can be taken to be minimal: without a triple whose every effect is already there
+or never needed. Dropping a computation costs nothing, and dropping a communication joins two
+stages, which costs no more because a stage's time is a sublinear function of its work; neither adds
+bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from hetplan.formulations.hap.problem import HapProblem, Step, closure
 
 @dataclass(frozen=True)
 class Theory:
-    """steps: the useful triples with free properties taken out; by_post: property -> positions in `steps`;
-    free: the triples, in order, that establish the free properties; goal: None when it is free."""
+    """steps: the useful triples with free properties taken out; by_post: property -> positions in
+    `steps`; free: the triples, in order, that establish the free properties; goal: None when it is
+    free."""
 
     problem: HapProblem
     steps: tuple[Step, ...]
@@ -29,9 +32,12 @@ class Theory:
     goal: int | None
 
     def program(self, chosen: Sequence[int]) -> list[int]:
-        """Triple numbers of a program that uses `chosen` (triple numbers in order): the free ones that it
-        needs come first, repeated triples and those that give nothing needed are dropped."""
-        steps = [self.problem.steps[i] for i in dict.fromkeys([*(s.index for s in self.free), *chosen])]
+        """Triple numbers of a program that uses `chosen` (triple numbers in order): the free ones
+        that it needs come first, repeated triples and those that give nothing needed are
+        dropped."""
+        steps = [
+            self.problem.steps[i] for i in dict.fromkeys([*(s.index for s in self.free), *chosen])
+        ]
         needed = {self.problem.goal}
         known: set[int] = set()
         gives: list[frozenset[int]] = []
@@ -87,7 +93,9 @@ def reduce_theory(problem: HapProblem) -> Theory:
         for p in step.post:
             by_post.setdefault(p, []).append(n)
     goal = None if problem.goal in free_properties else problem.goal
-    return Theory(problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(free), goal)
+    return Theory(
+        problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(free), goal
+    )
 
 
 def _relevant(steps: Sequence[Step], goal: int) -> set[int]:
@@ -113,7 +121,9 @@ def _undominated(steps: Sequence[Step]) -> list[Step]:
     kept: list[Step] = []
     for group in groups.values():
         best: list[tuple[float, float, float]] = []
-        for step in sorted(group, key=lambda s: (s.fixed, s.shared, s.fixed_bytes, s.shared_bytes, s.index)):
+        for step in sorted(
+            group, key=lambda s: (s.fixed, s.shared, s.fixed_bytes, s.shared_bytes, s.index)
+        ):
             rest = (step.shared, step.fixed_bytes, step.shared_bytes)
             if not any(all(a <= b for a, b in zip(other, rest, strict=True)) for other in best):
                 kept.append(step)

@@ -1,4 +1,5 @@
-"""What a posed workload takes for granted, told in words: measured curves, where they end, hidden communication."""
+"""What a posed workload takes for granted, told in words: measured curves, where they end, hidden
+communication."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MUCH_LESS = 0.9
 
 
 def check_memory(workload: Workload, curve: BatchCurve) -> None:
-    """Refuse a curve measured within more memory than the cluster's device has; raises InputError."""
+    """Refuse a curve measured within more memory than the cluster's device has; raises
+    InputError."""
     held = workload.cluster.specs[curve.device].memory_bytes
     if curve.memory_bytes > held * (1 + 1e-9):
         raise InputError(
@@ -33,7 +35,8 @@ def told(
     fits: Sequence[int],
     longest: int,
 ) -> Iterator[str]:
-    """One line each: what is measured, extrapolated, capped, cut. fits [n] before the cut at `longest`."""
+    """One line each: what is measured, extrapolated, capped, cut. fits [n] before the cut at
+    `longest`."""
     devices = workload.cluster.devices
     largest = dict.fromkeys(workload.cluster.types, 0)
     for device, batch in zip(devices, fits, strict=True):
@@ -59,7 +62,8 @@ def told(
 def hideable(data: PoplarData) -> float:
     """Seconds of computation that the collectives can hide behind at most.
 
-    ZeRO 0 and 1: those of an iteration with every device at its peak; ZeRO 2 and 3: of the longest step.
+    ZeRO 0 and 1: those of an iteration with every device at its peak; ZeRO 2 and 3: of the longest
+    step.
     """
     curves = [device.step_seconds for device in data.devices if device.step_seconds]
     if not curves:
@@ -71,7 +75,9 @@ def hideable(data: PoplarData) -> float:
 
 def hidden_text(share: float, hidden: float, whole: float) -> str:
     """`overlap: 50 % of the communication …`, with what computation allows where that is less."""
-    asked = f"overlap: {percent_text(share)} of the communication is taken to hide behind computation"
+    asked = (
+        f"overlap: {percent_text(share)} of the communication is taken to hide behind computation"
+    )
     if hidden < share * whole * (1 - 1e-9):
         return f"{asked}, {percent_text(hidden / whole)} where there is no more computation"
     return asked

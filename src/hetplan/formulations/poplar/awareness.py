@@ -1,10 +1,11 @@
 """Algorithm 1 of the paper: what each device can hold and how fast it is, by trying.
 
-A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU, or a
-curve. The estimate from one forward pass bounds the search; doubling brackets the largest micro-batch, binary
-search finds it, and every pass that fits is a measured point. Where not even one sample fits on some device,
-the ZeRO stage is raised. Departures from the printed algorithm, without which it does not end: the binary
-search keeps `low` at a batch that ran and moves by at least one.
+A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU,
+or a curve. The estimate from one forward pass bounds the search; doubling brackets the largest
+micro-batch, binary search finds it, and every pass that fits is a measured point. Where not even
+one sample fits on some device, the ZeRO stage is raised. Departures from the printed algorithm,
+without which it does not end: the binary search keeps `low` at a batch that ran and moves by at
+least one.
 Source: Poplar (AAAI 2025), Algorithm 1 and "Heterogeneity Aware".
 """
 
@@ -41,12 +42,14 @@ class TrialDevice(Protocol):
         """Memory around one forward pass of `batch` samples; raises OutOfMemoryOnDevice."""
 
     def step_seconds(self, batch: int) -> float:
-        """Seconds of one forward and backward pass without collectives; raises OutOfMemoryOnDevice."""
+        """Seconds of one forward and backward pass without collectives; raises
+        OutOfMemoryOnDevice."""
 
 
 @dataclass(frozen=True)
 class Awareness:
-    """largest: mbs, 0 when nothing fits. points: {batch: measured seconds}. tried: all batches, in order."""
+    """largest: mbs, 0 when nothing fits. points: {batch: measured seconds}. tried: all batches, in
+    order."""
 
     largest: int
     points: dict[int, float] = field(default_factory=dict)
@@ -57,8 +60,8 @@ class Awareness:
 class CurveDevice:
     """A device made of a curve: seconds[b - 1] of each batch that fits; one more does not.
 
-    optimism: by how much a forward pass alone overestimates the largest micro-batch (the paper: "typically
-    lower than this value", since the backward pass needs memory too).
+    optimism: by how much a forward pass alone overestimates the largest micro-batch (the paper:
+    "typically lower than this value", since the backward pass needs memory too).
     """
 
     seconds: Sequence[float]
@@ -67,7 +70,9 @@ class CurveDevice:
     def forward_memory(self, batch: int) -> MemoryReading:
         """One byte per sample, nothing before."""
         self._check(batch)
-        return MemoryReading(total=self.optimism * len(self.seconds), before=0.0, after=float(batch))
+        return MemoryReading(
+            total=self.optimism * len(self.seconds), before=0.0, after=float(batch)
+        )
 
     def step_seconds(self, batch: int) -> float:
         """The curve."""
@@ -87,7 +92,9 @@ def explore(device: TrialDevice) -> Awareness:
         return Awareness(0)
     per_sample = reading.after - reading.before
     if per_sample <= 0:
-        raise InputError("memory of a forward pass", got=per_sample, expected="more than 0 bytes per sample")
+        raise InputError(
+            "memory of a forward pass", got=per_sample, expected="more than 0 bytes per sample"
+        )
     high = int((reading.total - reading.before) / per_sample)
     points: dict[int, float] = {}
     tried: list[int] = []
@@ -118,7 +125,8 @@ def explore(device: TrialDevice) -> Awareness:
 def explore_cluster(
     devices_at: Callable[[int], Sequence[TrialDevice]], first_stage: int = 0
 ) -> tuple[int, list[Awareness]]:
-    """The first ZeRO stage (from `first_stage`) at which every device holds a sample, and what was found.
+    """The first ZeRO stage (from `first_stage`) at which every device holds a sample, and what was
+    found.
 
     devices_at(stage): the devices as they are under that stage (their free memory depends on it).
     Raises NoStageFits when some device holds nothing even at stage 3.
@@ -128,4 +136,6 @@ def explore_cluster(
         empty = [i for i, awareness in enumerate(found) if awareness.largest == 0]
         if not empty:
             return stage, found
-    raise NoStageFits(f"device {empty[0]} cannot run one sample at any ZeRO stage", expected="more memory")
+    raise NoStageFits(
+        f"device {empty[0]} cannot run one sample at any ZeRO stage", expected="more memory"
+    )

@@ -1,9 +1,10 @@
 """ZeRO 2 and 3: ties among all plans of the time that a covering knapsack found (exact_steps, (2)).
 
-V(n) is the least cost of steps whose greatest sizes M(T) add up to n or more. A plan of time V(G) takes B samples in
-a step of T seconds only if T + C + V(G - B) <= V(G); with the least under-utilisation of each such (T, B), the
-knapsack of exact_sums finds the plan of least time and, of these, least under-utilisation. (Steps of other times,
-at which M does not grow, would make a cheaper cover.)
+V(n) is the least cost of steps whose greatest sizes M(T) add up to n or more. A plan of time V(G)
+takes B samples in a step of T seconds only if T + C + V(G - B) <= V(G); with the least
+under-utilisation of each such (T, B), the knapsack of exact_sums finds the plan of least time and,
+of these, least under-utilisation. (Steps of other times, at which M does not grow, would make a
+cheaper cover.)
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ PAIR_WORK = 4e6
 FILL_WORK = 4e6
 
 
-def settled_cover(problem: PoplarProblem, times: Floats, most: Ints, value: Floats) -> ExactPlan | None:
-    """The plan, its ties settled; None where that is too much work or holes in the sums forbid that time.
+def settled_cover(
+    problem: PoplarProblem, times: Floats, most: Ints, value: Floats
+) -> ExactPlan | None:
+    """The plan, its ties settled; None where that is too much work or holes in the sums forbid that
+    time.
 
     times, most [J] step times and M; value [G + 1] V.
     """

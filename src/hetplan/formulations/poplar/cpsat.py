@@ -1,7 +1,7 @@
 """Problem `poplar` through CP-SAT: the counting model of `levels`, one function per constraint.
 
-Times are multiplied by a power of two and rounded down, so that the model prices no plan too high and its
-bound holds as it is; each step is off by less than one unit.
+Times are multiplied by a power of two and rounded down, so that the model prices no plan too high
+and its bound holds as it is; each step is off by less than one unit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Variables:
 
     def counts(self, answer: cpsat.CpAnswer) -> Counts:
         """{load: devices} per group and s."""
-        loads = [Counter({l: n for l, y in enumerate(row, 1) if (n := answer.value(y))}) for row in self.y]
+        loads = [
+            Counter({l: n for l, y in enumerate(row, 1) if (n := answer.value(y))})
+            for row in self.y
+        ]
         return loads, [answer.value(s) for s in self.s]
 
 
@@ -46,7 +49,9 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     problem = compile_problem(data)
     if not problem.groups:
         spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=spent, solver=cpsat.SOLVER)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=spent, solver=cpsat.SOLVER
+        )
     levels = build_levels(problem)
     if levels is None:
         return too_large(problem, cpsat.SOLVER, time.perf_counter() - begun)
@@ -79,7 +84,8 @@ class Model:
 
 
 def build(levels: Levels, per_second: float, run: Run, tie: Tie | None = None) -> Model:
-    """The whole model, with the second objective for a `tie`; raises `Stopped` when `run` should stop."""
+    """The whole model, with the second objective for a `tie`; raises `Stopped` when `run` should
+    stop."""
     model = cpsat.Model(run)
     v = make_variables(model, levels, per_second)
     for constrain in (add_up_to_the_batch, order_steps, fit_into_steps):
@@ -93,8 +99,11 @@ def build(levels: Levels, per_second: float, run: Run, tie: Tie | None = None) -
     return Model(model, v)
 
 
-def keep_the_least_time(model: Any, levels: Levels, v: Variables, tie: Tie, per_second: float) -> None:
-    """(4); costs were rounded down, so that the known plan keeps within its own price rounded down as well."""
+def keep_the_least_time(
+    model: Any, levels: Levels, v: Variables, tie: Tie, per_second: float
+) -> None:
+    """(4); costs were rounded down, so that the known plan keeps within its own price rounded down
+    as well."""
     if levels.problem.stepwise:
         rises = np.diff(v.cost, prepend=0).tolist()
         allowed = int(cpsat.rounded_down(tie.seconds * (1 + SAME), per_second))
@@ -105,7 +114,8 @@ def keep_the_least_time(model: Any, levels: Levels, v: Variables, tie: Tie, per_
 
 
 def under_utilisation(v: Variables, tie: Tie) -> Any:
-    """The second objective in integers: coefficients rounded to the nearest, fine beside the total."""
+    """The second objective in integers: coefficients rounded to the nearest, fine beside the
+    total."""
     scale = cpsat.integer_scale(tie.total, 2 * tie.total, 1.0, error=1e-9)
     terms = [*(y for row in v.y for y in row), *v.s]
     weights = np.rint(np.concatenate((*tie.y, tie.s)) * scale).astype(np.int64).tolist()
@@ -130,7 +140,8 @@ def add_up_to_the_batch(model: Any, levels: Levels, v: Variables) -> None:
     """(1)"""
     pairs = [(y, l) for row in v.y for l, y in enumerate(row, 1)]
     model.add(
-        cp_model.LinearExpr.weighted_sum([y for y, _ in pairs], [l for _, l in pairs]) == levels.problem.total
+        cp_model.LinearExpr.weighted_sum([y for y, _ in pairs], [l for _, l in pairs])
+        == levels.problem.total
     )
 
 
@@ -145,7 +156,9 @@ def fit_into_steps(model: Any, levels: Levels, v: Variables) -> None:
     for group, row, y in zip(levels.problem.groups, levels.seconds, v.y, strict=True):
         order = np.argsort(row, kind="stable")
         for start, value in [
-            (i, row[order[i]]) for i in range(len(row)) if i == 0 or row[order[i]] > row[order[i - 1]]
+            (i, row[order[i]])
+            for i in range(len(row))
+            if i == 0 or row[order[i]] > row[order[i - 1]]
         ]:
             taking = sum(y[i] for i in order[start:])
             j = int(np.searchsorted(levels.times, value))

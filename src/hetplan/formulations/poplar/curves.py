@@ -1,8 +1,10 @@
 """Performance curves t(1..mbs) from a few measured points, and what an interpolation does to them.
 
-Poplar divides each measured time by its batch, lays a natural cubic spline through these speeds and reads the
-curve at every batch (Poplar, "Optimal Batch Size Searching" and appendix "Cubic Spline Interpolation").
-Splines swing: between two measurements they may claim a step faster than both, which `dips` reports.
+Poplar divides each measured time by its batch, lays a natural cubic spline through these speeds and
+reads the curve at every batch (Poplar, "Optimal Batch Size Searching" and appendix "Cubic Spline
+Interpolation").
+Splines swing: between two measurements they may claim a step faster than both, which `dips`
+reports.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ Quantity = Literal["speed", "seconds"]
 
 
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
-    """The natural cubic spline through (x, y), evaluated at `at` (outside [x0, xn]: the end pieces).
+    """The natural cubic spline through (x, y), evaluated at `at` (outside [x0, xn]: the end
+    pieces).
 
-    x [m] strictly ascending, y [m]. Second derivatives M solve h_(i-1) M_(i-1) + 2 (h_(i-1) + h_i) M_i + h_i
-    M_(i+1) = 6 (slope_i - slope_(i-1)) with M = 0 at both ends. One point gives a constant, two a line.
+    x [m] strictly ascending, y [m]. Second derivatives M solve h_(i-1) M_(i-1) + 2 (h_(i-1) + h_i)
+    M_i + h_i M_(i+1) = 6 (slope_i - slope_(i-1)) with M = 0 at both ends. One point gives a
+    constant, two a line.
     """
     if len(x) == 1:
         return np.full(len(at), y[0])
@@ -43,10 +47,12 @@ def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
 
 
 def spline_curve(points: Mapping[int, float], largest: int, quantity: Quantity = "speed") -> Floats:
-    """t(1..largest) by a natural spline through the measured points: [largest + 1] seconds, t(0) = 0.
+    """t(1..largest) by a natural spline through the measured points: [largest + 1] seconds, t(0) =
+    0.
 
-    points: {batch: seconds} measured. quantity: what the spline interpolates. Where it is not positive (a
-    swing through zero) the straight line between the neighbouring measured times is taken.
+    points: {batch: seconds} measured. quantity: what the spline interpolates. Where it is not
+    positive (a swing through zero) the straight line between the neighbouring measured times is
+    taken.
     """
     batches, seconds = _sorted_points(points)
     at = np.arange(1, largest + 1, dtype=np.float64)
@@ -65,8 +71,9 @@ def spline_curve(points: Mapping[int, float], largest: int, quantity: Quantity =
 def linear_curve(points: Mapping[int, float], largest: int) -> Floats:
     """t(1..largest) by straight lines: [largest + 1] seconds, t(0) = 0.
 
-    Below the first point its time (a smaller batch is not known to be faster); beyond the last one the slope
-    of the last piece, or the last point's speed where that would be faster or there is no piece.
+    Below the first point its time (a smaller batch is not known to be faster); beyond the last one
+    the slope of the last piece, or the last point's speed where that would be faster or there is no
+    piece.
     """
     batches, seconds = _sorted_points(points)
     at = np.arange(largest + 1, dtype=np.float64)
@@ -86,7 +93,9 @@ def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
     for batch, seconds in points.items():
         if batch < 1 or not (np.isfinite(seconds) and seconds > 0):
             raise InputError(
-                f"measured point of batch {batch}", got=seconds, expected="batch >= 1 and seconds > 0"
+                f"measured point of batch {batch}",
+                got=seconds,
+                expected="batch >= 1 and seconds > 0",
             )
     batches = np.array(sorted(points), dtype=np.float64)
     return batches, np.array([points[int(b)] for b in batches])
@@ -96,8 +105,8 @@ def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
 class Dip:
     """Batches first..last of an interpolated curve lie below both measurements around them.
 
-    lowest: the least interpolated seconds among them; measured: the smaller of the two measurements, in
-    seconds.
+    lowest: the least interpolated seconds among them; measured: the smaller of the two
+    measurements, in seconds.
     """
 
     first: int
@@ -106,12 +115,17 @@ class Dip:
     measured: float
 
     def __str__(self) -> str:
-        place = f"batch {self.first}" if self.first == self.last else f"batches {self.first} to {self.last}"
+        place = (
+            f"batch {self.first}"
+            if self.first == self.last
+            else f"batches {self.first} to {self.last}"
+        )
         return f"{place}: {self.lowest:.4g} s, below both neighbouring measurements ({self.measured:.4g} s)"
 
 
 def dips(points: Mapping[int, float], curve: Floats) -> list[Dip]:
-    """Where `curve` [mbs + 1] falls below both measurements around it, one entry per gap between two."""
+    """Where `curve` [mbs + 1] falls below both measurements around it, one entry per gap between
+    two."""
     batches, seconds = _sorted_points(points)
     found = []
     for a, b, ta, tb in zip(batches, batches[1:], seconds, seconds[1:], strict=False):

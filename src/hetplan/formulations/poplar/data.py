@@ -1,27 +1,37 @@
 """Data and decision of problem `poplar`, as they stand in files.
 
 Sets   i in 0..n-1 devices; b in 1..mbs_i micro-batch sizes that fit on device i.
-Data   t_i(b) seconds of forward + backward for a micro-batch of b samples, t_i(0) = 0, in any shape (neither
-       monotone nor convex); C seconds of one synchronisation; G samples per iteration; the ZeRO stage.
-Decide stages 0, 1: per device its samples g_i and its micro-batch b_i, sum g_i = G (one synchronisation).
-       stages 2, 3: accumulation steps s that all devices take together, b_is samples each, sum over i, s = G.
-Source Poplar (AAAI 2025), "Problem Formulation" and Algorithm 2; stages 2 and 3 synchronise in every step.
+Data   t_i(b) seconds of forward + backward for a micro-batch of b samples, t_i(0) = 0, in any shape
+       (neither monotone nor convex); C seconds of one synchronisation; G samples per iteration; the
+       ZeRO stage.
+Decide stages 0, 1: per device its samples g_i and its micro-batch b_i, sum g_i = G (one
+       synchronisation). stages 2, 3: accumulation steps s that all devices take together, b_is
+       samples each, sum over i, s = G.
+Source Poplar (AAAI 2025), "Problem Formulation" and Algorithm 2; stages 2 and 3 synchronise in
+every step.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import FailFast, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    FailFast,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from hetplan.schema import Count, Name, NonNegative, Positive, PositiveCount, StrictModel
 
 
 class Device(StrictModel):
-    """One accelerator. step_seconds[b - 1] = t(b); its length is mbs, an empty list: no sample fits.
+    """One accelerator. step_seconds[b - 1] = t(b); its length is mbs, an empty list: no sample
+    fits.
 
-    flops_per_second: the vendor's peak in single precision, which only the baseline `whale` reads; None falls
-    back on the catalogue's entry for `name`.
+    flops_per_second: the vendor's peak in single precision, which only the baseline `whale` reads;
+    None falls back on the catalogue's entry for `name`.
     """
 
     name: Name
@@ -44,7 +54,8 @@ class PoplarData(StrictModel):
 
 
 class Share(StrictModel):
-    """ZeRO 0 and 1: `samples` as floor(samples / micro_batch) micro-batches and one last smaller one.
+    """ZeRO 0 and 1: `samples` as floor(samples / micro_batch) micro-batches and one last smaller
+    one.
 
     micro_batch may be 0 only where samples is 0.
     """
@@ -61,7 +72,8 @@ class Step(StrictModel):
 
 
 class PoplarDecision(StrictModel):
-    """`decision` of a `poplar` instance: `devices` for ZeRO 0 and 1, `steps` for ZeRO 2 and 3, never both."""
+    """`decision` of a `poplar` instance: `devices` for ZeRO 0 and 1, `steps` for ZeRO 2 and 3,
+    never both."""
 
     devices: list[Share] | None = None
     steps: list[Step] | None = None

@@ -14,7 +14,8 @@ MicroBatch = Callable[[int, int], int]
 def shares_decision(
     problem: PoplarProblem, loads: Sequence[Mapping[int, int]], micro_batch: MicroBatch
 ) -> PoplarDecision:
-    """ZeRO 0 and 1. loads[k]: {samples: devices of group k}; micro_batch(k, samples) > 0 for samples > 0."""
+    """ZeRO 0 and 1. loads[k]: {samples: devices of group k}; micro_batch(k, samples) > 0 for
+    samples > 0."""
     idle = Share(samples=0, micro_batch=0)
     shares = [idle] * problem.devices
     for k, (group, row) in enumerate(zip(problem.groups, loads, strict=True)):
@@ -34,8 +35,8 @@ def steps_decision(
 ) -> PoplarDecision:
     """ZeRO 2 and 3. rows: (steps, loads), loads[k] = {b: (device, step) pairs of group k}.
 
-    The pairs of a group add up to steps x n_k. They are dealt out in descending order of b, which keeps the
-    number of different steps small; steps that stay empty are left out.
+    The pairs of a group add up to steps x n_k. They are dealt out in descending order of b, which
+    keeps the number of different steps small; steps that stay empty are left out.
     """
     steps: list[Step] = []
     for count, loads in rows:
@@ -44,7 +45,9 @@ def steps_decision(
         while left:
             micro_batches = [0] * problem.devices
             equal = left
-            dealt = [_deal(group, queue) for group, queue in zip(problem.groups, queues, strict=True)]
+            dealt = [
+                _deal(group, queue) for group, queue in zip(problem.groups, queues, strict=True)
+            ]
             equal = min([left, *(times for _, times in dealt)])
             for group, queue, (pieces, _) in zip(problem.groups, queues, dealt, strict=True):
                 members = iter(group.members)
@@ -59,7 +62,8 @@ def steps_decision(
 
 
 def _deal(group: Group, queue: list[Run]) -> tuple[list[Run], int]:
-    """One step's micro-batches of a group, the largest left, and how often that step can be repeated."""
+    """One step's micro-batches of a group, the largest left, and how often that step can be
+    repeated."""
     pieces: list[Run] = []
     open_devices, repeat = group.count, 0
     for batch, pairs in reversed(queue):

@@ -15,11 +15,13 @@ Pieces = tuple[tuple[int, int], ...]
 def pieces_of(data: PoplarData, decision: PoplarDecision) -> list[Pieces]:
     """[n] what each device processes, in order: (times, micro-batch), equal neighbours joined.
 
-    ZeRO 0 and 1: full micro-batches and the last one. ZeRO 2 and 3: all steps, those without samples as 0.
+    ZeRO 0 and 1: full micro-batches and the last one. ZeRO 2 and 3: all steps, those without
+    samples as 0.
     """
     if decision.devices is not None:
         shares = [
-            (divmod(share.samples, share.micro_batch or 1), share.micro_batch) for share in decision.devices
+            (divmod(share.samples, share.micro_batch or 1), share.micro_batch)
+            for share in decision.devices
         ]
         return [
             tuple(piece for piece in ((full, batch), (1, last)) if piece[0] and piece[1])
@@ -29,7 +31,10 @@ def pieces_of(data: PoplarData, decision: PoplarDecision) -> list[Pieces]:
     found = []
     for i in range(len(data.devices)):
         rows = [(step.micro_batches[i], step.count) for step in steps]
-        joined = [(sum(n for _, n in same), batch) for batch, same in groupby(rows, key=lambda row: row[0])]
+        joined = [
+            (sum(n for _, n in same), batch)
+            for batch, same in groupby(rows, key=lambda row: row[0])
+        ]
         found.append(tuple(joined))
     return found
 
@@ -53,9 +58,9 @@ def describe(
 ) -> list[Table]:
     """The plan of a feasible decision.
 
-    peak_bytes [n]: memory of each device, left out without. once_seconds: communication that is paid once per
-    iteration beside the instance's. notes: further lines under the table. shown [n]: numbers of (node, device) in
-    another cluster.
+    peak_bytes [n]: memory of each device, left out without. once_seconds: communication that is
+    paid once per iteration beside the instance's. notes: further lines under the table. shown [n]:
+    numbers of (node, device) in another cluster.
     """
     pieces = pieces_of(data, decision)
     busy = busy_seconds(data, pieces)
@@ -80,5 +85,7 @@ def describe(
         f"computation, {seconds_text(parts['comm_seconds'] + once_seconds)} of communication"
     )
     header = ("devices", "samples each", "micro-batches", "largest that fits", "busy", "memory")
-    note = f"under-utilisation (Poplar, eq. 4): {parts['under_utilisation']:.4g} samples at peak speed"
+    note = (
+        f"under-utilisation (Poplar, eq. 4): {parts['under_utilisation']:.4g} samples at peak speed"
+    )
     return [Table(title, header, rows, (note, *notes), right=(1, 3, 4, 5))]

@@ -1,8 +1,9 @@
 """The independent evaluator: feasibility and objective of a decision, from the definitions alone.
 
-ZeRO 0, 1:  T = max_i ( floor(g_i / b_i) t_i(b_i) + t_i(g_i mod b_i) ) + C             (Poplar eq. 1)
-ZeRO 2, 3:  T = sum_s ( max_i t_i(b_is) + C )                                          (Algorithm 2, line 24)
-Beside it   U = sum_i idle_i p_i, idle_i = time to the slowest (eq. 2), p_i = max_b b / t_i(b)   (eq. 3, 4)
+ZeRO 0, 1:  T = max_i ( floor(g_i / b_i) t_i(b_i) + t_i(g_i mod b_i) ) + C             (Poplar eq.
+1) ZeRO 2, 3:  T = sum_s ( max_i t_i(b_is) + C )                                          (Algorithm
+2, line 24) Beside it   U = sum_i idle_i p_i, idle_i = time to the slowest (eq. 2), p_i = max_b b /
+t_i(b)   (eq. 3, 4)
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ _MAX_REPORTED = 5
 def evaluate(data: PoplarData, decision: PoplarDecision) -> Evaluation:
     """T in seconds, or the broken constraints.
 
-    parts: compute_seconds and comm_seconds (they add up to T), idle_seconds (summed over devices) and
-    under_utilisation (eq. 4, in samples: what the idle devices could have processed at peak speed).
+    parts: compute_seconds and comm_seconds (they add up to T), idle_seconds (summed over devices)
+    and under_utilisation (eq. 4, in samples: what the idle devices could have processed at peak
+    speed).
     """
     if data.stepwise:
         if decision.steps is None:
-            return Evaluation(None, (f"decision has devices, expected steps for ZeRO {data.zero_stage}",))
+            return Evaluation(
+                None, (f"decision has devices, expected steps for ZeRO {data.zero_stage}",)
+            )
         return _evaluate_steps(data, decision.steps)
     if decision.devices is None:
-        return Evaluation(None, (f"decision has steps, expected devices for ZeRO {data.zero_stage}",))
+        return Evaluation(
+            None, (f"decision has steps, expected devices for ZeRO {data.zero_stage}",)
+        )
     return _evaluate_shares(data, decision.devices)
 
 
@@ -46,7 +52,8 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
     for device, share in zip(data.devices, shares, strict=True):
         full, last = divmod(share.samples, share.micro_batch) if share.samples else (0, 0)
         busy.append(
-            full * step_seconds(device, share.micro_batch if full else 0) + step_seconds(device, last)
+            full * step_seconds(device, share.micro_batch if full else 0)
+            + step_seconds(device, last)
         )
     compute = max(busy)
     idle = [compute - seconds for seconds in busy]
@@ -55,7 +62,9 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
 
 def _broken_shares(data: PoplarData, shares: list[Share]) -> list[str]:
     if len(shares) != len(data.devices):
-        return [f"decision.devices has {len(shares)} entries, expected one per device ({len(data.devices)})"]
+        return [
+            f"decision.devices has {len(shares)} entries, expected one per device ({len(data.devices)})"
+        ]
     broken = []
     for i, (device, share) in enumerate(zip(data.devices, shares, strict=True)):
         largest, least = len(device.step_seconds), min(share.samples, 1)
@@ -109,7 +118,8 @@ def _broken_steps(data: PoplarData, steps: list[Step]) -> list[str]:
 
 def _evaluation(data: PoplarData, compute: float, comm: float, idle: list[float]) -> Evaluation:
     lost = sum(
-        (seconds * peak_speed(d) for d, seconds in zip(data.devices, idle, strict=True) if seconds), 0.0
+        (seconds * peak_speed(d) for d, seconds in zip(data.devices, idle, strict=True) if seconds),
+        0.0,
     )
     parts = {
         "compute_seconds": compute,

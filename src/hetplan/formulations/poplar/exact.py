@@ -1,4 +1,5 @@
-"""The exact method (and `auto`): milliseconds whatever the number of devices, for curves of any shape."""
+"""The exact method (and `auto`): milliseconds whatever the number of devices, for curves of any
+shape."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from hetplan.solvers.run import Run
 
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
-    """A decision of proven least time, ties broken towards the least under-utilisation (Poplar, eq. 4)."""
+    """A decision of proven least time, ties broken towards the least under-utilisation (Poplar, eq.
+    4)."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     built = time.perf_counter()

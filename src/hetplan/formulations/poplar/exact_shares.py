@@ -1,15 +1,17 @@
-"""ZeRO 0 and 1, exactly: the least time by which the devices can reach the global batch between them.
+"""ZeRO 0 and 1, exactly: the least time by which the devices can reach the global batch between
+them.
 
 Sets   k groups of n_k equal devices; g samples of one device.
 Data   w_k(g, b) = floor(g / b) t_k(b) + t_k(g mod b) seconds; h_k(g) = min_b w_k(g, b), the fastest
        micro-batch; H_k(g) = max_b { w_k(g, b) <= T }, the one that leaves the least idle time.
        A_k(T) = { g : h_k(g) <= T }, the shares that T admits.
 Find   the least T for which G is a sum of n_1 members of A_1(T), n_2 members of A_2(T), …
-A_k(T) only grows with T, so a binary search over the values of h is right for any curve. Where h is monotone,
-A_k(T) = 0..m and a comparison of G with sum_k n_k m decides; otherwise A_k(T) has holes, and the sum itself
-is searched for (fill.py).
-Ties   Among all decisions of the least T, shares and micro-batches alike, the least under-utilisation (Poplar,
-       eq. 4), that is sum_i p_i H_i(g_i) at its greatest; then the largest micro-batch that attains H.
+A_k(T) only grows with T, so a binary search over the values of h is right for any curve. Where h is
+monotone, A_k(T) = 0..m and a comparison of G with sum_k n_k m decides; otherwise A_k(T) has holes,
+and the sum itself is searched for (fill.py).
+Ties   Among all decisions of the least T, shares and micro-batches alike, the least
+       under-utilisation (Poplar, eq. 4), that is sum_i p_i H_i(g_i) at its greatest; then the
+       largest micro-batch that attains H.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ from hetplan.formulations.poplar.share_times import fastest, largest_shares, suf
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# Additions and entries of the tables h; beyond, shares are so large that rounding them by speed is enough.
+# Additions and entries of the tables h; beyond, shares are so large that rounding them by speed is
+# enough.
 MAX_WORK = 5e9
 MAX_ENTRIES = 5e7
 
 
 @dataclass(frozen=True)
 class Curve:
-    """h of one group. seconds, batch [most + 1]; falling: minimum of h over this and all larger g."""
+    """h of one group. seconds, batch [most + 1]; falling: minimum of h over this and all larger
+    g."""
 
     group: Group
     seconds: Floats
@@ -59,7 +63,8 @@ class Curve:
         return Pool.of(self.group.count, np.zeros(len(seconds)), seconds <= limit)
 
     def busiest(self, limit: float) -> tuple[Pool, Ints]:
-        """The same shares, worth their longest busy time H at peak speed (eq. 3), and its micro-batch."""
+        """The same shares, worth their longest busy time H at peak speed (eq. 3), and its
+        micro-batch."""
         worth, batch = busiest(self.group.seconds, self.most(limit * (1 + SAME_TIME)), limit)
         admissible = np.isfinite(worth)
         most = int(np.flatnonzero(admissible)[-1])
@@ -94,8 +99,11 @@ def solve_shares(problem: PoplarProblem, run: Run) -> Outcome[PoplarDecision]:
     )
 
 
-def _least_idle(problem: PoplarProblem, curves: list[Curve], limit: float) -> tuple[PoplarDecision, bool]:
-    """Of the decisions within `limit`, the least time, one of least under-utilisation; whether that is proven."""
+def _least_idle(
+    problem: PoplarProblem, curves: list[Curve], limit: float
+) -> tuple[PoplarDecision, bool]:
+    """Of the decisions within `limit`, the least time, one of least under-utilisation; whether that
+    is proven."""
     pools, batches = zip(*(curve.busiest(limit) for curve in curves), strict=True)
     filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total)
     assert filled is not None, "shares that reach the sum were found at this time"
@@ -126,7 +134,8 @@ def _candidates(curves: list[Curve], low: float, high: float) -> Floats:
 
 
 def _first(times: Floats, holds: Callable[[float], bool]) -> int:
-    """The first index where the monotone predicate holds; the last index when it holds nowhere else."""
+    """The first index where the monotone predicate holds; the last index when it holds nowhere
+    else."""
     low, high = 0, len(times) - 1
     while low < high:
         middle = (low + high) // 2
@@ -140,7 +149,8 @@ def _first(times: Floats, holds: Callable[[float], bool]) -> int:
 def _least_reached(curves: list[Curve], total: int, times: Floats, low: int) -> tuple[float, int]:
     """The least time from times[low:] at which the sum is hit, and how many times were looked at.
 
-    The first time mostly does; otherwise a binary search between it and the last, at which a known plan hits it.
+    The first time mostly does; otherwise a binary search between it and the last, at which a known
+    plan hits it.
     """
     checks = 0
 

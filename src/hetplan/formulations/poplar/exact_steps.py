@@ -1,18 +1,21 @@
 """ZeRO 2 and 3, exactly: an unbounded knapsack over the times that one step may take.
 
 Sets   k groups of n_k equal devices; T ranges over the values of all curves.
-Data   A_k(T) = {0} + { b <= G : t_k(b) <= T }; a step of time T takes any sum of n_k members of each A_k(T),
-       at most M(T) samples, and costs T + C.
+Data   A_k(T) = {0} + { b <= G : t_k(b) <= T }; a step of time T takes any sum of n_k members of
+       each A_k(T), at most M(T) samples, and costs T + C.
 Find   the multiset of step times of least sum (T + C) whose admissible loads can add up to G.
-(1) Where the work allows: every step size B has its least time f(B), the knapsack hits every sum exactly, and
-    ties of time are settled over all plans of least time (exact_sums.py).
-(2) Otherwise relaxed: sum M(T) >= G, a covering knapsack, O(G x times). Its steps are then filled to exactly G
-    (fill.py), with the least under-utilisation of these step times (eq. 4), or of all plans of that time
+(1) Where the work allows: every step size B has its least time f(B), the knapsack hits every sum
+    exactly, and ties of time are settled over all plans of least time (exact_sums.py).
+(2) Otherwise relaxed: sum M(T) >= G, a covering knapsack, O(G x times). Its steps are then filled
+to exactly G
+    (fill.py), with the least under-utilisation of these step times (eq. 4), or of all plans of that
+    time
     (cover_ties.py). Monotone curves can always be filled, so the relaxation is exact.
-(3) Holes in the sums: the knapsack of (1) over the sizes with f(B) + C + V(G - B) <= a known plan, V from (2).
-Large G: an optimal plan has fewer than M* steps that differ from the step of the best (T + C) / M* (any M*
-others hold some whose sum is a multiple of M*), so all but M* x max M samples go to that step beforehand. What
-such steps cost beyond that ratio bounds their number further.
+(3) Holes in the sums: the knapsack of (1) over the sizes with f(B) + C + V(G - B) <= a known plan,
+V from (2).
+Large G: an optimal plan has fewer than M* steps that differ from the step of the best (T + C) / M*
+(any M* others hold some whose sum is a multiple of M*), so all but M* x max M samples go to that
+step beforehand. What such steps cost beyond that ratio bounds their number further.
 """
 
 from __future__ import annotations
@@ -28,12 +31,20 @@ from hetplan.formulations.poplar.exact_sums import ExactPlan, pruned_plan, settl
 from hetplan.formulations.poplar.fill import GREEDY, Filled, Pool, fill
 from hetplan.formulations.poplar.kernels import cover
 from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
-from hetplan.formulations.poplar.step_levels import MAX_ENTRIES, MAX_WORK, SAME, Level, level_of, step_sizes
+from hetplan.formulations.poplar.step_levels import (
+    MAX_ENTRIES,
+    MAX_WORK,
+    SAME,
+    Level,
+    level_of,
+    step_sizes,
+)
 from hetplan.formulations.poplar.step_times import convolution_work, largest_step
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# Comparisons and additions up to which every size is looked at (about 5 ms), and ties settled among all plans.
+# Comparisons and additions up to which every size is looked at (about 5 ms), and ties settled among
+# all plans.
 SUMS_WORK = 4e6
 THESE_TIMES = "proven for these step times"
 
@@ -85,7 +96,8 @@ def _sums_work(problem: PoplarProblem) -> float:
 
 
 def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> ExactPlan | None:
-    """Step times of least cost whose sizes add up to at least G; None when the table would be too large."""
+    """Step times of least cost whose sizes add up to at least G; None when the table would be too
+    large."""
     cost = times + problem.comm
     best = int(np.argmin(cost / most))
     need, useful = _narrowed(cost, most, best, problem.total)
@@ -111,8 +123,9 @@ def _cover_plan(problem: PoplarProblem, times: Floats, most: Ints) -> ExactPlan 
 def _narrowed(cost: Floats, sizes: Ints, best: int, total: int) -> tuple[int, Ints]:
     """What is left of `total` for a table, and the steps that can be part of a least cover.
 
-    Every step costs ratio x size + excess. Repeating the best one costs `spare` more than ratio x total, so the
-    excesses of a least cover add up to no more: that limits which other steps occur, and how many.
+    Every step costs ratio x size + excess. Repeating the best one costs `spare` more than ratio x
+    total, so the excesses of a least cover add up to no more: that limits which other steps occur,
+    and how many.
     """
     size, ratio = int(sizes[best]), float(cost[best]) / int(sizes[best])
     excess = cost - ratio * sizes
@@ -132,7 +145,8 @@ def _narrowed(cost: Floats, sizes: Ints, best: int, total: int) -> tuple[int, In
 def _beyond_tables(
     problem: PoplarProblem, times: Floats, most: Ints, relaxed: float | None
 ) -> Outcome[PoplarDecision]:
-    """The step of the best ratio as often as it fits, the rest in one step; and the best bound known."""
+    """The step of the best ratio as often as it fits, the rest in one step; and the best bound
+    known."""
     best = int(np.argmin((times + problem.comm) / most))
     full, rest = divmod(problem.total, int(most[best]))
     bound = (float(times[best]) + problem.comm) / float(most[best]) * problem.total * (1 - SAME)
@@ -152,7 +166,8 @@ def _beyond_tables(
 
 
 def _fill_steps(problem: PoplarProblem, counts: Counter[float]) -> Filled | None:
-    """Micro-batches for steps of these times that hit exactly G; None where holes make that impossible."""
+    """Micro-batches for steps of these times that hit exactly G; None where holes make that
+    impossible."""
     levels = [level_of(problem, limit) for limit in counts]
     pools = [
         Pool(pool.copies * count, pool.loss)

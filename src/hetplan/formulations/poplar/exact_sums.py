@@ -1,13 +1,17 @@
-"""ZeRO 2 and 3: a knapsack over all step sizes that hits the global batch exactly, and settles ties.
+"""ZeRO 2 and 3: a knapsack over all step sizes that hits the global batch exactly, and settles
+ties.
 
-Data   f(B), the least time of a step of B samples: min over loads of B in all of the slowest device's time. It
-       need not grow with B when curves fall.
-(1) f for all sizes at once, group by group: a min-max convolution, doubled for equal devices (step_times.py).
-(2) V(n) = min_B f(B) + C + V(n - B), the least time of n samples. A plan of time V(G) has no step of B samples
-    that lasts longer than f(B), and no size B with f(B) + C + V(G - B) > V(G).
-(3) Ties: of the few sizes that remain the least under-utilisation u(B) of a step of B samples and f(B) seconds;
-    then the least sum of u over the plans of (2), and of these one with the fewest steps.
-Large G: see exact_steps; a plan of least time, then least under-utilisation, repeats the step of the least
+Data   f(B), the least time of a step of B samples: min over loads of B in all of the slowest
+       device's time. It need not grow with B when curves fall.
+(1) f for all sizes at once, group by group: a min-max convolution, doubled for equal devices
+(step_times.py).
+(2) V(n) = min_B f(B) + C + V(n - B), the least time of n samples. A plan of time V(G) has no step
+    of B samples that lasts longer than f(B), and no size B with f(B) + C + V(G - B) > V(G).
+(3) Ties: of the few sizes that remain the least under-utilisation u(B) of a step of B samples and
+    f(B) seconds; then the least sum of u over the plans of (2), and of these one with the fewest
+    steps.
+Large G: see exact_steps; a plan of least time, then least under-utilisation, repeats the step of
+the least
 (f(B) + C) / B, then least u(B) / B.
 Source: hetplan, for Poplar Algorithm 2 and eq. 4.
 """
@@ -22,7 +26,14 @@ import numpy as np
 from hetplan.formulations.poplar.fill import additions, least_losses
 from hetplan.formulations.poplar.kernels import SAME_TIME, cover, exact_sum
 from hetplan.formulations.poplar.problem import Floats, Ints, PoplarProblem
-from hetplan.formulations.poplar.step_levels import MAX_ENTRIES, MAX_WORK, SAME, Level, level_of, step_sizes
+from hetplan.formulations.poplar.step_levels import (
+    MAX_ENTRIES,
+    MAX_WORK,
+    SAME,
+    Level,
+    level_of,
+    step_sizes,
+)
 from hetplan.formulations.poplar.step_times import step_times
 
 # Additions, and different step times, up to which ties are settled.
@@ -66,7 +77,8 @@ def settled_plan(problem: PoplarProblem) -> ExactPlan | None:
 
 
 def pruned_plan(problem: PoplarProblem) -> ExactPlan | None:
-    """A plan of least time from the sizes that can be part of one as good as a known one; ties are left alone.
+    """A plan of least time from the sizes that can be part of one as good as a known one; ties are
+    left alone.
 
     None when the table would be too large.
     """
@@ -85,13 +97,15 @@ def pruned_plan(problem: PoplarProblem) -> ExactPlan | None:
 
 
 def _times_ahead(problem: PoplarProblem, sizes: Ints, best: int) -> int:
-    """How often the step `best` of the least ratio surely occurs: fewer than its size of the others do."""
+    """How often the step `best` of the least ratio surely occurs: fewer than its size of the others
+    do."""
     size = int(sizes[best])
     return max(0, -(-(problem.total - size * (int(sizes[-1]) + 1)) // size))
 
 
 def _repeated(problem: PoplarProblem, sizes: Ints, seconds: Floats) -> tuple[int, int, bool]:
-    """(times, step, settled) of the step to repeat: the least time per sample, then the least waste per sample."""
+    """(times, step, settled) of the step to repeat: the least time per sample, then the least waste
+    per sample."""
     ratio = (seconds + problem.comm) / sizes
     best = int(np.argmin(ratio))
     ahead = _times_ahead(problem, sizes, best)
@@ -117,7 +131,8 @@ def chosen_steps(choice: Ints, sizes: Ints, need: int) -> list[int]:
 def least_waste(
     problem: PoplarProblem, sizes: Ints, seconds: Floats, most_work: float = TIE_WORK
 ) -> Floats | None:
-    """[J] u(B), the least under-utilisation of a step of B samples in that time; None beyond `most_work` additions.
+    """[J] u(B), the least under-utilisation of a step of B samples in that time; None beyond
+    `most_work` additions.
 
     inf where no step of that time takes B samples.
     """
@@ -147,11 +162,13 @@ def _full_worth(problem: PoplarProblem, level: Level) -> float:
 
 
 def _useful_sizes(problem: PoplarProblem, need: int, sizes: Ints, cost: Floats) -> Ints:
-    """The sizes B with f(B) + C + (least cover of need - B) no worse than some plan that hits `need`."""
+    """The sizes B with f(B) + C + (least cover of need - B) no worse than some plan that hits
+    `need`."""
     times, most = step_sizes(problem)
     lower, _ = cover(times + problem.comm, most, need, 0.0)
     least = np.where(sizes <= need, cost + lower[np.maximum(need - sizes, 0)], np.inf)
-    # the most promising sizes, and the smallest ones to correct the sum with (a size of 1 always exists)
+    # the most promising sizes, and the smallest ones to correct the sum with (a size of 1 always
+    # exists)
     few = np.unique(np.concatenate((np.argsort(least)[:64], np.arange(min(8, len(sizes))))))
     known, _ = exact_sum(cost[few], np.zeros(len(few)), sizes[few], need, 0.0, 0.0)
     return np.flatnonzero(least <= known[need] * (1 + SAME)).astype(np.int64)

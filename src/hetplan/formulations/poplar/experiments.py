@@ -1,8 +1,9 @@
-"""The paper's experiments: three clusters, three models, four ZeRO stages; cluster C in other proportions.
+"""The paper's experiments: three clusters, three models, four ZeRO stages; cluster C in other
+proportions.
 
-Predicted curves at every micro-batch, 2 million tokens per iteration. The paper states neither sequence
-lengths nor the network between nodes: 2048 tokens (Llama), 512 (BERT) and the cluster files' figures are
-assumed.
+Predicted curves at every micro-batch, 2 million tokens per iteration. The paper states neither
+sequence lengths nor the network between nodes: 2048 tokens (Llama), 512 (BERT) and the cluster
+files' figures are assumed.
 Source: Poplar (AAAI 2025), Table 1, Figures 3 to 5.
 """
 
@@ -28,7 +29,8 @@ LARGEST_PREDICTED = 64
 
 @dataclass(frozen=True)
 class Experiment:
-    """One combination of the paper's evaluation; name as in the library, which holds those that are possible."""
+    """One combination of the paper's evaluation; name as in the library, which holds those that are
+    possible."""
 
     name: str
     origin: str
@@ -42,7 +44,9 @@ def experiments() -> Iterator[Experiment]:
             yield from _stages(example_cluster(name), model, "Figures 3 and 4", f"{name}-{model}")
     for a800, v100s in RATIOS:
         cluster = in_proportion(example_cluster("poplar-c"), (a800, v100s))
-        yield from _stages(cluster, "llama-0.5b", "Figure 5", f"poplar-c-{a800}to{v100s}-llama-0.5b")
+        yield from _stages(
+            cluster, "llama-0.5b", "Figure 5", f"poplar-c-{a800}to{v100s}-llama-0.5b"
+        )
 
 
 def in_proportion(cluster: Cluster, counts: tuple[int, ...]) -> Cluster:
@@ -52,7 +56,8 @@ def in_proportion(cluster: Cluster, counts: tuple[int, ...]) -> Cluster:
 
 
 def paper_workload(cluster: Cluster, model_name: str) -> Workload:
-    """Two million tokens of a model on a cluster, profile predicted at every micro-batch up to 64."""
+    """Two million tokens of a model on a cluster, profile predicted at every micro-batch up to
+    64."""
     model = load_model(model_name)
     batches = range(1, LARGEST_PREDICTED + 1)
     profile = predict(model, cluster, micro_batches=batches, tensor_degrees=(1,), date="2025-01-01")
@@ -63,7 +68,9 @@ def _stages(cluster: Cluster, model: str, figure: str, name: str) -> Iterator[Ex
     workload = paper_workload(cluster, model)
     for stage in STAGES:
         posed = pose(workload, stage)
-        yield Experiment(f"{name}-zero{stage}", _origin(workload, figure, posed.once_seconds), posed)
+        yield Experiment(
+            f"{name}-zero{stage}", _origin(workload, figure, posed.once_seconds), posed
+        )
 
 
 def _origin(workload: Workload, figure: str, once_seconds: float) -> str:
@@ -73,5 +80,9 @@ def _origin(workload: Workload, figure: str, once_seconds: float) -> str:
         f"Poplar (AAAI 2025), {figure}: {model.name} on {counts}, 2^21 tokens per iteration. Times are "
         f"hetplan's roofline prediction from datasheets, not the paper's measurements; the sequence length "
         f"({model.sequence}) and the network between the nodes (cluster {cluster.name}) are assumed."
-        + (f" An iteration takes {once_seconds:.6g} s more: ZeRO 2's all-gather." if once_seconds else "")
+        + (
+            f" An iteration takes {once_seconds:.6g} s more: ZeRO 2's all-gather."
+            if once_seconds
+            else ""
+        )
     )

@@ -1,4 +1,5 @@
-"""The Poplar family: names of its schemas, its evaluator and its methods (nothing is imported until used)."""
+"""The Poplar family: names of its schemas, its evaluator and its methods (nothing is imported until
+used)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
-"""Which devices take less than their most, exactly: the sum of all loads has to be hit, at the least loss.
+"""Which devices take less than their most, exactly: the sum of all loads has to be hit, at the
+least loss.
 
-Given pools of equal devices and the loads that each may take, load every device with its greatest admissible
-load and then take `deficit` samples away again where that loses least (eq. 4 of the paper, in samples):
+Given pools of equal devices and the loads that each may take, load every device with its greatest
+admissible load and then take `deficit` samples away again where that loses least (eq. 4 of the
+paper, in samples):
 
     min sum_k sum_j loss_k(d_kj)    s.t. sum_k sum_j d_kj = deficit,  0 <= d_kj <= D_k
 
-loss_k(d) is inf where the load "most - d" is not admissible, so that the same routine decides whether a total
-can be reached at all: curves that are not monotone leave holes in the admissible loads.
-n equal devices: any 2c numbers of 0..D split into two halves of c whose sums differ by at most D (sort them
-and deal them out alternately), so doubling looks at D splits of a sum, not at all: O(deficit x D) per pool.
+loss_k(d) is inf where the load "most - d" is not admissible, so that the same routine decides
+whether a total can be reached at all: curves that are not monotone leave holes in the admissible
+loads. n equal devices: any 2c numbers of 0..D split into two halves of c whose sums differ by at
+most D (sort them and deal them out alternately), so doubling looks at D splits of a sum, not at
+all: O(deficit x D) per pool.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ GREEDY = "most devices fixed by a greedy"
 
 @dataclass(frozen=True)
 class Pool:
-    """`copies` equal devices; loss [D + 1] of taking d less than the most, inf where not admissible."""
+    """`copies` equal devices; loss [D + 1] of taking d less than the most, inf where not
+    admissible."""
 
     copies: int
     loss: Floats
@@ -66,8 +70,9 @@ class Pool:
 def surely_reached(pools: Sequence[Pool]) -> int | None:
     """A w such that every deficit >= w can be hit; None where this argument gives none.
 
-    Sums of sets with holes of at most L, and of intervals 0..P with P >= L in all, leave no hole: so let as
-    many devices of one pool as that takes stay within their gapless prefix and lose the rest.
+    Sums of sets with holes of at most L, and of intervals 0..P with P >= L in all, leave no hole:
+    so let as many devices of one pool as that takes stay within their gapless prefix and lose the
+    rest.
     """
     hole = max(pool.longest_hole for pool in pools)
     if hole == 0:
@@ -88,7 +93,8 @@ class Folded:
 
     def __init__(self, pool: Pool, size: int) -> None:
         self.loss = pool.loss[: size + 1]
-        chain = [(pool.copies, min(size, pool.copies * pool.most))]  # (devices, greatest deficit wanted)
+        # (devices, greatest deficit wanted)
+        chain = [(pool.copies, min(size, pool.copies * pool.most))]
         while chain[-1][0] > 1:
             copies, wanted = chain[-1]
             fewer = copies // 2 if copies % 2 == 0 else copies - 1
@@ -132,12 +138,15 @@ class Folded:
 def best_split(first: Floats, second: Floats, total: int) -> int:
     """The d that minimises first[total - d] + second[d]."""
     low, high = max(0, total - len(first) + 1), min(total, len(second) - 1)
-    return low + int(np.argmin(first[total - high : total - low + 1][::-1] + second[low : high + 1]))
+    return low + int(
+        np.argmin(first[total - high : total - low + 1][::-1] + second[low : high + 1])
+    )
 
 
 @dataclass(frozen=True)
 class Filled:
-    """losses[k]: {d: devices of pool k that take d less than the most}. proven: the loss is the least."""
+    """losses[k]: {d: devices of pool k that take d less than the most}. proven: the loss is the
+    least."""
 
     losses: tuple[Counter[int], ...]
     proven: bool
@@ -151,7 +160,9 @@ def least_losses(pools: Sequence[Pool], size: int) -> Floats:
 def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
     tables = [folded[0].table]
     for pool in folded[1:]:
-        tables.append(merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2), False))
+        tables.append(
+            merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2), False)
+        )
     if len(tables[-1]) <= size:  # more than all devices together can lose
         tables[-1] = np.concatenate((tables[-1], np.full(size + 1 - len(tables[-1]), np.inf)))
     return tables
@@ -160,8 +171,8 @@ def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
 def fill(pools: Sequence[Pool], deficit: int) -> Filled | None:
     """The least loss at exactly this deficit; None when it cannot be hit.
 
-    Instances beyond BUDGET keep all but a few devices per pool where a greedy along the convex hulls puts
-    them; only then is the loss not proven least.
+    Instances beyond BUDGET keep all but a few devices per pool where a greedy along the convex
+    hulls puts them; only then is the loss not proven least.
     """
     if deficit < 0 or not pools:
         return Filled(tuple(Counter({0: p.copies}) for p in pools), True) if deficit == 0 else None
@@ -213,7 +224,8 @@ def hull(loss: Floats) -> list[int]:
 
 
 def _fill_mostly(pools: Sequence[Pool], deficit: int) -> Filled | None:
-    """Greedy along the hulls, then an exact fill of a few devices per pool; None when that cannot be hit."""
+    """Greedy along the hulls, then an exact fill of a few devices per pool; None when that cannot
+    be hit."""
     placed = [Counter({0: pool.copies}) for pool in pools]
     segments = []
     for k, pool in enumerate(pools):
@@ -232,4 +244,6 @@ def _fill_mostly(pools: Sequence[Pool], deficit: int) -> Filled | None:
     if filled is None:
         return None
     losses = tuple(p - f + n for p, f, n in zip(placed, free, filled.losses, strict=True))
-    return Filled(losses, all(row.total() == pool.copies for row, pool in zip(free, pools, strict=True)))
+    return Filled(
+        losses, all(row.total() == pool.copies for row, pool in zip(free, pools, strict=True))
+    )

@@ -1,9 +1,9 @@
 """What the general models know before they are built: a fluid bound and a simple plan.
 
-Bound   G / (sum of peak speeds) and C for each step that is needed at least (one for ZeRO 0 and 1): no device
-        is ever faster than its peak p_k = max_b b / t_k(b).
-Plan    ZeRO 0, 1: shares by peak speed, rounded either way. ZeRO 2, 3: one group alone, its best micro-batches,
-        then single samples.
+Bound   G / (sum of peak speeds) and C for each step that is needed at least (one for ZeRO 0 and 1):
+        no device is ever faster than its peak p_k = max_b b / t_k(b).
+Plan    ZeRO 0, 1: shares by peak speed, rounded either way. ZeRO 2, 3: one group alone, its best
+        micro-batches, then single samples.
 Source: hetplan, for Poplar eq. 1 (AAAI 2025).
 """
 
@@ -25,7 +25,9 @@ ROUNDING = 1e-12
 
 def known_before(problem: PoplarProblem) -> Known[PoplarDecision]:
     """Bound and plan of a problem in which something fits."""
-    decision, seconds = steps_of_one_group(problem) if problem.stepwise else shares_by_speed(problem)
+    decision, seconds = (
+        steps_of_one_group(problem) if problem.stepwise else shares_by_speed(problem)
+    )
     return Known(bound=fluid_seconds(problem), decision=decision, objective=seconds)
 
 
@@ -50,7 +52,8 @@ def fluid_seconds(problem: PoplarProblem) -> float:
 
 
 def shares_by_speed(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
-    """ZeRO 0, 1: every device's share of G by its peak speed, rounded down or up; and its seconds."""
+    """ZeRO 0, 1: every device's share of G by its peak speed, rounded down or up; and its
+    seconds."""
     ideal = problem.total / problem.speed
     rows = [Counter({int(ideal * group.peak): group.count}) for group in problem.groups]
     missing = problem.total - sum(l * n for row in rows for l, n in row.items())
@@ -64,7 +67,9 @@ def shares_by_speed(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
             row[share] -= abs(moved)
             missing -= moved
     rows = [+row for row in rows]
-    seconds = max(fastest(g, l)[0] for g, row in zip(problem.groups, rows, strict=True) for l in row)
+    seconds = max(
+        fastest(g, l)[0] for g, row in zip(problem.groups, rows, strict=True) for l in row
+    )
     decision = shares_decision(problem, rows, lambda k, l: fastest(problem.groups[k], l)[1])
     return decision, seconds + problem.comm
 
@@ -75,9 +80,18 @@ def steps_of_one_group(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
     _, batch, full, rest = alone(problem, problem.groups[k])
     count = problem.groups[k].count
     singles = -(-rest // count)
-    plan = [(full, Counter({batch: full * count})), (singles, Counter({1: rest, 0: singles * count - rest}))]
+    plan = [
+        (full, Counter({batch: full * count})),
+        (singles, Counter({1: rest, 0: singles * count - rest})),
+    ]
     rows = [
-        (steps, [+row if at == k else Counter({0: steps * g.count}) for at, g in enumerate(problem.groups)])
+        (
+            steps,
+            [
+                +row if at == k else Counter({0: steps * g.count})
+                for at, g in enumerate(problem.groups)
+            ],
+        )
         for steps, row in plan
         if steps
     ]

@@ -12,9 +12,11 @@ SAME_TIME = 1e-9
 
 
 def share_seconds(seconds: Floats, most: int) -> tuple[Floats, Ints]:
-    """h(g) = min_b floor(g / b) t(b) + t(g mod b) for g = 0..most, and the largest b within SAME_TIME of it.
+    """h(g) = min_b floor(g / b) t(b) + t(g mod b) for g = 0..most, and the largest b within
+    SAME_TIME of it.
 
-    seconds [mbs + 1] with t(0) = 0. The terms are added as the evaluator adds them, so both agree to the bit.
+    seconds [mbs + 1] with t(0) = 0. The terms are added as the evaluator adds them, so both agree
+    to the bit.
     """
     best, batch = np.full(most + 1, np.inf), np.zeros(most + 1, np.int64)
     best[0] = 0.0
@@ -40,7 +42,8 @@ def _share_seconds(seconds: Floats, best: Floats, batch: Ints, chosen: Floats) -
 
 
 def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
-    """H(g) = max_b floor(g / b) t(b) + t(g mod b) within limit for g = 0..most, and the largest b that attains it.
+    """H(g) = max_b floor(g / b) t(b) + t(g mod b) within limit for g = 0..most, and the largest b
+    that attains it.
 
     -inf and 0 where no b keeps within the limit. Both comparisons allow SAME_TIME of the limit.
     """
@@ -69,7 +72,8 @@ def _busiest(seconds: Floats, limit: float, best: Floats, batch: Ints) -> None:
 def merge(first: Floats, second: Floats, size: int, slowest: bool) -> Floats:
     """out[s] for s = 0..size: two sets of devices share s samples as is best (inf: no such s).
 
-    min_d first[s - d] + second[d], the min-plus convolution; `slowest`: min_d max(first[s - d], second[d]).
+    min_d first[s - d] + second[d], the min-plus convolution; `slowest`: min_d max(first[s - d],
+    second[d]).
     """
     out = np.full(size + 1, np.inf)
     _merge(first, second, slowest, out)
@@ -104,9 +108,11 @@ def _double(table: Floats, width: int, slowest: bool, out: Floats) -> None:
 
 
 def cover(cost: Floats, amount: Ints, total: int, slack: float) -> tuple[Floats, Ints]:
-    """Unbounded knapsack: V[n] = min_j V[max(0, n - amount_j)] + cost_j for n = 0..total, and its j.
+    """Unbounded knapsack: V[n] = min_j V[max(0, n - amount_j)] + cost_j for n = 0..total, and its
+    j.
 
-    cost, amount [J], amounts positive and ascending. Of steps within `slack` of V the largest: fewer steps.
+    cost, amount [J], amounts positive and ascending. Of steps within `slack` of V the largest:
+    fewer steps.
     """
     value, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, np.int64)
     value[0] = 0.0
@@ -129,11 +135,12 @@ def _cover(cost: Floats, amount: Ints, slack: float, value: Floats, choice: Ints
 def exact_sum(
     cost: Floats, waste: Floats, amount: Ints, total: int, slack: float, waste_slack: float
 ) -> tuple[Floats, Ints]:
-    """Unbounded knapsack that hits every n = 0..total exactly: least cost V, and the j of the plan to take.
+    """Unbounded knapsack that hits every n = 0..total exactly: least cost V, and the j of the plan
+    to take.
 
-    cost, waste [J]; amount [J] positive. That plan has, among those within `slack` a step of V, the least waste
-    and, among those within `waste_slack` a step of that, the fewest steps. V is inf, its j -1 where n cannot be
-    made.
+    cost, waste [J]; amount [J] positive. That plan has, among those within `slack` a step of V, the
+    least waste and, among those within `waste_slack` a step of that, the fewest steps. V is inf,
+    its j -1 where n cannot be made.
     """
     value, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, np.int64)
     lost, steps = value.copy(), np.zeros(total + 1, np.int64)
@@ -166,14 +173,17 @@ def _exact_sum(
                 continue
             wasted = lost[n - amount[j]] + waste[j]
             count = steps[n - amount[j]] + 1
-            if wasted < lost[n] - waste_slack or (wasted <= lost[n] + waste_slack and count < steps[n]):
+            if wasted < lost[n] - waste_slack or (
+                wasted <= lost[n] + waste_slack and count < steps[n]
+            ):
                 lost[n] = wasted
                 steps[n] = count
                 choice[n] = j
 
 
 def ready() -> None:
-    """Load every kernel, or compile it where the cache has none, so that no solve is charged with that."""
+    """Load every kernel, or compile it where the cache has none, so that no solve is charged with
+    that."""
     curve, sizes = np.array([0.0, 1.0]), np.ones(1, np.int64)
     share_seconds(curve, 1)
     merge(curve, curve, 1, False)

@@ -1,15 +1,21 @@
-"""The counting model that CP-SAT, HiGHS and Pyomo share: how many devices take which load, by what time.
+"""The counting model that CP-SAT, HiGHS and Pyomo share: how many devices take which load, by what
+time.
 
-Sets   k groups of n_k equal devices; l in 1..L_k loads; v_1 < ... < v_J the different times of all loads.
-Data   tau_k(l) seconds of load l: h_k(l) of a whole share (ZeRO 0, 1) or t_k(l) of a micro-batch (ZeRO 2, 3).
-Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps that take v_j or longer
+Sets   k groups of n_k equal devices; l in 1..L_k loads; v_1 < ... < v_J the different times of all
+loads.
+Data   tau_k(l) seconds of load l: h_k(l) of a whole share (ZeRO 0, 1) or t_k(l) of a micro-batch
+(ZeRO 2, 3).
+Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps that take v_j or
+longer
        (ZeRO 0, 1: one step, s_j is 0 or 1).
 (1) sum_k,l  l y[k, l] = G
 (2) s_j >= s_(j+1)
-(3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j             for each group, each of its times v_j
+(3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j             for each group, each of its
+times v_j
 min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
-(3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a step that
-is long enough, and no variable says which. Source: hetplan, for Poplar eq. 1 and Algorithm 2.
+(3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a
+step that is long enough, and no variable says which. Source: hetplan, for Poplar eq. 1 and
+Algorithm 2.
 """
 
 from __future__ import annotations
@@ -26,17 +32,22 @@ from hetplan.formulations.poplar.kernels import share_seconds
 from hetplan.formulations.poplar.problem import Floats, Group, Ints, PoplarProblem
 from hetplan.formulations.poplar.share_times import largest_shares, sufficient_time
 
-# Beyond this many loads or times general solvers get nowhere; the message names the method that does.
+# Beyond this many loads or times general solvers get nowhere; the message names the method that
+# does.
 MAX_LOADS = 20_000
-TOO_LARGE = "too many different loads and times for a general model; the method exact does not need one"
+TOO_LARGE = (
+    "too many different loads and times for a general model; the method exact does not need one"
+)
 NO_PLAN = "proven by the solver: no loads add up to the batch"
 
 
 @dataclass(frozen=True)
 class Levels:
-    """seconds[k][l - 1] = tau; times [J] ascending; batch[k][l]: the micro-batch behind a share (ZeRO 0, 1).
+    """seconds[k][l - 1] = tau; times [J] ascending; batch[k][l]: the micro-batch behind a share
+    (ZeRO 0, 1).
 
-    ceiling: time of some plan, without the one C of ZeRO 0, 1; floor: no plan takes less. Both in seconds.
+    ceiling: time of some plan, without the one C of ZeRO 0, 1; floor: no plan takes less. Both in
+    seconds.
     """
 
     problem: PoplarProblem
@@ -83,7 +94,9 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
         most = largest_shares(problem, ceiling)
         if sum(most) > MAX_LOADS:
             return None
-        tables = [share_seconds(group.seconds, m) for group, m in zip(problem.groups, most, strict=True)]
+        tables = [
+            share_seconds(group.seconds, m) for group, m in zip(problem.groups, most, strict=True)
+        ]
         seconds, batch = [h[1:] for h, _ in tables], [b for _, b in tables]
     times = np.unique(np.concatenate(seconds))
     times = times[times <= ceiling * (1 + 1e-12)]
@@ -92,7 +105,8 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
 
 
 def alone(problem: PoplarProblem, group: Group) -> tuple[float, int, int, int]:
-    """(seconds, micro-batch, steps with it on every device, samples left) when only `group` works, for ZeRO 2 and 3."""
+    """(seconds, micro-batch, steps with it on every device, samples left) when only `group` works,
+    for ZeRO 2 and 3."""
     batch = min(group.peak_batch, problem.total)
     full, rest = divmod(problem.total, batch * group.count)
     step, single = (float(group.seconds[b]) + problem.comm for b in (batch, 1))
@@ -100,7 +114,10 @@ def alone(problem: PoplarProblem, group: Group) -> tuple[float, int, int, int]:
 
 
 def decode(
-    levels: Levels, loads: Sequence[Counter[int]], at_least: Sequence[int], batch: Sequence[Ints] = ()
+    levels: Levels,
+    loads: Sequence[Counter[int]],
+    at_least: Sequence[int],
+    batch: Sequence[Ints] = (),
 ) -> PoplarDecision:
     """A decision from y[k, l] as loads[k] = {l: devices} and s_j as at_least[j].
 
@@ -120,7 +137,8 @@ def decode(
     steps = []
     following = [*at_least[1:], 0]
     for count in reversed([here - after for here, after in zip(at_least, following, strict=True)]):
-        if count:  # the longest steps take the longest loads first: Hall's condition makes that work
+        # the longest steps take the longest loads first: Hall's condition makes that work
+        if count:
             pairs = [group.count * count for group in problem.groups]
             steps.append((count, [_take(queue, n) for queue, n in zip(queues, pairs, strict=True)]))
     return steps_decision(problem, steps)

@@ -1,4 +1,5 @@
-"""Problem `poplar` through HiGHS: the programme of `programme`; `pyomo_model` hands the same one to Pyomo."""
+"""Problem `poplar` through HiGHS: the programme of `programme`; `pyomo_model` hands the same one to
+Pyomo."""
 
 from __future__ import annotations
 
@@ -26,13 +27,18 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     return solve_through(highs.solve, highs.SOLVER, data, run)
 
 
-def solve_through(back_end: BackEnd, solver: str, data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
-    """Build the programme, solve it with `back_end`, read the decision out of its columns. solver: name, version."""
+def solve_through(
+    back_end: BackEnd, solver: str, data: PoplarData, run: Run
+) -> Outcome[PoplarDecision]:
+    """Build the programme, solve it with `back_end`, read the decision out of its columns. solver:
+    name, version."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     if not problem.groups:
         spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=spent, solver=solver)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=spent, solver=solver
+        )
     levels = build_levels(problem)
     if levels is None:
         return too_large(problem, solver, time.perf_counter() - begun)

@@ -1,13 +1,15 @@
 """The paper's own method: Algorithm 1 on each device's curve, splines, then Algorithm 2.
 
-ZeRO 0, 1  speed_i = highest speed of the spline; g_i = floor(G speed_i / sum speed); the rest one by one to
-           the device of the greatest under-utilisation u_i = (T - t_i) speed_i, T = max t_i (eq. 2 and 3).
-ZeRO 2, 3  for every time t of the splines: b_i = the largest batch of at most t seconds, gas = ceil(G / sum
-           b_i), wall = (t + C) gas; the t of least wall, its last step smaller.
-As printed, line 9 divides a time by a speed and calls it idle time, and line 14 takes the minimum; the text
-says "using equation (2) and (3)", "nodes with relatively lower workload", which is what is done here. gas is
-printed as a plain quotient; steps are whole, so it is rounded up. All choices look at the splines, the plan
-is priced on the curves. Source: Poplar (AAAI 2025), Algorithms 1 and 2.
+ZeRO 0, 1  speed_i = highest speed of the spline; g_i = floor(G speed_i / sum speed); the rest one
+           by one to the device of the greatest under-utilisation u_i = (T - t_i) speed_i, T = max
+           t_i (eq. 2 and 3).
+ZeRO 2, 3  for every time t of the splines: b_i = the largest batch of at most t seconds, gas =
+           ceil(G / sum b_i), wall = (t + C) gas; the t of least wall, its last step smaller.
+As printed, line 9 divides a time by a speed and calls it idle time, and line 14 takes the minimum;
+the text says "using equation (2) and (3)", "nodes with relatively lower workload", which is what is
+done here. gas is printed as a plain quotient; steps are whole, so it is rounded up. All choices
+look at the splines, the plan is priced on the curves. Source: Poplar (AAAI 2025), Algorithms 1 and
+2.
 """
 
 from __future__ import annotations
@@ -21,12 +23,19 @@ from hetplan.formulations.poplar.awareness import Awareness, CurveDevice, explor
 from hetplan.formulations.poplar.curves import dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.decode import shares_decision, steps_decision
-from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, Ints, PoplarProblem, compile_problem
+from hetplan.formulations.poplar.problem import (
+    NOTHING_FITS,
+    Floats,
+    Ints,
+    PoplarProblem,
+    compile_problem,
+)
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-# A batch is in the peak range when its speed is at least this share of the highest. The paper speaks of "the range
-# that maximizes the GPU's compute capability" and states no width; this one is hetplan's.
+# A batch is in the peak range when its speed is at least this share of the highest. The paper
+# speaks of "the range that maximizes the GPU's compute capability" and states no width; this one is
+# hetplan's.
 PEAK_SHARE = 0.98
 # Times that differ by less than this part are equal.
 SAME_TIME = 1e-9
@@ -66,7 +75,8 @@ def speeds(curve: Floats) -> Floats:
 
 
 class Shares:
-    """Estimated time and micro-batch of any share of one curve, from its peak range where possible."""
+    """Estimated time and micro-batch of any share of one curve, from its peak range where
+    possible."""
 
     def __init__(self, curve: Floats) -> None:
         self.curve = curve
@@ -79,7 +89,8 @@ class Shares:
         """(seconds, micro-batch) of a share."""
         if samples not in self.known:
             batches = self.range[self.range <= samples]
-            if not len(batches):  # a share below the peak range is one micro-batch, or as few as fit
+            # a share below the peak range is one micro-batch, or as few as fit
+            if not len(batches):
                 batches = np.array([min(samples, len(self.curve) - 1)])
             times = samples // batches * self.curve[batches] + self.curve[samples % batches]
             # of equally fast ones the largest: the paper strives for large micro-batches
@@ -118,7 +129,9 @@ def search_steps(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisio
     last = int(np.argmax(size >= rest))
     rows = [(1, _trimmed(found[:, last], counts, int(size[last]) - rest))]
     if full:
-        whole = [Counter({int(b): full * int(n)}) for b, n in zip(found[:, best], counts, strict=True)]
+        whole = [
+            Counter({int(b): full * int(n)}) for b, n in zip(found[:, best], counts, strict=True)
+        ]
         rows.insert(0, (full, whole))
     return steps_decision(problem, rows)
 
@@ -133,7 +146,8 @@ def _trimmed(
     counts: Ints,
     excess: int,
 ) -> list[Counter[int]]:
-    """The last step: every device's batch, less one sample from one device after the other until it fits."""
+    """The last step: every device's batch, less one sample from one device after the other until it
+    fits."""
     each = np.repeat(batches, counts)
     while excess > 0:
         loaded = np.flatnonzero(each > 0)[:excess]

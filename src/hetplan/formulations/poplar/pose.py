@@ -1,8 +1,11 @@
-"""A workload as a Poplar problem: curves from the profile, memory and collectives of one ZeRO stage.
+"""A workload as a Poplar problem: curves from the profile, memory and collectives of one ZeRO
+stage.
 
-The curve of a device is the profile's step time (forward + backward of all layers, no collectives) at the
-micro-batches that it has tables for, and an interpolation in between, up to the largest that fits in memory.
-A batch curve measured on a live device takes the place of both, the times and the largest that fits.
+The curve of a device is the profile's step time (forward + backward of all layers, no collectives)
+at the micro-batches that it has tables for, and an interpolation in between, up to the largest that
+fits in memory.
+A batch curve measured on a live device takes the place of both, the times and the largest that
+fits.
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ LONGEST_CURVE = 4096
 class Assumptions:
     """What is assumed in posing a workload.
 
-    shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's future
-    work). overlap: share of the communication that hides behind computation, 0 to 1, as far as there is any
-    (`assumed.hideable`). interpolation: straight lines, or the paper's natural spline of speeds. curves: measured
-    batch curves by device type. collectives: measured ones in place of the cluster's links.
+    shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's
+    future work). overlap: share of the communication that hides behind computation, 0 to 1, as far
+    as there is any
+    (`assumed.hideable`). interpolation: straight lines, or the paper's natural spline of speeds.
+    curves: measured batch curves by device type. collectives: measured ones in place of the
+    cluster's links.
     """
 
     shards: Shards = "equal"
@@ -53,11 +58,12 @@ class Assumptions:
 class Posed:
     """The instance and what stands behind it.
 
-    parts [n]: of the shards on each device. once_seconds: collectives of stage 2 that are paid once per
-    iteration, whatever the plan (the instance has no place for them: who states an iteration's time or a
-    bound on it adds them to both). dips: where a spline runs below the measurements around it. unfit: why no
-    plan is possible at this stage (then no device has a curve, and the instance is infeasible), else None.
-    notes: what is taken for granted, a line each: measured curves and where they end, hidden communication.
+    parts [n]: of the shards on each device. once_seconds: collectives of stage 2 that are paid once
+    per iteration, whatever the plan (the instance has no place for them: who states an iteration's
+    time or a bound on it adds them to both). dips: where a spline runs below the measurements
+    around it. unfit: why no plan is possible at this stage (then no device has a curve, and the
+    instance is infeasible), else None. notes: what is taken for granted, a line each: measured
+    curves and where they end, hidden communication.
     """
 
     data: PoplarData
@@ -79,16 +85,20 @@ class Posed:
         return all(device.step_seconds for device in self.data.devices)
 
     def device_bytes(self, device: int, micro_batch: int) -> float:
-        """Predicted bytes on a device whose largest micro-batch is `micro_batch` (without the reserve)."""
+        """Predicted bytes on a device whose largest micro-batch is `micro_batch` (without the
+        reserve)."""
         part = float(self.parts[device])
-        return self.states.resident(self.data.zero_stage, part) + micro_batch * self.states.per_sample
+        return (
+            self.states.resident(self.data.zero_stage, part) + micro_batch * self.states.per_sample
+        )
 
 
 def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None) -> Posed:
     """The `poplar` data of `workload` under one ZeRO stage.
 
-    Devices on which nothing fits get an empty curve. Raises InputError where the profile has no table without
-    tensor parallelism for some device type, or a measured curve is of another workload.
+    Devices on which nothing fits get an empty curve. Raises InputError where the profile has no
+    table without tensor parallelism for some device type, or a measured curve is of another
+    workload.
     """
     assumed = assumed or Assumptions()
     cluster, states = workload.cluster, States.of(workload)
@@ -115,7 +125,9 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     data = data.model_copy(
         update={"comm_seconds": visible.per_step if data.stepwise else visible.per_iteration}
     )
-    dipping = [f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])]
+    dipping = [
+        f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])
+    ]
     notes = [
         *told(workload, assumed.curves, points, fits, longest),
         *_hidden(assumed.overlap, whole, visible),
@@ -125,7 +137,8 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
 
 
 def _hidden(share: float, whole: Communication, visible: Communication) -> list[str]:
-    """What is said of an overlap: of the step's collectives, or of the iteration's where steps have none."""
+    """What is said of an overlap: of the step's collectives, or of the iteration's where steps have
+    none."""
     before, after = (c.per_step or c.per_iteration for c in (whole, visible))
     return [hidden_text(share, before - after, before)] if share and before else []
 
@@ -139,20 +152,26 @@ def _measured(collectives: Collectives | None) -> list[str]:
 
 
 def check_curves(workload: Workload, assumed: Assumptions) -> None:
-    """Refuse curves of another workload, and curves beside shards that they were not measured with."""
+    """Refuse curves of another workload, and curves beside shards that they were not measured
+    with."""
     for name, curve in assumed.curves.items():
         if name not in workload.cluster.types:
             known = " or ".join(workload.cluster.types)
-            raise InputError("batch curve of a device type not in the cluster", got=name, expected=known)
+            raise InputError(
+                "batch curve of a device type not in the cluster", got=name, expected=known
+            )
         check_curve(curve, workload.model, len(workload.cluster.devices))
         check_memory(workload, curve)
         if assumed.shards != "equal":
             where = f"batch curve of {name}"
-            raise InputError("measured with equal shards", where=where, got=assumed.shards, expected="equal")
+            raise InputError(
+                "measured with equal shards", where=where, got=assumed.shards, expected="equal"
+            )
 
 
 def _points(workload: Workload, name: str, curves: Mapping[str, BatchCurve]) -> dict[int, float]:
-    """Measured points of a device type; the profile's where a curve has none (nothing fitted there)."""
+    """Measured points of a device type; the profile's where a curve has none (nothing fitted
+    there)."""
     measured = curves[name].measured if name in curves else {}
     return measured or measured_points(workload.profile, name)
 
@@ -185,12 +204,14 @@ def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[in
                 name=device.type, step_seconds=seconds, flops_per_second=flops
             )
     return [
-        made[device.type, largest] for device, largest in zip(workload.cluster.devices, fits, strict=True)
+        made[device.type, largest]
+        for device, largest in zip(workload.cluster.devices, fits, strict=True)
     ]
 
 
 def _whale_flops(spec: DeviceSpec) -> float | None:
-    """Peak FLOP/s as the baseline `whale` counts them; None where a cluster file's own device states none."""
+    """Peak FLOP/s as the baseline `whale` counts them; None where a cluster file's own device
+    states none."""
     return spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
 
 
@@ -203,7 +224,8 @@ def _unfit(
     fits: Sequence[int],
     curves: Mapping[str, BatchCurve],
 ) -> str | None:
-    """Why there is no plan: a device that cannot hold its shards stops all of them, or no device takes a sample."""
+    """Why there is no plan: a device that cannot hold its shards stops all of them, or no device
+    takes a sample."""
     devices = workload.cluster.devices
     for device, part, free, batch in zip(devices, held.tolist(), memory, fits, strict=True):
         needed = states.resident(zero_stage, part)
@@ -239,7 +261,10 @@ def pose_lowest_stage(
     """
 
     def devices_at(stage: int) -> list[CurveDevice]:
-        return [CurveDevice(device.step_seconds) for device in pose(workload, stage, assumed).data.devices]
+        return [
+            CurveDevice(device.step_seconds)
+            for device in pose(workload, stage, assumed).data.devices
+        ]
 
     stage, _ = explore_cluster(devices_at, first_stage)
     return pose(workload, stage, assumed)

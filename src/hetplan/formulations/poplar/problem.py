@@ -1,7 +1,7 @@
 """The instance as arrays, equal devices grouped (the evaluator does not use this module).
 
-Devices with the same curve are interchangeable, so every search below counts devices per group and costs the
-same for 8 devices as for 16 384.
+Devices with the same curve are interchangeable, so every search below counts devices per group and
+costs the same for 8 devices as for 16 384.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Group:
 
 @dataclass(frozen=True)
 class PoplarProblem:
-    """groups: those that hold at least one sample; devices: n of the instance; total: G; comm: C seconds."""
+    """groups: those that hold at least one sample; devices: n of the instance; total: G; comm: C
+    seconds."""
 
     groups: tuple[Group, ...]
     devices: int
@@ -77,7 +78,8 @@ NOTHING_FITS = "no device holds even one sample: every step_seconds is empty"
 
 
 def compile_problem(data: PoplarData) -> PoplarProblem:
-    """`data` as groups, in the order of their first devices; devices that hold nothing are left out."""
+    """`data` as groups, in the order of their first devices; devices that hold nothing are left
+    out."""
     # Comparing lists costs a microsecond each, hashing sixteen thousand of them much more.
     buckets: dict[tuple[int, float, float], list[tuple[list[float], list[int], str]]] = {}
     for i, device in enumerate(data.devices):
@@ -91,8 +93,13 @@ def compile_problem(data: PoplarData) -> PoplarProblem:
                 break
         else:
             bucket.append((curve, [i], device.name))
-    found = sorted((entry for bucket in buckets.values() for entry in bucket), key=lambda entry: entry[1][0])
-    groups = tuple(
-        Group(name, tuple(members), np.concatenate(([0.0], curve))) for curve, members, name in found
+    found = sorted(
+        (entry for bucket in buckets.values() for entry in bucket), key=lambda entry: entry[1][0]
     )
-    return PoplarProblem(groups, len(data.devices), data.global_batch, data.comm_seconds, data.zero_stage)
+    groups = tuple(
+        Group(name, tuple(members), np.concatenate(([0.0], curve)))
+        for curve, members, name in found
+    )
+    return PoplarProblem(
+        groups, len(data.devices), data.global_batch, data.comm_seconds, data.zero_stage
+    )

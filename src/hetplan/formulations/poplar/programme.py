@@ -1,4 +1,5 @@
-"""Problem `poplar` as a mixed-integer programme: the counting model of `levels`, for HiGHS and through Pyomo.
+"""Problem `poplar` as a mixed-integer programme: the counting model of `levels`, for HiGHS and
+through Pyomo.
 
 Times are in units that bring the objective to the order of 1e3.
 """
@@ -34,14 +35,19 @@ class Programme:
     def counts(self, values: Callable[[Columns], Floats]) -> tuple[list[Counter[int]], list[int]]:
         """{load: devices} per group and s, from the incumbent's values at given columns."""
         loads = [
-            Counter({l: n for l, n in enumerate(np.rint(values(columns)).astype(int).tolist(), 1) if n})
+            Counter(
+                {l: n for l, n in enumerate(np.rint(values(columns)).astype(int).tolist(), 1) if n}
+            )
             for columns in self.y
         ]
         return loads, np.rint(values(self.s)).astype(int).tolist()
 
 
-def build(levels: Levels, per_second: float, run: Run | None = None, tie: Tie | None = None) -> Programme:
-    """The programme, constraints in the order of their numbers, with the second objective for a `tie`.
+def build(
+    levels: Levels, per_second: float, run: Run | None = None, tie: Tie | None = None
+) -> Programme:
+    """The programme, constraints in the order of their numbers, with the second objective for a
+    `tie`.
 
     Raises `Stopped` when `run` should stop.
     """
@@ -90,7 +96,10 @@ def make_columns(model: LinearModel, levels: Levels, per_second: float) -> Progr
     problem, steps = levels.problem, levels.most_steps
     y = [
         model.integer(
-            f"y{k}", len(row), 0, np.minimum(problem.total // np.arange(1, len(row) + 1), group.count * steps)
+            f"y{k}",
+            len(row),
+            0,
+            np.minimum(problem.total // np.arange(1, len(row) + 1), group.count * steps),
         )
         for k, (group, row) in enumerate(zip(problem.groups, levels.seconds, strict=True))
     ]

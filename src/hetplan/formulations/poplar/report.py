@@ -1,8 +1,10 @@
-"""Predicted speeds of DeepSpeed, Whale, Poplar and the optimum by ZeRO stage, beside the measured ones.
+"""Predicted speeds of DeepSpeed, Whale, Poplar and the optimum by ZeRO stage, beside the measured
+ones.
 
-Ours are predictions: equal curves go into every method, and each plan is priced by the same evaluator, plus what
-ZeRO 2 pays once per iteration. The paper's are measured training throughputs on its own clusters, of which its text
-states only the ranges below; its bar charts carry no figures.
+Ours are predictions: equal curves go into every method, and each plan is priced by the same
+evaluator, plus what ZeRO 2 pays once per iteration. The paper's are measured training throughputs
+on its own clusters, of which its text states only the ranges below; its bar charts carry no
+figures.
 Source of the measured figures: Poplar (AAAI 2025), abstract and "Different models".
 """
 
@@ -26,7 +28,8 @@ NAMES = {"deepspeed": "DeepSpeed", "whale": "Whale", "paper": "Poplar", "exact":
 
 @dataclass(frozen=True)
 class Measured:
-    """What the paper measured: `fast` so many times as fast as `slow` (None: all other systems of the evaluation).
+    """What the paper measured: `fast` so many times as fast as `slow` (None: all other systems of
+    the evaluation).
 
     low: None where the paper states only the highest ratio. model: None for all experiments.
     """
@@ -42,7 +45,9 @@ class Measured:
         """As a line of a table."""
         over = "other systems" if self.slow is None else NAMES[self.slow]
         where = "all experiments" if self.model is None else f"{self.model} ({self.source})"
-        ratio = f"up to {self.high:.2f}" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+        ratio = (
+            f"up to {self.high:.2f}" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+        )
         return f"{NAMES[self.fast]} over {over}, {where}", ratio
 
 
@@ -57,14 +62,13 @@ PREDICTED = (
     "predicted by hetplan, not measured: analytical curves, the same for every method; "
     "Whale, Poplar and optimum are speeds relative to DeepSpeed (1.00)"
 )
-RANGES_ONLY = (
-    "the paper states ranges over experiments only, none per ZeRO stage; its bar charts carry no numbers"
-)
+RANGES_ONLY = "the paper states ranges over experiments only, none per ZeRO stage; its bar charts carry no numbers"
 
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One experiment: predicted seconds per iteration by method (None: no plan), and under-utilisation (eq. 4).
+    """One experiment: predicted seconds per iteration by method (None: no plan), and
+    under-utilisation (eq. 4).
 
     unfit: why there is no plan at all.
     """
@@ -86,14 +90,19 @@ class SpeedRow:
             "experiment": self.name,
             "zero_stage": self.zero_stage,
             "predicted_seconds": dict(self.seconds),
-            "predicted_ratios": {f"{fast}_over_{slow}": self.speedup(fast, slow) for fast, slow in COMPARED},
+            "predicted_ratios": {
+                f"{fast}_over_{slow}": self.speedup(fast, slow) for fast, slow in COMPARED
+            },
             "under_utilisation": dict(self.idle),
             "message": self.unfit or "",
         }
 
 
-def speeds_by_stage(cases: Iterable[Experiment], tell: Callable[[str], None] | None = None) -> list[SpeedRow]:
-    """Every method of METHODS on every experiment, in order of ZeRO stage, then name. tell: a line per experiment."""
+def speeds_by_stage(
+    cases: Iterable[Experiment], tell: Callable[[str], None] | None = None
+) -> list[SpeedRow]:
+    """Every method of METHODS on every experiment, in order of ZeRO stage, then name. tell: a line
+    per experiment."""
     rows = []
     for case in cases:
         if tell is not None:
@@ -105,15 +114,21 @@ def speeds_by_stage(cases: Iterable[Experiment], tell: Callable[[str], None] | N
             result = solve(FAMILY, posed.data, method, Run())
             if result.decision is not None and result.objective is not None:
                 seconds[method] = result.objective + posed.once_seconds
-                idle[method] = evaluate(FAMILY, posed.data, result.decision).parts["under_utilisation"]
+                idle[method] = evaluate(FAMILY, posed.data, result.decision).parts[
+                    "under_utilisation"
+                ]
         rows.append(SpeedRow(case.name, posed.data.zero_stage, seconds, idle, posed.unfit))
     return sorted(rows, key=lambda row: (row.zero_stage, row.name))
 
 
-def report(name: str | None, tell: Callable[[str], None] | None = None) -> tuple[list[Table], dict[str, Any]]:
-    """Tables and JSON types for the experiments whose names match the shell pattern `name`; all without.
+def report(
+    name: str | None, tell: Callable[[str], None] | None = None
+) -> tuple[list[Table], dict[str, Any]]:
+    """Tables and JSON types for the experiments whose names match the shell pattern `name`; all
+    without.
 
-    rows: the experiments. predicted_ranges: of their ratios, by ZeRO stage. measured: the paper's ratios.
+    rows: the experiments. predicted_ranges: of their ratios, by ZeRO stage. measured: the paper's
+    ratios.
     """
     cases = [case for case in experiments() if name is None or fnmatchcase(case.name, name)]
     rows = speeds_by_stage(cases, tell)
@@ -132,7 +147,8 @@ def report(name: str | None, tell: Callable[[str], None] | None = None) -> tuple
 
 
 def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
-    """Speeds by experiment, their ranges per ZeRO stage beside the paper's, and what the paper measured."""
+    """Speeds by experiment, their ranges per ZeRO stage beside the paper's, and what the paper
+    measured."""
     cells = tuple(
         (
             str(row.zero_stage),
@@ -171,7 +187,9 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
         right=(0, 2, 3, 4, 5),
     )
     lines = tuple(figure.cells() for figure in MEASURED)
-    measured = Table("As the paper measured it", ("ratio of speeds", "measured"), lines, (RANGES_ONLY,))
+    measured = Table(
+        "As the paper measured it", ("ratio of speeds", "measured"), lines, (RANGES_ONLY,)
+    )
     return [speeds, idle, ranges, measured]
 
 
@@ -184,7 +202,11 @@ def span(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> dict[str
 
 def _range(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> str:
     found = span(rows, stage, fast, slow)
-    return "-" if found is None else "{low:.3f} to {high:.3f} ({experiments} experiments)".format(**found)
+    return (
+        "-"
+        if found is None
+        else "{low:.3f} to {high:.3f} ({experiments} experiments)".format(**found)
+    )
 
 
 def _cell(value: float | None, digits: int) -> str:

@@ -24,14 +24,18 @@ def fastest(group: Group, samples: int) -> tuple[float, int]:
 
 
 def sufficient_time(problem: PoplarProblem) -> float:
-    """A time by which G is reached for certain: shares by peak speed, rounded either way, or one group alone.
+    """A time by which G is reached for certain: shares by peak speed, rounded either way, or one
+    group alone.
 
-    The latter where some device is so slow that a single sample takes longer than all of them elsewhere.
+    The latter where some device is so slow that a single sample takes longer than all of them
+    elsewhere.
     """
     ideal = problem.total / problem.speed
     floors = [int(ideal * group.peak) for group in problem.groups]
     proportional = max(_either(group, g) for group, g in zip(problem.groups, floors, strict=True))
-    return min(proportional, *(_either(group, problem.total // group.count) for group in problem.groups))
+    return min(
+        proportional, *(_either(group, problem.total // group.count) for group in problem.groups)
+    )
 
 
 def _either(group: Group, samples: int) -> float:

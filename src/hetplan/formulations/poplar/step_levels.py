@@ -31,7 +31,8 @@ class Level:
 
 
 def step_sizes(problem: PoplarProblem) -> tuple[Floats, Ints]:
-    """Every time T of a step at which M grows, ascending, and min(M(T), G): [J] seconds, [J] samples."""
+    """Every time T of a step at which M grows, ascending, and min(M(T), G): [J] seconds, [J]
+    samples."""
     curves = [group.seconds[: problem.total + 1] for group in problem.groups]
     times = np.unique(np.concatenate([seconds[1:] for seconds in curves]))
     most = np.zeros(len(times), np.int64)
@@ -44,7 +45,8 @@ def step_sizes(problem: PoplarProblem) -> tuple[Floats, Ints]:
 
 
 def level_of(problem: PoplarProblem, limit: float) -> Level:
-    """The admissible micro-batches of each group in a step of time `limit`, worth busy time at peak speed."""
+    """The admissible micro-batches of each group in a step of time `limit`, worth busy time at peak
+    speed."""
     pools = []
     for group in problem.groups:
         seconds = group.seconds[: problem.total + 1]

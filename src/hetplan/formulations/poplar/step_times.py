@@ -1,7 +1,8 @@
 """ZeRO 2 and 3: f(B), the least time of a step of B samples, for every B.
 
-f(B) = min over loads b_i that add up to B of max_i t_i(b_i): a min-max convolution of the curves, O(B x mbs) for a
-group of equal devices, since any 2c loads of 0..mbs split into two halves of c whose sums differ by at most mbs.
+f(B) = min over loads b_i that add up to B of max_i t_i(b_i): a min-max convolution of the curves,
+O(B x mbs) for a group of equal devices, since any 2c loads of 0..mbs split into two halves of c
+whose sums differ by at most mbs.
 Where the sizes are too many for that, time by time: what loads of at most that time add up to.
 """
 
@@ -36,7 +37,10 @@ def convolution_work(problem: PoplarProblem) -> float:
     work, reach, top = 0.0, 0, largest_step(problem)
     for group in problem.groups:
         size = min(top, group.count * group.largest)
-        work += 2.0 * size * min(group.largest, size) * (group.count > 1) + float(min(reach, top)) * size
+        work += (
+            2.0 * size * min(group.largest, size) * (group.count > 1)
+            + float(min(reach, top)) * size
+        )
         reach += size
     return work
 

@@ -1,13 +1,16 @@
-"""Poplar's eq. 4 for the general solvers: among plans of the least time that they proved, the least under-utilisation.
+"""Poplar's eq. 4 for the general solvers: among plans of the least time that they proved, the least
+under-utilisation.
 
-The counting model of `levels` is solved a second time. With T the least time found (without the one C of ZeRO 0, 1):
+The counting model of `levels` is solved a second time. With T the least time found (without the one
+C of ZeRO 0, 1):
 (4) sum_j (v_j - v_(j-1) + [j = 1] C) s_j <= T            ZeRO 2, 3
     s_j = 0 for v_j > T                                   ZeRO 0, 1, whose single step lasts T
 min  sum_k n_k p_k (time of all steps) - sum_k,l p_k u_k(l) y[k, l]       in samples
-u_k(l) = t_k(l) for a micro-batch (ZeRO 2, 3); the longest time within T that some micro-batch takes for a share l
+u_k(l) = t_k(l) for a micro-batch (ZeRO 2, 3); the longest time within T that some micro-batch takes
+for a share l
 (ZeRO 0, 1), so that the tie is broken over micro-batches too.
-A decision counts only if its own price, from the curves, is no longer than the first one's: what rounding of times
-lets through is dropped.
+A decision counts only if its own price, from the curves, is no longer than the first one's: what
+rounding of times lets through is dropped.
 Source: Poplar (AAAI 2025), eq. 2 to 4.
 """
 
@@ -30,7 +33,8 @@ from hetplan.solvers.run import Run, Stopped
 # Plans whose times differ by less tie: their terms are added in another order.
 SAME = SAME_TIME
 
-# What a solver ends with that finds no better plan within its tolerances, though its bound is lower.
+# What a solver ends with that finds no better plan within its tolerances, though its bound is
+# lower.
 UNPROVEN = "times differ too much for this solver's tolerances: the method exact has none"
 
 Counts = tuple[Sequence[Counter[int]], Sequence[int]]  # {load: devices} per group, and s
@@ -38,10 +42,11 @@ Counts = tuple[Sequence[Counter[int]], Sequence[int]]  # {load: devices} per gro
 
 @dataclass(frozen=True)
 class Tie:
-    """The second objective at a least time `seconds`: coefficients of y[k][l - 1] and of s_j, and a constant.
+    """The second objective at a least time `seconds`: coefficients of y[k][l - 1] and of s_j, and a
+    constant.
 
-    batch[k][l]: the micro-batch behind a share (ZeRO 0, 1). total: what all devices could do in that time at peak
-    speed, in samples; no under-utilisation is more.
+    batch[k][l]: the micro-batch behind a share (ZeRO 0, 1). total: what all devices could do in
+    that time at peak speed, in samples; no under-utilisation is more.
     """
 
     seconds: float
@@ -57,7 +62,9 @@ def tie_of(levels: Levels, seconds: float) -> Tie:
     problem = levels.problem
     total = problem.speed * seconds
     if problem.stepwise:
-        rows = tuple(-group.peak * row for group, row in zip(problem.groups, levels.seconds, strict=True))
+        rows = tuple(
+            -group.peak * row for group, row in zip(problem.groups, levels.seconds, strict=True)
+        )
         rises = np.diff(levels.times, prepend=0.0) * problem.speed
         return Tie(seconds, rows, rises, 0.0, total)
     tables = [
@@ -68,7 +75,14 @@ def tie_of(levels: Levels, seconds: float) -> Tie:
         np.where(np.isfinite(table[1:]), table[1:], 0.0) for table, _ in tables
     ]  # (4) forbids the others
     rows = tuple(-group.peak * row for group, row in zip(problem.groups, longest, strict=True))
-    return Tie(seconds, rows, np.zeros(len(levels.times)), total, total, tuple(batch for _, batch in tables))
+    return Tie(
+        seconds,
+        rows,
+        np.zeros(len(levels.times)),
+        total,
+        total,
+        tuple(batch for _, batch in tables),
+    )
 
 
 def settle(
@@ -77,7 +91,8 @@ def settle(
     run: Run,
     ask: Callable[[Tie], tuple[Stop, Counts | None]],
 ) -> Outcome[PoplarDecision]:
-    """The outcome with its tie broken by a second solve, as far as the run's time allows; `details` says how far.
+    """The outcome with its tie broken by a second solve, as far as the run's time allows; `details`
+    says how far.
 
     ask: minimises the second objective; why it ended, and what it found.
     """
@@ -115,7 +130,8 @@ def settle(
 
 
 def price(problem: PoplarProblem, decision: PoplarDecision) -> tuple[float, float]:
-    """Seconds (without the one C of ZeRO 0, 1) and under-utilisation in samples, from the curves."""
+    """Seconds (without the one C of ZeRO 0, 1) and under-utilisation in samples, from the
+    curves."""
     if decision.steps is not None:
         steps = [
             (step.count, [step.micro_batches[i] for group in problem.groups for i in group.members])
@@ -135,6 +151,8 @@ def price(problem: PoplarProblem, decision: PoplarDecision) -> tuple[float, floa
         for share in (decision.devices[i] for i in group.members):
             full, last = divmod(share.samples, share.micro_batch or 1)
             busy_seconds = full * float(group.seconds[share.micro_batch if full else 0])
-            work.append((busy_seconds + float(group.seconds[last if share.micro_batch else 0]), group.peak))
+            work.append(
+                (busy_seconds + float(group.seconds[last if share.micro_batch else 0]), group.peak)
+            )
     longest = max(busy for busy, _ in work)
     return longest, sum((longest - busy) * peak for busy, peak in work)

@@ -1,20 +1,22 @@
 """Memory and communication of the ZeRO stages.
 
-Model states per parameter in mixed precision with Adam: 2 bytes of weight, 2 of gradient, K = 12 of optimizer
-(fp32 weight, momentum, variance); in fp32: 4, 4 and 8. With a part s of the shards on a device (1/N when
-equal):
+Model states per parameter in mixed precision with Adam: 2 bytes of weight, 2 of gradient, K = 12 of
+optimizer
+(fp32 weight, momentum, variance); in fp32: 4, 4 and 8. With a part s of the shards on a device (1/N
+when equal):
 
     stage 0: w + g + o      1: w + g + s o      2: w + s (g + o)      3: s (w + g + o)
 
-plus the activations of a micro-batch, which ZeRO leaves alone. Stages 2 and 3 hold the whole gradient of the
-layer at work, stage 3 also its weights and those fetched ahead for the next one (hetplan's addition; the
-paper counts states).
-Who takes part: under stages 1 to 3 every device of the cluster, since each holds shards, whether it gets
-samples or not; under stage 0 the devices on which the states and one sample fit, the others being of no use.
+plus the activations of a micro-batch, which ZeRO leaves alone. Stages 2 and 3 hold the whole
+gradient of the layer at work, stage 3 also its weights and those fetched ahead for the next one
+(hetplan's addition; the paper counts states).
+Who takes part: under stages 1 to 3 every device of the cluster, since each holds shards, whether it
+gets samples or not; under stage 0 the devices on which the states and one sample fit, the others
+being of no use.
 Volumes: all-reduce 2 W (stage 0); reduce-scatter W + all-gather W (1, 2); two all-gathers and a
 reduce-scatter, 3 W (3).
-Source: Rajbhandari et al. 2020 (ZeRO), Sections 3.1, 5 and 7; Poplar (AAAI 2025), appendix "Details about
-ZeRO".
+Source: Rajbhandari et al. 2020 (ZeRO), Sections 3.1, 5 and 7; Poplar (AAAI 2025), appendix "Details
+about ZeRO".
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest layer;
-    per_sample: activations kept for the backward pass of one sample, and those of the layer that is computed again;
-    layers: how many."""
+    """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest
+    layer; per_sample: activations kept for the backward pass of one sample, and those of the layer
+    that is computed again; layers: how many."""
 
     weights: float
     gradients: float
@@ -51,13 +53,16 @@ class States:
 
     @classmethod
     def of(cls, workload: Workload) -> States:
-        """From the profile's layers; tied parameters count once, as one device holds the whole model."""
+        """From the profile's layers; tied parameters count once, as one device holds the whole
+        model."""
         layers = workload.profile.layers
         saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
         return cls.of_weights([layer.param_bytes for layer in layers], workload.precision, saved)
 
     @classmethod
-    def of_weights(cls, layers: Sequence[float], precision: Precision, per_sample: float = 0.0) -> States:
+    def of_weights(
+        cls, layers: Sequence[float], precision: Precision, per_sample: float = 0.0
+    ) -> States:
         """From the bytes of weights that each layer owns, with Adam's states."""
         each, weights = PARAM_BYTES[precision], float(sum(layers))
         return cls(
@@ -73,7 +78,8 @@ class States:
         """Bytes on a device that holds `part` of the shards, without activations."""
         check_stage(stage)
         held = [self.weights, self.gradients, self.optimizer]
-        for sharded in range(3 - stage, 3):  # stage 1: the optimizer; 2: gradients too; 3: weights too
+        # stage 1: the optimizer; 2: gradients too; 3: weights too
+        for sharded in range(3 - stage, 3):
             held[sharded] *= part
         at_work = {2: self.layer, 3: 3.0 * self.layer}.get(stage, 0.0)
         return sum(held) + at_work
@@ -100,7 +106,9 @@ def parts(memory: Sequence[float], shards: Shards) -> Floats:
         raise InputError("shards", got=shards, expected="equal or memory")
     sizes = np.array(memory, dtype=float)
     if not sizes.sum() > 0:
-        raise InputError("shards by memory, but no device has any", expected="memory on some device")
+        raise InputError(
+            "shards by memory, but no device has any", expected="memory on some device"
+        )
     return np.asarray(sizes / sizes.sum())
 
 
@@ -112,14 +120,16 @@ class Communication:
     per_iteration: float
 
     def overlapped(self, share: float, hideable: float = float("inf")) -> Communication:
-        """What remains visible when `share` (0 to 1) of it hides behind at most `hideable` seconds of computation.
+        """What remains visible when `share` (0 to 1) of it hides behind at most `hideable` seconds
+        of computation.
 
         Where there are collectives in every step, the one per iteration hides behind the first.
         """
         if not 0 <= share <= 1:
             raise InputError("overlap", got=share, expected="a share from 0 to 1")
         each, once = (
-            seconds - min(share * seconds, hideable) for seconds in (self.per_step, self.per_iteration)
+            seconds - min(share * seconds, hideable)
+            for seconds in (self.per_step, self.per_iteration)
         )
         return Communication(each, once)
 
@@ -133,12 +143,13 @@ def communication(
     sharers: Sequence[int] | None = None,
     measured: Collectives | None = None,
 ) -> Communication:
-    """Collectives over the members in the cluster's order, at the slowest link of the ring through them.
+    """Collectives over the members in the cluster's order, at the slowest link of the ring through
+    them.
 
-    Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the shards.
-    members: who takes part under stage 0, default all devices; later stages need everyone who holds shards.
-    sharers [n]: whose parts `held` are, default all devices of the cluster. measured: collectives that take the
-    place of the cluster's links.
+    Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the
+    shards. members: who takes part under stage 0, default all devices; later stages need everyone
+    who holds shards. sharers [n]: whose parts `held` are, default all devices of the cluster.
+    measured: collectives that take the place of the cluster's links.
     """
 
     def link(operation: str, taking: Sequence[int]) -> tuple[float, float]:
@@ -158,7 +169,9 @@ def communication(
     reduce = collective_seconds(
         states.gradients, held, *link("reduce-scatter", all_of_them), messages=messages
     )
-    gather = collective_seconds(states.weights, held, *link("all-gather", all_of_them), messages=messages)
+    gather = collective_seconds(
+        states.weights, held, *link("all-gather", all_of_them), messages=messages
+    )
     if stage == 3:
         return Communication(2.0 * gather + reduce, 0.0)
     return Communication(0.0, reduce + gather) if stage == 1 else Communication(reduce, gather)
@@ -167,11 +180,13 @@ def communication(
 def collective_seconds(
     size: float, held: Floats, bandwidth: float, latency: float, *, messages: int = 1
 ) -> float:
-    """An all-gather, or a reduce-scatter, of `size` bytes in shards held_i size, as `messages` calls.
+    """An all-gather, or a reduce-scatter, of `size` bytes in shards held_i size, as `messages`
+    calls.
 
-    The better of a ring whose rounds each move one shard, the largest setting the pace: (n - 1) (size max_i
-    held_i / b + a), which for equal shards is the usual (n - 1) / n size / b (Patarasuk and Yuan 2009); and
-    one pipelined broadcast (reduction) per shard, which moves exact bytes: size / b + n (n - 1) a.
+    The better of a ring whose rounds each move one shard, the largest setting the pace: (n - 1)
+    (size max_i held_i / b + a), which for equal shards is the usual (n - 1) / n size / b (Patarasuk
+    and Yuan 2009); and one pipelined broadcast (reduction) per shard, which moves exact bytes: size
+    / b + n (n - 1) a.
     """
     n = len(held)
     if n == 1:
@@ -185,4 +200,6 @@ def ring(cluster: Cluster, members: Sequence[int]) -> tuple[float, float]:
     """(bytes per second, seconds per message) of the slowest link of the ring through `members`."""
     here = np.asarray(members, dtype=np.int64)
     after = np.roll(here, -1)
-    return float(cluster.bandwidth()[here, after].min()), float(cluster.latency()[here, after].max())
+    return float(cluster.bandwidth()[here, after].min()), float(
+        cluster.latency()[here, after].max()
+    )

@@ -1,1 +1,2 @@
-"""Pictures of a plan: what each device does when, what it holds, where everything is, and what else there was."""
+"""Pictures of a plan: what each device does when, what it holds, where everything is, and what else
+there was."""

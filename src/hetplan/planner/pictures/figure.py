@@ -20,7 +20,8 @@ COLOURS = {
 
 
 def figure(scene: Scene, kind: str) -> bytes:
-    """The bytes of a file of `kind` (png, svg). Raises UnsupportedError where matplotlib is not installed."""
+    """The bytes of a file of `kind` (png, svg). Raises UnsupportedError where matplotlib is not
+    installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -36,7 +37,9 @@ def figure(scene: Scene, kind: str) -> bytes:
     drawing = Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     FigureCanvasAgg(drawing)
     axes = drawing.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    drawing.suptitle(f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted", fontsize=13)
+    drawing.suptitle(
+        f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted", fontsize=13
+    )
     timeline(axes[0], scene)
     memory(axes[1], scene)
     if scene.offers:
@@ -54,7 +57,9 @@ def timeline(axes: Any, scene: Scene) -> None:
             for kind, colour in COLOURS.items():
                 bars = [(s.start, s.end - s.start) for s in spans if s.kind == kind]
                 if bars:
-                    axes.broken_barh(bars, (i + low, thick), facecolors=colour, label=kind, linewidth=0)
+                    axes.broken_barh(
+                        bars, (i + low, thick), facecolors=colour, label=kind, linewidth=0
+                    )
     axes.set_yticks(range(len(scene.rows)), [row.title for row in scene.rows], fontsize=8)
     axes.set_ylim(len(scene.rows) - 0.5, -0.5)
     axes.set_xlim(0, scene.seconds)
@@ -62,7 +67,12 @@ def timeline(axes: Any, scene: Scene) -> None:
     handles, names = axes.get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
     axes.legend(
-        unique.values(), unique.keys(), loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=8, ncols=5
+        unique.values(),
+        unique.keys(),
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        fontsize=8,
+        ncols=5,
     )
 
 

@@ -1,7 +1,8 @@
-"""One self-contained page: no scripts, no fonts, nothing fetched; drawings are SVG, details appear on hovering.
+"""One self-contained page: no scripts, no fonts, nothing fetched; drawings are SVG, details appear
+on hovering.
 
-Colours follow the reader's light or dark setting. Every drawing scales with the window; tables of the same figures
-stand below for those who cannot see colours.
+Colours follow the reader's light or dark setting. Every drawing scales with the window; tables of
+the same figures stand below for those who cannot see colours.
 """
 
 from __future__ import annotations
@@ -97,13 +98,17 @@ def figures(scene: Scene) -> str:
             f"on the fullest device, {fullest.device} ({fullest.kind})",
         ),
     ]
-    items = "".join(f"<li><b>{escape(value)}</b><span>{escape(what)}</span></li>" for value, what in entries)
+    items = "".join(
+        f"<li><b>{escape(value)}</b><span>{escape(what)}</span></li>" for value, what in entries
+    )
     return f'<ul class="figures">{items}</ul>'
 
 
 def legend() -> str:
     """Colours by name."""
-    marks = "".join(f'<span><i style="background: var(--{kind})"></i>{kind}</span>' for kind in KINDS)
+    marks = "".join(
+        f'<span><i style="background: var(--{kind})"></i>{kind}</span>' for kind in KINDS
+    )
     return f'<p class="legend">{marks}<span><i style="background: var(--lane)"></i>idle</span></p>'
 
 
@@ -143,9 +148,19 @@ def timeline_parts(scene: Scene) -> Iterator[str]:
         y = i * ROW + 4
         yield text(0, y + 11, row.title)
         yield text(0, y + 24, shortened(row.devices, 34), ' class="small"')
-        yield rect(LABEL, y, WIDTH - LABEL, LANE, 'class="lane"', f"{row.title}: {row.devices}; {row.layers}")
+        yield rect(
+            LABEL,
+            y,
+            WIDTH - LABEL,
+            LANE,
+            'class="lane"',
+            f"{row.title}: {row.devices}; {row.layers}",
+        )
         yield rect(LABEL, y + LANE + 2, WIDTH - LABEL, LANE - 2, 'class="lane"')
-        for spans, top, thick in ((row.computes, y, LANE), (row.communicates, y + LANE + 2, LANE - 2)):
+        for spans, top, thick in (
+            (row.computes, y, LANE),
+            (row.communicates, y + LANE + 2, LANE - 2),
+        ):
             for span in spans:
                 x, width = LABEL + span.start * scale, (span.end - span.start) * scale
                 yield rect(x, top, width, thick, f'fill="var(--{span.kind})"', hover(span))
@@ -154,7 +169,10 @@ def timeline_parts(scene: Scene) -> Iterator[str]:
         anchor = "end" if k == 5 else "middle" if k else "start"
         yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom + 4}"/>'
         yield text(
-            x, bottom + 20, seconds_text(scene.seconds * k / 5), f' class="small" text-anchor="{anchor}"'
+            x,
+            bottom + 20,
+            seconds_text(scene.seconds * k / 5),
+            f' class="small" text-anchor="{anchor}"',
         )
 
 
@@ -214,7 +232,9 @@ def cluster(scene: Scene) -> str:
         for i, d in enumerate(inside):
             left, top = 9 + (i % CELLS) * CELL, y + 24 + (i // CELLS) * (LINE)
             look = (
-                'class="idle" rx="4"' if d.unit is None else f'fill="{colour_of(d.unit, scene.units)}" rx="4"'
+                'class="idle" rx="4"'
+                if d.unit is None
+                else f'fill="{colour_of(d.unit, scene.units)}" rx="4"'
             )
             told = f"device {d.device}, {d.kind}: {d.place or 'idle'}, {bytes_text(d.held)} of {bytes_text(d.limit)}"
             parts.append(rect(left, top, CELL - 6, LINE - 6, look, told))
@@ -242,12 +262,19 @@ def offer_parts(timed: Sequence[Offer]) -> Iterator[str]:
         colour = "good" if o.winner else "backward" if o.fits else "over"
         told = f"{o.name}: {seconds_text(o.seconds)} replayed, {seconds_text(o.closed_form)} by its closed form, "
         told += f"bound of its own problem {seconds_text(o.bound)}"
-        yield text(0, y + 12, shortened(o.name, 36), ' style="font-weight: 650"' if o.winner else "")
+        yield text(
+            0, y + 12, shortened(o.name, 36), ' style="font-weight: 650"' if o.winner else ""
+        )
         yield rect(label, y, room * min(seconds / most, 1.0), 15, f'fill="var(--{colour})"', told)
         for value, width in ((o.closed_form, 1.5), (o.bound, 3.5)):
             if value is not None and value <= most:
                 yield rect(
-                    label + room * value / most - width / 2, y - 1, width, 17, 'fill="var(--ink)"', told
+                    label + room * value / most - width / 2,
+                    y - 1,
+                    width,
+                    17,
+                    'fill="var(--ink)"',
+                    told,
                 )
         more = " …" if seconds > most else ""
         yield text(label + room + 8, y + 12, seconds_text(o.seconds) + more, ' class="small"')
@@ -258,7 +285,8 @@ def offer_parts(timed: Sequence[Offer]) -> Iterator[str]:
 def table(every: Sequence[Offer]) -> str:
     """The same as figures."""
     head = "".join(
-        f"<th>{h}</th>" for h in ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
+        f"<th>{h}</th>"
+        for h in ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
     )
     rows = "".join(
         f"<tr{' class=' + chr(34) + 'winner' + chr(34) if o.winner else ''}><td>{escape(o.name)}</td>"

@@ -1,4 +1,5 @@
-"""What a picture of a plan shows, without saying how: rows of a timeline, memory, placement, candidates."""
+"""What a picture of a plan shows, without saying how: rows of a timeline, memory, placement,
+candidates."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ BINS = 1200
 
 @dataclass(frozen=True)
 class Span:
-    """One thing that a unit does. batch: the micro-batch's number, -1 where there is none or several are one."""
+    """One thing that a unit does. batch: the micro-batch's number, -1 where there is none or
+    several are one."""
 
     kind: str
     start: float
@@ -35,7 +37,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Row:
-    """A unit of the timeline: what it computes, and what it sends. busy: share of the iteration that it computes."""
+    """A unit of the timeline: what it computes, and what it sends. busy: share of the iteration
+    that it computes."""
 
     title: str
     devices: str
@@ -47,7 +50,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Held:
-    """A device's memory, in bytes. place: `r0 s3`, empty where the device is idle. unit: number of its row."""
+    """A device's memory, in bytes. place: `r0 s3`, empty where the device is idle. unit: number of
+    its row."""
 
     device: int
     node: int
@@ -60,7 +64,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Offer:
-    """A candidate. seconds: predicted; objective, bound: of its own problem; what is not known is None."""
+    """A candidate. seconds: predicted; objective, bound: of its own problem; what is not known is
+    None."""
 
     name: str
     status: str
@@ -74,7 +79,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything. rows: at most ROWS of all `units`. offers: empty where the file has only its own plan."""
+    """Everything. rows: at most ROWS of all `units`. offers: empty where the file has only its own
+    plan."""
 
     title: str
     subtitle: str
@@ -136,7 +142,8 @@ def title_of(plan: Plan, found: Replay, unit: int) -> str:
 
 
 def spans(found: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """What the unit computes, and what it sends or joins in; sampled where all units' events are too many to draw."""
+    """What the unit computes, and what it sends or joins in; sampled where all units' events are
+    too many to draw."""
     tasks, timeline = found.timeline.tasks, found.timeline
     own = tasks.unit == unit
     if found.by_device:
@@ -146,7 +153,9 @@ def spans(found: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]
     lanes: tuple[list[Span], list[Span]] = ([], [])
     for i in of[np.argsort(timeline.start[of], kind="stable")]:
         kind = LABELS[Kind(int(tasks.kind[i]))]
-        span = Span(kind, float(timeline.start[i]), float(timeline.end[i]), int(tasks.micro_batch[i]))
+        span = Span(
+            kind, float(timeline.start[i]), float(timeline.end[i]), int(tasks.micro_batch[i])
+        )
         lanes[kind in COMMUNICATES].append(span)
     if exact:
         return tuple(lanes[0]), tuple(lanes[1])
@@ -154,7 +163,8 @@ def spans(found: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]
 
 
 def sampled(lane: Sequence[Span], seconds: float) -> tuple[Span, ...]:
-    """At most BINS spans: of each part of the iteration what takes most of it, neighbours of one kind as one."""
+    """At most BINS spans: of each part of the iteration what takes most of it, neighbours of one
+    kind as one."""
     if not lane or seconds <= 0:
         return ()
     kinds = list(dict.fromkeys(span.kind for span in lane))
@@ -180,9 +190,14 @@ def sampled(lane: Sequence[Span], seconds: float) -> tuple[Span, ...]:
 def held(plan: Plan, found: Replay, workload: Workload) -> tuple[Held, ...]:
     """Memory and place of every device of the cluster."""
     place: dict[int, tuple[str, int]] = {}
-    for unit, ((replica, stage), devices) in enumerate(zip(found.owners, found.devices, strict=True)):
+    for unit, ((replica, stage), devices) in enumerate(
+        zip(found.owners, found.devices, strict=True)
+    ):
         for device in devices:
-            place[device] = (f"r{replica} s{stage}" if len(plan.replicas) > 1 else f"s{stage}", unit)
+            place[device] = (
+                f"r{replica} s{stage}" if len(plan.replicas) > 1 else f"s{stage}",
+                unit,
+            )
     return tuple(
         Held(
             d,
@@ -204,7 +219,9 @@ def node_text(workload: Workload, number: int) -> str:
     return f"node {number}: {inside:.4g} Gbit/s inside, {outside:.4g} Gbit/s to others"
 
 
-def offers_of(candidates: Sequence[Candidate], workload: Workload, winner: int | None) -> list[Offer]:
+def offers_of(
+    candidates: Sequence[Candidate], workload: Workload, winner: int | None
+) -> list[Offer]:
     """Of a ranking."""
     return [
         Offer(
@@ -222,14 +239,21 @@ def offers_of(candidates: Sequence[Candidate], workload: Workload, winner: int |
 
 
 def read(value: Any, where: str) -> tuple[Plan, list[Offer]]:
-    """The plan of a plan file, or the winner's and all candidates of what `hetplan plan --json` prints."""
+    """The plan of a plan file, or the winner's and all candidates of what `hetplan plan --json`
+    prints."""
     if not isinstance(value, Mapping) or "candidates" not in value:
         return parse_plan(value, where=where), []
     winner, candidates = value.get("winner"), value["candidates"]
-    if not isinstance(candidates, list) or not isinstance(winner, int) or not 0 <= winner < len(candidates):
+    if (
+        not isinstance(candidates, list)
+        or not isinstance(winner, int)
+        or not 0 <= winner < len(candidates)
+    ):
         raise InputError("no winner to show", where=f"{where}: winner", got=winner)
     offers = [offer(c, f"{where}: candidates[{i}]", i == winner) for i, c in enumerate(candidates)]
-    return parse_plan(candidates[winner].get("plan"), where=f"{where}: candidates[{winner}].plan"), offers
+    return parse_plan(
+        candidates[winner].get("plan"), where=f"{where}: candidates[{winner}].plan"
+    ), offers
 
 
 def offer(value: Any, where: str, winner: bool) -> Offer:
@@ -243,7 +267,10 @@ def offer(value: Any, where: str, winner: bool) -> Offer:
             return None
         if isinstance(entry, bool) or not isinstance(entry, int | float) or not 0 <= entry < 1e30:
             raise InputError(
-                "not usable", where=f"{where}.{key}", got=entry, expected="a number from 0 on, or null"
+                "not usable",
+                where=f"{where}.{key}",
+                got=entry,
+                expected="a number from 0 on, or null",
             )
         return float(entry)
 

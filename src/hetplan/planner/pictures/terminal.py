@@ -8,7 +8,13 @@ from hetplan.planner.pictures.scene import Held, Offer, Row, Scene, Span
 from hetplan.text import Table, bytes_text, percent_text, seconds_text, share_text
 
 COLUMNS, LISTED, BAR = 72, 32, 40
-LETTERS = {"forward": "F", "backward": "B", "optimizer": "U", "transfer": "t", "synchronisation": "s"}
+LETTERS = {
+    "forward": "F",
+    "backward": "B",
+    "optimizer": "U",
+    "transfer": "t",
+    "synchronisation": "s",
+}
 
 
 def tables(scene: Scene) -> list[Table]:
@@ -67,19 +73,26 @@ def memory(scene: Scene) -> Table:
     fullest = sorted(used, key=lambda d: -d.held / max(d.limit, 1.0))[:LISTED]
     shown = sorted(fullest, key=lambda d: d.device)
     rows = tuple(
-        (f"{d.device}", d.kind, f"{d.node}", d.place, share_text(d.held, d.limit), bar(d)) for d in shown
+        (f"{d.device}", d.kind, f"{d.node}", d.place, share_text(d.held, d.limit), bar(d))
+        for d in shown
     )
     notes = (
-        (f"{len(used) - len(shown)} devices with more room are left out",) if len(used) > len(shown) else ()
+        (f"{len(used) - len(shown)} devices with more room are left out",)
+        if len(used) > len(shown)
+        else ()
     )
-    return Table("memory", ("device", "type", "node", "place", "holds", ""), rows, notes, right=(0, 2, 4))
+    return Table(
+        "memory", ("device", "type", "node", "place", "holds", ""), rows, notes, right=(0, 2, 4)
+    )
 
 
 def bar(device: Held) -> str:
     """`#####.....`, up to the limit."""
     full = min(round(BAR / 2 * device.held / max(device.limit, 1.0)), BAR // 2)
     over = device.held - device.limit
-    return "#" * full + "." * (BAR // 2 - full) + (f" {bytes_text(over)} too much" if over > 0 else "")
+    return (
+        "#" * full + "." * (BAR // 2 - full) + (f" {bytes_text(over)} too much" if over > 0 else "")
+    )
 
 
 def candidates(offers: Sequence[Offer]) -> Table:

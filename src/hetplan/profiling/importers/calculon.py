@@ -1,8 +1,10 @@
 """calculon's descriptions: a model as one that `--model FILE` takes, a system as a cluster file.
 
-Model: {"hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"}; blocks only, so the vocabulary is
-GPT-2's, padded as Megatron does. System: {"matrix": {type: {"tflops"}}, "mem1": {"GiB", "GBps"}, "networks":
-[{"bandwidth" (GB/s), "efficiency", "size", "latency" (s)}…]}, the first network within a node, the second between.
+Model: {"hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"}; blocks only,
+so the vocabulary is GPT-2's, padded as Megatron does. System: {"matrix": {type: {"tflops"}},
+"mem1": {"GiB", "GBps"}, "networks":
+[{"bandwidth" (GB/s), "efficiency", "size", "latency" (s)}…]}, the first network within a node, the
+second between.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def system(document: Foreign, settings: Settings) -> Imported:
         "network_latency_us": outside["latency"].seconds() * 1e6,
     }
     described = {
-        "memory_gib": min(document["mem1"]["GiB"].number(1e-6), MOST_RATE),  # 80e9 stands for no limit
+        # 80e9 stands for no limit
+        "memory_gib": min(document["mem1"]["GiB"].number(1e-6), MOST_RATE),
         "memory_gb_per_s": document["mem1"]["GBps"].number(1e-6, 1e9),
         "peak_tflops": peaks,
         "source": f"calculon system {Path(document.where).name}",
@@ -80,7 +83,9 @@ def system(document: Foreign, settings: Settings) -> Imported:
     }  # fmt: skip
     note = "" if settings.nodes else "one node; --nodes N makes more"
     return Imported(
-        "cluster", cluster, tuple(filter(None, (note, "bandwidths are the networks' times their efficiency")))
+        "cluster",
+        cluster,
+        tuple(filter(None, (note, "bandwidths are the networks' times their efficiency"))),
     )
 
 

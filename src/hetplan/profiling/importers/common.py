@@ -13,7 +13,8 @@ from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.schema import derived
 
-# A backward pass of matrix products takes twice the forward's time; where a file gives their sum only.
+# A backward pass of matrix products takes twice the forward's time; where a file gives their sum
+# only.
 FORWARD_SHARE = 1 / 3
 
 
@@ -21,7 +22,8 @@ FORWARD_SHARE = 1 / 3
 class Settings:
     """What a user may say that a file does not. None: what the file tells, or the format's usual.
 
-    device: the device type's name in cluster files. micro_batch: samples in one measured pass. nodes: of a cluster.
+    device: the device type's name in cluster files. micro_batch: samples in one measured pass.
+    nodes: of a cluster.
     """
 
     model: str | None = None
@@ -34,7 +36,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Imported:
-    """kind: profile, cluster or model. document: the file's content, as JSON types. notes: what had to be assumed."""
+    """kind: profile, cluster or model. document: the file's content, as JSON types. notes: what had
+    to be assumed."""
 
     kind: str
     document: dict[str, Any]
@@ -43,7 +46,8 @@ class Imported:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator. output: bytes of a pass for each operator behind it. kept: bytes until the backward pass."""
+    """One operator. output: bytes of a pass for each operator behind it. kept: bytes until the
+    backward pass."""
 
     name: str
     forward: float
@@ -61,7 +65,8 @@ class Graph:
     edges: list[tuple[int, int]] = field(default_factory=list)
 
     def chain(self, where: str) -> list[tuple[Node, float]]:
-        """Operators in an order of work, lowest numbers first, each with the bytes that pass the cut behind it.
+        """Operators in an order of work, lowest numbers first, each with the bytes that pass the
+        cut behind it.
 
         What several later operators need passes a cut once. Raises InputError for a circle.
         """
@@ -86,7 +91,10 @@ class Graph:
                 "operators wait for each other in a circle", where=where, got=self.nodes[stuck].name
             )
         place = {number: i for i, number in enumerate(order)}
-        last = {number: max((place[t] for t in targets), default=-1) for number, targets in after.items()}
+        last = {
+            number: max((place[t] for t in targets), default=-1)
+            for number, targets in after.items()
+        }
         crossing, leaving = 0.0, [0.0] * (len(order) + 1)
         found = []
         for i, number in enumerate(order):
@@ -107,7 +115,8 @@ def chain_profile(
     source: str,
     where: str,
 ) -> Profile:
-    """A profile of one table from a chain; sizes in the chain are of a whole pass of `micro_batch` samples."""
+    """A profile of one table from a chain; sizes in the chain are of a whole pass of `micro_batch`
+    samples."""
     batch = settings.micro_batch or 1
     return make_profile(
         settings,
@@ -165,11 +174,15 @@ def make_profile(
 
 def profile_result(profile: Profile, *notes: str) -> Imported:
     """A profile and what had to be assumed (empty notes left out)."""
-    return Imported("profile", profile.model_dump(mode="json"), tuple(note for note in notes if note))
+    return Imported(
+        "profile", profile.model_dump(mode="json"), tuple(note for note in notes if note)
+    )
 
 
 def device_note(settings: Settings, device: str) -> str:
     """That the device's name is not the file's, where the user gave none."""
     if settings.device is not None:
         return ""
-    return f"the file names no device type: {device!r}; --device-type gives the name in cluster files"
+    return (
+        f"the file names no device type: {device!r}; --device-type gives the name in cluster files"
+    )

@@ -1,8 +1,10 @@
-"""Printed output of DeepSpeed's flops profiler: its summary, and a tree of modules with parameters, MACs and latency.
+"""Printed output of DeepSpeed's flops profiler: its summary, and a tree of modules with parameters,
+MACs and latency.
 
-A module's line `(name): Class(` is followed by `12.6 M, 3.75% Params, 128.87 GMACs, 4.10% MACs, 1.29 ms, 1.69% latency,
-…`; newer versions write `12.6 M = 3.75% Params`. Layers are the tree's modules, a list of repeated blocks unrolled and
-what stands beside it kept whole. The profiler times forward passes; the summary has the backward pass as a whole.
+A module's line `(name): Class(` is followed by `12.6 M, 3.75% Params, 128.87 GMACs, 4.10% MACs,
+1.29 ms, 1.69% latency, …`; newer versions write `12.6 M = 3.75% Params`. Layers are the tree's
+modules, a list of repeated blocks unrolled and what stands beside it kept whole. The profiler times
+forward passes; the summary has the backward pass as a whole.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ TIME = re.compile(r"(?P<n>[\d.]+)\s*(?P<unit>s|sec|ms|us|ns)$")
 
 @dataclass
 class Module:
-    """One module of the tree: forward seconds and parameters, None where the output leaves them out."""
+    """One module of the tree: forward seconds and parameters, None where the output leaves them
+    out."""
 
     name: str
     kind: str
@@ -49,10 +52,13 @@ class Module:
 
 
 def read(path: str, settings: Settings) -> Imported:
-    """A profile with one table; the backward pass has the summary's ratio to the forward pass, 2 without one."""
+    """A profile with one table; the backward pass has the summary's ratio to the forward pass, 2
+    without one."""
     lines = lines_of(path)
     told = {
-        found["key"]: found["value"].strip() for _, line in lines if (found := SUMMARY.match(line.strip()))
+        found["key"]: found["value"].strip()
+        for _, line in lines
+        if (found := SUMMARY.match(line.strip()))
     }
     tree = parse_tree(lines, path)
     ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
@@ -60,7 +66,9 @@ def read(path: str, settings: Settings) -> Imported:
     if forward and backward:
         ratio, guessed = backward / forward, ""
     batch = told.get("batch size per GPU", "")
-    used = settings.micro_batch or (int(batch) if batch.isdecimal() and int(batch[:9]) > 0 else None)
+    used = settings.micro_batch or (
+        int(batch) if batch.isdecimal() and int(batch[:9]) > 0 else None
+    )
     width = 4 if settings.precision == "fp32" else 2
     chain = []
     for module in layers_of(tree):
@@ -71,7 +79,12 @@ def read(path: str, settings: Settings) -> Imported:
             )  # fmt: skip
         label = f"{module.name}-{module.kind}" if module.name else module.kind
         chain.append(
-            (Node(label, module.seconds, ratio * module.seconds, width * module.params, 0.0, 0.0), 0.0)
+            (
+                Node(
+                    label, module.seconds, ratio * module.seconds, width * module.params, 0.0, 0.0
+                ),
+                0.0,
+            )
         )
     final = replace(settings, micro_batch=used, precision=settings.precision or "fp16")
     profile = chain_profile(
@@ -85,10 +98,13 @@ def read(path: str, settings: Settings) -> Imported:
 
 
 def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
-    """The first tree behind the last heading of a detailed profile; raises InputError where there is none."""
+    """The first tree behind the last heading of a detailed profile; raises InputError where there
+    is none."""
     starts = [i for i, (_, line) in enumerate(lines) if "Detailed Profile" in line]
     if not starts:
-        raise InputError("no detailed profile", where=path, expected="a heading 'Detailed Profile per GPU'")
+        raise InputError(
+            "no detailed profile", where=path, expected="a heading 'Detailed Profile per GPU'"
+        )
     stack: list[Module] = []
     for number, line in lines[starts[-1] + 1 :]:
         if not stack and not (MODULE.match(line) and line.rstrip().endswith("(")):
@@ -121,7 +137,8 @@ def _figures(module: Module, text: str) -> None:
 
 
 def layers_of(tree: Module) -> Iterator[Module]:
-    """Modules in printed order; those that hold a list of blocks are opened, others and the blocks stay whole."""
+    """Modules in printed order; those that hold a list of blocks are opened, others and the blocks
+    stay whole."""
     if tree.kind in BLOCKS and len(tree.inner) > 1:
         yield from tree.inner
         return

@@ -1,8 +1,10 @@
-"""Graphs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), msr-fiddle.
+"""Graphs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020),
+msr-fiddle.
 
-`nodes[]`: {"id", "name", "cpuLatency", "fpgaLatency" (ms; "fpga" is any accelerator), "size" (bytes: parameters and
-output), "isBackwardNode", "colorClass" (a forward node and its backward node have the same)}; `edges[]`: {"sourceId",
-"destId", "size" (bytes)}. Graphs for inference have no backward nodes: their backward seconds are 0.
+`nodes[]`: {"id", "name", "cpuLatency", "fpgaLatency" (ms; "fpga" is any accelerator), "size"
+(bytes: parameters and output), "isBackwardNode", "colorClass" (a forward node and its backward node
+have the same)}; `edges[]`: {"sourceId", "destId", "size" (bytes)}. Graphs for inference have no
+backward nodes: their backward seconds are 0.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ MILLI = 1e-3
 
 
 def read(path: str, settings: Settings) -> Imported:
-    """A profile with one table, of the accelerator; forward and backward node of a colour are one layer."""
+    """A profile with one table, of the accelerator; forward and backward node of a colour are one
+    layer."""
     document = read_foreign(path)
     graph, training = read_graph(document)
     profile = chain_profile(
@@ -59,7 +62,9 @@ def read_graph(document: Foreign) -> tuple[Graph, bool]:
         colours.add(colour)
     alone = sorted(set(backward) - colours)
     if alone:
-        raise document["nodes"].error(f"colorClass {alone[0]} has a backward node and no forward node")
+        raise document["nodes"].error(
+            f"colorClass {alone[0]} has a backward node and no forward node"
+        )
     everything = {node["id"].whole() for node in nodes}
     graph, sent = Graph(), dict.fromkeys(forward, 0.0)
     for edge in document["edges"].entries():

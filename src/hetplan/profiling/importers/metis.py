@@ -1,8 +1,11 @@
-"""Metis's profiles (ATC 2024): one JSON per device type, tensor degree and batch, `DeviceType.A100_tp2_bs4.json`.
+"""Metis's profiles (ATC 2024): one JSON per device type, tensor degree and batch,
+`DeviceType.A100_tp2_bs4.json`.
 
 `model`: {"model_name", "num_layers", "parameters": {"parameters_per_layer_bytes": [L], optionally
-"activation_parameters_bytes": [L]}}; `execution_time`: {"layer_compute_total_ms": [L]} forward and backward together;
-`execution_memory`: {"layer_memory_total_mb": [L]} with states, gradients and activations. Source: the project's README.
+"activation_parameters_bytes": [L]}}; `execution_time`: {"layer_compute_total_ms": [L]} forward and
+backward together;
+`execution_memory`: {"layer_memory_total_mb": [L]} with states, gradients and activations. Source:
+the project's README.
 """
 
 from __future__ import annotations
@@ -14,7 +17,13 @@ from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import Foreign, read_foreign
-from hetplan.profiling.importers.common import FORWARD_SHARE, Imported, Settings, make_profile, profile_result
+from hetplan.profiling.importers.common import (
+    FORWARD_SHARE,
+    Imported,
+    Settings,
+    make_profile,
+    profile_result,
+)
 from hetplan.profiling.profile import ProfileLayer, ProfileTable
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.schema import MOST_BYTES
@@ -55,7 +64,9 @@ def read(path: str, settings: Settings) -> Imported:
             )
     devices = {part.device for part in parts}
     if settings.device is not None and len(devices) > 1:
-        raise InputError("several device types", where="--device-type", got=", ".join(sorted(devices)))
+        raise InputError(
+            "several device types", where="--device-type", got=", ".join(sorted(devices))
+        )
     layers, notes = _layers(parts, count)
     profile = make_profile(
         settings, model=parts[0].document["model"]["model_name"].text(), where=path,
@@ -71,10 +82,15 @@ def _part(file: Path) -> Part:
     found = NAME.match(file.name)
     if found is None:
         raise InputError(
-            "name is not usable", where=str(file), expected="DeviceType.<device>_tp<degree>_bs<batch>.json"
+            "name is not usable",
+            where=str(file),
+            expected="DeviceType.<device>_tp<degree>_bs<batch>.json",
         )
     return Part(
-        found["device"], max(int(found["tensor"]), 1), max(int(found["batch"]), 1), read_foreign(file)
+        found["device"],
+        max(int(found["tensor"]), 1),
+        max(int(found["batch"]), 1),
+        read_foreign(file),
     )
 
 
@@ -117,11 +133,15 @@ def _layers(parts: Sequence[Part], count: int) -> tuple[list[ProfileLayer], list
     if len(memory) == count:
         states = STATE_BYTES_PER_PARAM / PARAM_BYTES
         kept = [
-            max(entry.number(0, MOST_BYTES / MB) * MB - states * p, 0.0) * chosen.tensor / chosen.batch
+            max(entry.number(0, MOST_BYTES / MB) * MB - states * p, 0.0)
+            * chosen.tensor
+            / chosen.batch
             for entry, p in zip(memory, params, strict=True)
         ]
     else:
-        notes.append(f"layer_memory_total_mb has {len(memory)} entries for {count} layers: saved_bytes are 0")
+        notes.append(
+            f"layer_memory_total_mb has {len(memory)} entries for {count} layers: saved_bytes are 0"
+        )
         kept = [0.0] * count
     layers = [
         ProfileLayer(

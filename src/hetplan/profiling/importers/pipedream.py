@@ -1,7 +1,9 @@
-"""PipeDream's `graph.txt` (SOSP 2019): a graph of layers with milliseconds and bytes of one mini-batch.
+"""PipeDream's `graph.txt` (SOSP 2019): a graph of layers with milliseconds and bytes of one
+mini-batch.
 
-Lines `nodeI -- description -- forward_compute_time=…, backward_compute_time=…, activation_size=…, parameter_size=…` and
-edges `\\tnodeI -- nodeJ`, in any order; times in ms, sizes in bytes. A size may be a list in brackets, which is summed.
+Lines `nodeI -- description -- forward_compute_time=…, backward_compute_time=…, activation_size=…,
+parameter_size=…` and edges `\\tnodeI -- nodeJ`, in any order; times in ms, sizes in bytes. A size
+may be a list in brackets, which is summed.
 """
 
 from __future__ import annotations
@@ -29,13 +31,18 @@ FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "p
 
 
 def read(path: str, settings: Settings) -> Imported:
-    """A profile with one table; --micro-batch says how many samples a mini-batch had (default 1)."""
+    """A profile with one table; --micro-batch says how many samples a mini-batch had (default
+    1)."""
     graph = read_graph(path)
     profile = chain_profile(
         graph.chain(path), settings, model=Path(path).stem, device=DEVICE, where=path,
         source=f"PipeDream graph {Path(path).name}",
     )  # fmt: skip
-    batch = "" if settings.micro_batch else "one mini-batch counts as one sample; --micro-batch N divides it"
+    batch = (
+        ""
+        if settings.micro_batch
+        else "one mini-batch counts as one sample; --micro-batch N divides it"
+    )
     return profile_result(profile, device_note(settings, DEVICE), batch)
 
 
@@ -53,7 +60,9 @@ def read_graph(path: str) -> Graph:
                 raise InputError("node stands twice", where=where, got=parts[0])
             graph.nodes[key] = _operator(" ".join(parts[1:-1]), parts[-1], where)
         else:
-            raise InputError("not usable", where=where, got=line, expected="nodeI -- … or nodeI -- nodeJ")
+            raise InputError(
+                "not usable", where=where, got=line, expected="nodeI -- … or nodeI -- nodeJ"
+            )
     if not graph.nodes:
         raise InputError(
             "no node", where=path, expected="lines nodeI -- description -- forward_compute_time=…"
@@ -61,7 +70,9 @@ def read_graph(path: str) -> Graph:
     for source, target in graph.edges:
         for end in (source, target):
             if end not in graph.nodes:
-                raise InputError("an edge names a node that is not there", where=path, got=f"node{end}")
+                raise InputError(
+                    "an edge names a node that is not there", where=path, got=f"node{end}"
+                )
     return graph
 
 
@@ -77,7 +88,9 @@ def lines_of(path: str) -> list[tuple[int, str]]:
 def _node(text: str, where: str) -> int:
     found = NUMBER.match(text)
     if found is None:
-        raise InputError("not usable", where=where, got=text, expected="a node's name, such as node12")
+        raise InputError(
+            "not usable", where=where, got=text, expected="a node's name, such as node12"
+        )
     return int(found[1])
 
 
@@ -86,7 +99,9 @@ def _operator(description: str, fields: str, where: str) -> Node:
     for name in FIELDS:
         found = re.search(rf"{name}=(\[[^\]]*\]|[^,\s]+)", fields)
         if found is None:
-            raise InputError(f"{name} is missing", where=where, got=fields, expected=f"{name}=NUMBER")
+            raise InputError(
+                f"{name} is missing", where=where, got=fields, expected=f"{name}=NUMBER"
+            )
         most = MOST_SECONDS if name.endswith("time") else MOST_BYTES
         values[name] = _sum(found[1], name, most, where)
     forward, backward, activation, params = (values[name] for name in FIELDS)
@@ -103,7 +118,10 @@ def _sum(text: str, name: str, most: float, where: str) -> float:
             value = math.nan
         if not 0 <= value <= most:
             raise InputError(
-                f"{name} is not usable", where=where, got=text, expected=f"a number from 0 to {most:g}"
+                f"{name} is not usable",
+                where=where,
+                got=text,
+                expected=f"a number from 0 to {most:g}",
             )
         total += value
     return total

@@ -1,8 +1,10 @@
-"""Piper's graphs (NeurIPS 2021): per node and tensor degree seconds per sample, bytes of parameters and activations.
+"""Piper's graphs (NeurIPS 2021): per node and tensor degree seconds per sample, bytes of parameters
+and activations.
 
-`nodes[]`: {"id", "name", "TMPCs": {degree: [{"id": "vanilla" | "activation recomp", "timePerSample", "parameterSize",
-"memoryUsageA" (per sample in flight), "memoryUsageB" (once), …}]}}; `edges[]`: {"sourceId", "destId",
-"communicationCost" (bytes per sample)}. Times are forward and backward together; "vanilla" is without recomputation.
+`nodes[]`: {"id", "name", "TMPCs": {degree: [{"id": "vanilla" | "activation recomp",
+"timePerSample", "parameterSize", "memoryUsageA" (per sample in flight), "memoryUsageB" (once),
+…}]}}; `edges[]`: {"sourceId", "destId", "communicationCost" (bytes per sample)}. Times are forward
+and backward together; "vanilla" is without recomputation.
 """
 
 from __future__ import annotations
@@ -28,15 +30,21 @@ PLAIN = "vanilla"
 
 
 def read(path: str, settings: Settings) -> Imported:
-    """A profile with one table per tensor degree that all nodes have, micro-batches of one sample."""
+    """A profile with one table per tensor degree that all nodes have, micro-batches of one
+    sample."""
     document = read_foreign(path)
-    variants = {node["id"].whole(): _variants(node["TMPCs"]) for node in document["nodes"].entries(least=1)}
+    variants = {
+        node["id"].whole(): _variants(node["TMPCs"]) for node in document["nodes"].entries(least=1)
+    }
     names = {node["id"].whole(): node["name"].text() for node in document["nodes"].entries()}
     degrees = sorted(set.intersection(*(set(found) for found in variants.values())))
     if not degrees:
         raise document["nodes"].error("no tensor degree that all nodes have")
     graph = Graph(
-        edges=[(_end(e["sourceId"], names), _end(e["destId"], names)) for e in document["edges"].entries()]
+        edges=[
+            (_end(e["sourceId"], names), _end(e["destId"], names))
+            for e in document["edges"].entries()
+        ]
     )
     sent = dict.fromkeys(names, 0.0)
     for edge in document["edges"].entries():
@@ -50,10 +58,12 @@ def read(path: str, settings: Settings) -> Imported:
     layers = [
         ProfileLayer(
             name=f"{i}-{names[number]}"[:200],
-            param_bytes=variants[number][least]["parameterSize"].number(0, MOST_BYTES / least) * least,
+            param_bytes=variants[number][least]["parameterSize"].number(0, MOST_BYTES / least)
+            * least,
             activation_bytes=crossing,
             tensor_bytes=0.0,
-            saved_bytes=variants[number][least]["memoryUsageA"].number(0, MOST_BYTES / least) * least,
+            saved_bytes=variants[number][least]["memoryUsageA"].number(0, MOST_BYTES / least)
+            * least,
         )
         for i, (number, (_, crossing)) in enumerate(zip(order, chain, strict=True))
     ]

@@ -23,10 +23,14 @@ class Source:
 
 PACKAGE = "hetplan.profiling.importers"
 SOURCES = {
-    "sailor": Source(f"{PACKAGE}.sailor:read", "profile.json, its folder, or a model's folder of such"),
+    "sailor": Source(
+        f"{PACKAGE}.sailor:read", "profile.json, its folder, or a model's folder of such"
+    ),
     "pipedream": Source(f"{PACKAGE}.pipedream:read", "graph.txt"),
     "piper": Source(f"{PACKAGE}.piper:read", "JSON graph with times per tensor degree"),
-    "dnn-partitioning": Source(f"{PACKAGE}.dnn_partitioning:read", "JSON graph of operators or layers"),
+    "dnn-partitioning": Source(
+        f"{PACKAGE}.dnn_partitioning:read", "JSON graph of operators or layers"
+    ),
     "metis": Source(f"{PACKAGE}.metis:read", "DeviceType.*_tp*_bs*.json, or a folder of such"),
     "calculon": Source(f"{PACKAGE}.calculon:read", "a model's or a system's JSON"),
     "deepspeed": Source(f"{PACKAGE}.deepspeed:read", "printed output of the flops profiler"),

@@ -1,7 +1,8 @@
-"""Sailor's profiles (SOSP 2025): see `hetplan.profiling.sailor.data`. Times include the tensor group's all-reduces.
+"""Sailor's profiles (SOSP 2025): see `hetplan.profiling.sailor.data`. Times include the tensor
+group's all-reduces.
 
-PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or the model's folder with all its GPUs; sizes come
-from the `llm_info.json` in a folder above.
+PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or the model's folder with all its
+GPUs; sizes come from the `llm_info.json` in a folder above.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def read(path: str, settings: Settings) -> Imported:
     folder = start.parent if start.is_file() else start
     one = (folder / "profile.json").is_file()
     model, gpu = (folder.parent, folder.name) if one else (folder, None)
-    root = next((above for above in model.resolve().parents if (above / "llm_info.json").is_file()), None)
+    root = next(
+        (above for above in model.resolve().parents if (above / "llm_info.json").is_file()), None
+    )
     if root is None:
         raise InputError(
             "no llm_info.json in a folder above", where=path, expected="sizes of the model's layers"
@@ -37,7 +40,10 @@ def read(path: str, settings: Settings) -> Imported:
     kinds = list(data.tables) if gpu is None else [gpu]
     if settings.device is not None and len(kinds) > 1:
         raise InputError(
-            "several GPU types", where="--device-type", got=", ".join(kinds), expected="one of them as PATH"
+            "several GPU types",
+            where="--device-type",
+            got=", ".join(kinds),
+            expected="one of them as PATH",
         )
     profile = make_profile(
         settings, model=name, source=f"Sailor profiles of {name} on {', '.join(kinds)}"[:200], where=path,
@@ -62,7 +68,8 @@ def tables(data: ModelData, kinds: list[str], device: str | None) -> list[Profil
 
 
 def layers(data: ModelData) -> list[ProfileLayer]:
-    """Sizes of whole layers: parts that tensor parallelism divides, and parts that every rank keeps.
+    """Sizes of whole layers: parts that tensor parallelism divides, and parts that every rank
+    keeps.
 
     With k_t bytes kept on each of t ranks, k_t = r + p / t; the two lowest degrees give r and p.
     """

@@ -1,8 +1,11 @@
-"""Sailor's profiles: per model and GPU type, seconds of every layer by micro-batch and tensor degree, and sizes.
+"""Sailor's profiles: per model and GPU type, seconds of every layer by micro-batch and tensor
+degree, and sizes.
 
-`profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward, backward, update]}}}, seconds.
-The update is that of the whole profiled model, repeated at every layer: 12 bytes per parameter at the memory's speed,
-plain SGD. `llm_info.json`: {model: {tensor degree: {layer: sizes}}}, of one device and one sample, in fp32.
+`profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward, backward,
+update]}}}, seconds.
+The update is that of the whole profiled model, repeated at every layer: 12 bytes per parameter at
+the memory's speed, plain SGD. `llm_info.json`: {model: {tensor degree: {layer: sizes}}}, of one
+device and one sample, in fp32.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ SIZES = ("params_bytes", "act_output_bytes", "act_input_bytes", "act_mem_bytes")
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one micro-batch on one tensor group: forward, backward [L]; update of the whole model."""
+    """Seconds of one micro-batch on one tensor group: forward, backward [L]; update of the whole
+    model."""
 
     forward: Floats
     backward: Floats
@@ -42,7 +46,8 @@ Tables = dict[tuple[int, int], Measured]
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Bytes of each layer [L] on one device of a tensor group: parameters, activation sent on and kept, per sample."""
+    """Bytes of each layer [L] on one device of a tensor group: parameters, activation sent on and
+    kept, per sample."""
 
     params: Floats
     output: Floats
@@ -64,7 +69,9 @@ def model_names(folder: Path) -> list[str]:
     """Models with a folder of profiles; raises InputError where there is no `profiles` folder."""
     root = folder / "profiles"
     if not root.is_dir():
-        raise InputError("no such folder", where=str(root), expected="profiles/<model>/<GPU>/profile.json")
+        raise InputError(
+            "no such folder", where=str(root), expected="profiles/<model>/<GPU>/profile.json"
+        )
     return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
 
 
@@ -84,9 +91,14 @@ def load_model_data(folder: Path, name: str, info: Foreign) -> ModelData:
         if count != layers:
             where = str(root / gpu / "profile.json")
             raise InputError(
-                "number of layers differs from other GPUs'", where=where, got=count, expected=str(layers)
+                "number of layers differs from other GPUs'",
+                where=where,
+                got=count,
+                expected=str(layers),
             )
-    sizes = {key_number(degree, entry, 1): _sizes(entry, layers) for degree, entry in info[name].items()}
+    sizes = {
+        key_number(degree, entry, 1): _sizes(entry, layers) for degree, entry in info[name].items()
+    }
     if not sizes:
         raise info[name].error("no tensor degree", "{tensor degree: {layer: sizes}}")
     return ModelData(name, layers, tables, sizes, _sequence(info[name]))
@@ -102,12 +114,16 @@ def read_profile(path: str | os.PathLike[str]) -> Tables:
             if layers not in (None, len(rows)):
                 raise by_layer.error("number of layers differs from the tables before", str(layers))
             layers = len(rows)
-            values = np.array([[entry.seconds() for entry in row.entries(length=3)] for row in rows])
+            values = np.array(
+                [[entry.seconds() for entry in row.entries(length=3)] for row in rows]
+            )
             key = key_number(degree, by_layer, 1), key_number(batch, by_degree, 1)
             tables[key] = Measured(values[:, 0], values[:, 1], float(values[:, 2].max()))
     if not tables:
         raise InputError(
-            "no table", where=os.fspath(path), expected="{micro-batch: {tensor degree: {layer: [3]}}}"
+            "no table",
+            where=os.fspath(path),
+            expected="{micro-batch: {tensor degree: {layer: [3]}}}",
         )
     return tables
 
@@ -117,7 +133,9 @@ def in_order(by_layer: Foreign) -> list[Foreign]:
     found = {key_number(key, by_layer): entry for key, entry in by_layer.items()}
     missing = next((i for i in range(len(found)) if i not in found), None)
     if missing is not None or not found:
-        raise InputError("layer is missing", where=by_layer.place, got=missing, expected="layers from 0 on")
+        raise InputError(
+            "layer is missing", where=by_layer.place, got=missing, expected="layers from 0 on"
+        )
     return [found[i] for i in range(len(found))]
 
 
@@ -126,11 +144,14 @@ def _sizes(by_layer: Foreign, layers: int) -> LayerSizes:
     if len(rows) < layers:
         raise by_layer.error("too few layers", f"{layers}, as the profiles have")
     columns = {key: np.array([row[key].number() for row in rows[:layers]]) for key in SIZES}
-    return LayerSizes(columns["params_bytes"], columns["act_output_bytes"], columns["act_mem_bytes"])
+    return LayerSizes(
+        columns["params_bytes"], columns["act_output_bytes"], columns["act_mem_bytes"]
+    )
 
 
 def _sequence(by_degree: Foreign) -> int:
-    """Tokens per sample s: the first layer takes tokens, positions and a mask, s^2 + 2 s numbers; else 0."""
+    """Tokens per sample s: the first layer takes tokens, positions and a mask, s^2 + 2 s numbers;
+    else 0."""
     for _, by_layer in by_degree.items():
         first = by_layer.get("0")
         numbers = first.get("act_input_floats") if first else None

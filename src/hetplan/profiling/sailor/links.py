@@ -1,9 +1,10 @@
-"""Sailor's fits of link bandwidths: GB/s as a parabola over log2 of the message in MB, with a cap in bytes/s.
+"""Sailor's fits of link bandwidths: GB/s as a parabola over log2 of the message in MB, with a cap
+in bytes/s.
 
-{GPU type: {GPUs: [[a, b, c], cap]}}, within a node (a ring over that many GPUs) and between two nodes (that many pairs
-at once, all together). A fit only holds where it was made: beyond the parabola's top nothing is taken from it, and
-messages below one MB go at the speed of one. All ranks of a node share its cards, so more pairs never get less than
-fewer do.
+{GPU type: {GPUs: [[a, b, c], cap]}}, within a node (a ring over that many GPUs) and between two
+nodes (that many pairs at once, all together). A fit only holds where it was made: beyond the
+parabola's top nothing is taken from it, and messages below one MB go at the speed of one. All ranks
+of a node share its cards, so more pairs never get less than fewer do.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Links:
         return max(fits[count].bandwidth(size / count) for count in usable)
 
     def local(self, kind: str, ranks: int, size: float) -> float:
-        """Bytes/s of each of `ranks` GPUs within a node; a network's where nothing was measured within."""
+        """Bytes/s of each of `ranks` GPUs within a node; a network's where nothing was measured
+        within."""
         if kind not in self.within:
             return self.network(kind, ranks, size) / max(ranks, 1)
         fits = self.within[kind]
@@ -66,12 +68,15 @@ class Links:
     def _of(self, fits: Fits, kind: str, what: str) -> dict[int, Fit]:
         if kind not in fits:
             known = ", ".join(sorted(fits))
-            raise NotPricedError(f"no bandwidth {what}", where="network_coeffs", got=kind, expected=known)
+            raise NotPricedError(
+                f"no bandwidth {what}", where="network_coeffs", got=kind, expected=known
+            )
         return fits[kind]
 
 
 def load_links(folder: Path) -> Links:
-    """From `network_coeffs*.json` (with "inter" and "intra") and `*bandwidth*.json` (within nodes) of a folder."""
+    """From `network_coeffs*.json` (with "inter" and "intra") and `*bandwidth*.json` (within nodes)
+    of a folder."""
     between: Fits = {}
     within: Fits = {}
     network = sorted(folder.glob("network_coeffs*.json"))
@@ -93,7 +98,9 @@ def load_links(folder: Path) -> Links:
 def _fits(by_type: Foreign) -> Fits:
     found: Fits = {}
     for kind, by_count in by_type.items():
-        found[kind] = {key_number(count, entry, 1): _fit(entry) for count, entry in by_count.items()}
+        found[kind] = {
+            key_number(count, entry, 1): _fit(entry) for count, entry in by_count.items()
+        }
         if not found[kind]:
             raise by_count.error("no fit", "{GPUs: [[a, b, c], cap]}")
     return found

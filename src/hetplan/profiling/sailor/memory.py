@@ -1,8 +1,9 @@
 """Bytes that the fullest device of a plan holds.
 
-16 bytes per parameter (fp32 weight and gradient, and two copies of the framework's), activations of min(S - s, M)
-micro-batches on stage s, three buffers of the largest intermediate (attention scores, or logits where the head is),
-two of what the stage exchanges, and what framework and driver take before anything is computed.
+16 bytes per parameter (fp32 weight and gradient, and two copies of the framework's), activations of
+min(S - s, M) micro-batches on stage s, three buffers of the largest intermediate (attention scores,
+or logits where the head is), two of what the stage exchanges, and what framework and driver take
+before anything is computed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from hetplan.profiling.workload import RESERVED_BYTES
 BYTES_PER_PARAM = 16
 ELEMENT = 4  # all of it is fp32
 
-# What Megatron-DeepSpeed takes on a device before a model is on it: kernels loaded, CUDA's context, NCCL. Sailor's own
-# simulator gives the figure for Alps, whose devices are GH200; others: CUDA and NCCL alone.
+# What Megatron-DeepSpeed takes on a device before a model is on it: kernels loaded, CUDA's context,
+# NCCL. Sailor's own simulator gives the figure for Alps, whose devices are GH200; others: CUDA and
+# NCCL alone.
 FRAMEWORK_BYTES = {"GH-96": 4.76e9}
 
 # Attention heads; the data do not tell them. By the models' own configurations.
@@ -30,7 +32,11 @@ def framework_bytes(kind: str, given: float | None) -> float:
 
 
 def peak_bytes(
-    model: ModelData, pipeline: RunPipeline, micro_batch: int, micro_batches: int, framework: float | None
+    model: ModelData,
+    pipeline: RunPipeline,
+    micro_batch: int,
+    micro_batches: int,
+    framework: float | None,
 ) -> float | None:
     """Bytes on the fullest device; None where sizes of a degree are not told."""
     fullest = 0.0
@@ -43,7 +49,9 @@ def peak_bytes(
             samples = micro_batch * len(pipeline.groups[0]) / len(groups)
             of = np.array(layers)
             alive = min(stages - s, micro_batches)
-            exchanged = 2 * sizes.output[of[-1] if s < stages - 1 else of[0] - 1] if stages > 1 else 0.0
+            exchanged = (
+                2 * sizes.output[of[-1] if s < stages - 1 else of[0] - 1] if stages > 1 else 0.0
+            )
             inner = _scores(model, group.tensor)
             if layers[-1] == model.layers - 1:
                 inner = max(inner, float(sizes.output[-1]))

@@ -1,4 +1,5 @@
-"""Sailor's plans that were run: stages of layers, per stage and data replica a GPU group, and what was measured."""
+"""Sailor's plans that were run: stages of layers, per stage and data replica a GPU group, and what
+was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from hetplan.profiling.foreign import Foreign, read_foreign
 
 @dataclass(frozen=True)
 class Group:
-    """The tensor group of one stage's replica: GPU type and GPUs per node of each of its nodes, tensor degree."""
+    """The tensor group of one stage's replica: GPU type and GPUs per node of each of its nodes,
+    tensor degree."""
 
     nodes: tuple[tuple[str, int], ...]
     tensor: int
@@ -80,10 +82,14 @@ def _pipeline(entry: Foreign) -> RunPipeline:
     following = 0
     for stage, numbers in zip(stages, layers, strict=True):
         if list(numbers) != list(range(following, following + len(numbers))):
-            raise stage.error("stages do not take the layers in turn", f"layers from {following} on")
+            raise stage.error(
+                "stages do not take the layers in turn", f"layers from {following} on"
+            )
         following += len(numbers)
     groups = entry["tmp_per_stage"].entries(length=len(layers))
-    return RunPipeline(layers, tuple(tuple(_group(g) for g in stage.entries(least=1)) for stage in groups))
+    return RunPipeline(
+        layers, tuple(tuple(_group(g) for g in stage.entries(least=1)) for stage in groups)
+    )
 
 
 def _group(entry: Foreign) -> Group:

@@ -1,7 +1,9 @@
-"""Seconds of one iteration of a plan: passes, transfers, gradient reduction, update. Nothing is fitted to totals.
+"""Seconds of one iteration of a plan: passes, transfers, gradient reduction, update. Nothing is
+fitted to totals.
 
-All ranks of a node share its network cards, for transfers and reductions alike. Gradients are reduced after the flush,
-fp32, 2 (D - 1) / D of a stage's parameters through every card, when all pipelines are done (the engine has a barrier).
+All ranks of a node share its network cards, for transfers and reductions alike. Gradients are
+reduced after the flush, fp32, 2 (D - 1) / D of a stage's parameters through every card, when all
+pipelines are done (the engine has a barrier).
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from hetplan.profiling.simulator.tasks import NO_PORT
 
 @dataclass(frozen=True)
 class Prediction:
-    """seconds: transfers occupy both ends; overlapped: they only hold the cards; the truth lies between.
+    """seconds: transfers occupy both ends; overlapped: they only hold the cards; the truth lies
+    between.
 
-    reduction, update: the parts after the flush, seconds. peak_bytes: None where sizes are not told.
+    reduction, update: the parts after the flush, seconds. peak_bytes: None where sizes are not
+    told.
     """
 
     seconds: float
@@ -61,7 +65,9 @@ class Predictor:
             known = known and held is not None
             peak = max(peak, held or 0.0)
         after = reduction + update
-        return Prediction(flush + after, overlapped + after, reduction, update, peak if known else None)
+        return Prediction(
+            flush + after, overlapped + after, reduction, update, peak if known else None
+        )
 
     def curve(self, kind: str, tensor: int) -> Curve:
         """Layer times, from memory where asked before."""
@@ -70,10 +76,12 @@ class Predictor:
         return self._curves[kind, tensor]
 
     def group_seconds(self, group: Group, layers: tuple[int, ...], samples: float) -> Floats:
-        """[2] forward and backward of one micro-batch on the group: its slowest type, and all-reduces over nodes."""
+        """[2] forward and backward of one micro-batch on the group: its slowest type, and
+        all-reduces over nodes."""
         of = np.array(layers)
         both = np.max(
-            [self.curve(k, group.tensor).seconds(samples)[:, of].sum(axis=1) for k in group.kinds], axis=0
+            [self.curve(k, group.tensor).seconds(samples)[:, of].sum(axis=1) for k in group.kinds],
+            axis=0,
         )
         if (
             len(group.nodes) > 1
@@ -85,7 +93,8 @@ class Predictor:
         return np.asarray(both)
 
     def _lanes(self, pipeline: RunPipeline, micro_batch: int) -> list[Lane]:
-        """One lane per replica; of stages with unlike numbers of replicas one lane of the slowest each."""
+        """One lane per replica; of stages with unlike numbers of replicas one lane of the slowest
+        each."""
         counts = {len(groups) for groups in pipeline.groups}
         most = len(pipeline.groups[0])
         cards = _cards(pipeline)
@@ -106,14 +115,24 @@ class Predictor:
                 moved.append(seconds)
                 ports.append(used)
             lanes.append(
-                Lane(stage[:, 0], stage[:, 1], np.array(moved), np.array(ports, np.int64).reshape(-1, 2))
+                Lane(
+                    stage[:, 0],
+                    stage[:, 1],
+                    np.array(moved),
+                    np.array(ports, np.int64).reshape(-1, 2),
+                )
             )
         return lanes
 
     def _transfer(
-        self, pipeline: RunPipeline, ends: list[tuple[int, int]], cards: list[list[int]], micro_batch: int
+        self,
+        pipeline: RunPipeline,
+        ends: list[tuple[int, int]],
+        cards: list[list[int]],
+        micro_batch: int,
     ) -> tuple[float, tuple[int, int]]:
-        """(seconds, cards held) of one micro-batch between two groups; each tensor rank sends its part."""
+        """(seconds, cards held) of one micro-batch between two groups; each tensor rank sends its
+        part."""
         groups = [pipeline.groups[s][i] for s, i in ends]
         stage = ends[0][0]
         rows = micro_batch * len(pipeline.groups[0]) / len(pipeline.groups[stage])
@@ -124,12 +143,15 @@ class Predictor:
             return size / self.links.local(groups[0].kinds[0], pair, size), (NO_PORT, NO_PORT)
         pairs = min(group.tensor for group in groups)
         bandwidth = min(
-            self.links.network(kind, min(pairs, used), size) for group in groups for kind, used in group.nodes
+            self.links.network(kind, min(pairs, used), size)
+            for group in groups
+            for kind, used in group.nodes
         )
         return size / bandwidth, (a, b)
 
     def _reduction(self, pipeline: RunPipeline, pipelines: int) -> float:
-        """Gradients over replicas: what passes each node's cards, at their speed; within nodes at the node's."""
+        """Gradients over replicas: what passes each node's cards, at their speed; within nodes at
+        the node's."""
         cards = _cards(pipeline)
         loads: dict[int, tuple[float, float]] = {}
         inside = 0.0
@@ -164,7 +186,9 @@ class Predictor:
             for group in groups:
                 params = self._params(group.tensor)
                 part = float(params[np.array(layers)].sum() / params.sum())
-                slowest = max(slowest, *(part * self.curve(k, group.tensor).update for k in group.kinds))
+                slowest = max(
+                    slowest, *(part * self.curve(k, group.tensor).update for k in group.kinds)
+                )
         return slowest
 
     def _params(self, tensor: int) -> Floats:
@@ -201,21 +225,31 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
 
 
 def model_of(run: Run, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
-    """The plan's model: named in the plan or a folder above it, else the only one with its layers and GPU types.
+    """The plan's model: named in the plan or a folder above it, else the only one with its layers
+    and GPU types.
 
-    names: of models with profiles. load: reads one; those that a named plan does not need are not read.
+    names: of models with profiles. load: reads one; those that a named plan does not need are not
+    read.
     """
-    named = [run.model] if run.model else [part for part in run.file.split("/")[:-1] if part in names]
+    named = (
+        [run.model] if run.model else [part for part in run.file.split("/")[:-1] if part in names]
+    )
     if named:
         if named[-1] not in names:
             raise NotPricedError(
-                "no profiles of this model", where=run.file, got=named[-1], expected=", ".join(names)
+                "no profiles of this model",
+                where=run.file,
+                got=named[-1],
+                expected=", ".join(names),
             )
         found = load(named[-1])
         if found.layers != run.layers:
             expected = f"{found.layers} ({found.name})"
             raise NotPricedError(
-                "number of layers differs from its model's", where=run.file, got=run.layers, expected=expected
+                "number of layers differs from its model's",
+                where=run.file,
+                got=run.layers,
+                expected=expected,
             )
         return found
     models = [load(name) for name in names]

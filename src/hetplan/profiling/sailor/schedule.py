@@ -1,10 +1,13 @@
-"""The order of work of DeepSpeed's pipeline engine, as tasks: 1F1B in which transfers occupy both ends.
+"""The order of work of DeepSpeed's pipeline engine, as tasks: 1F1B in which transfers occupy both
+ends.
 
-Stage s of S does forward passes at every other slot from s on, and the backward pass of micro-batch m at slot
-2 S - 1 - s + 2 m, so that forward and backward slots of neighbours meet. Before a forward slot a stage sends the
-gradient that it made last and takes the next activation; before a backward slot it takes a gradient and sends its last
-activation. Sending and taking is a rendezvous in the stream of the computation: nothing else runs meanwhile.
-Source: DeepSpeed, runtime/pipe/schedule.py, TrainSchedule, and the blocking p2p of its pipeline engine.
+Stage s of S does forward passes at every other slot from s on, and the backward pass of micro-batch
+m at slot 2 S - 1 - s + 2 m, so that forward and backward slots of neighbours meet. Before a forward
+slot a stage sends the gradient that it made last and takes the next activation; before a backward
+slot it takes a gradient and sends its last activation. Sending and taking is a rendezvous in the
+stream of the computation: nothing else runs meanwhile.
+Source: DeepSpeed, runtime/pipe/schedule.py, TrainSchedule, and the blocking p2p of its pipeline
+engine.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lane:
-    """One pipeline of S stages. forward, backward [S]; transfer [S - 1] seconds of one micro-batch, either way.
+    """One pipeline of S stages. forward, backward [S]; transfer [S - 1] seconds of one micro-batch,
+    either way.
 
-    cards [S - 1, 2]: the network cards (of the sender of activations, of their receiver) that a transfer holds; NO_PORT
-    within a node.
+    cards [S - 1, 2]: the network cards (of the sender of activations, of their receiver) that a
+    transfer holds; NO_PORT within a node.
     """
 
     forward: Floats
@@ -36,9 +40,11 @@ class Lane:
 
 
 def simulate_lanes(lanes: list[Lane], micro_batches: int, *, rendezvous: bool = True) -> Timeline:
-    """All pipelines of one iteration side by side, until the last backward pass; units are stages, lane by lane.
+    """All pipelines of one iteration side by side, until the last backward pass; units are stages,
+    lane by lane.
 
-    rendezvous: transfers occupy their ends, as in DeepSpeed; else they only hold the cards (full overlap).
+    rendezvous: transfers occupy their ends, as in DeepSpeed; else they only hold the cards (full
+    overlap).
     """
     tasks = TaskList()
     unit = 0
@@ -62,7 +68,8 @@ def _place(tasks: TaskList, lane: Lane, M: int, unit: int, rendezvous: bool) -> 
     moves = np.empty((max(S - 1, 0), 2, M), np.int64)
     if S > 1:
         ends = np.stack([lane.cards, lane.cards[:, ::-1]], axis=1)
-        ports = np.where(ends == NO_PORT, NO_PORT, 2 * ends + np.array([0, 1]))  # a card's two directions
+        # a card's two directions
+        ports = np.where(ends == NO_PORT, NO_PORT, 2 * ends + np.array([0, 1]))
         moves = tasks.add(
             (S - 1, 2, M),
             kind=Kind.TRANSFER,
@@ -82,7 +89,8 @@ def _place(tasks: TaskList, lane: Lane, M: int, unit: int, rendezvous: bool) -> 
 
 
 def slots(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int] | None]:
-    """What a stage does slot by slot: (0, m) forward, (1, m) backward of micro-batch m, None for nothing."""
+    """What a stage does slot by slot: (0, m) forward, (1, m) backward of micro-batch m, None for
+    nothing."""
     found: list[tuple[int, int] | None] = [None] * (2 * (micro_batches + stages - 1))
     for m in range(micro_batches):
         found[stage + 2 * m] = (0, m)

@@ -34,19 +34,27 @@ class Compared:
     @property
     def memory_error(self) -> float | None:
         """(predicted - measured) / measured bytes."""
-        if self.prediction is None or self.prediction.peak_bytes is None or self.run.max_bytes is None:
+        if (
+            self.prediction is None
+            or self.prediction.peak_bytes is None
+            or self.run.max_bytes is None
+        ):
             return None
         return self.prediction.peak_bytes / self.run.max_bytes - 1.0
 
 
 def validate(folder: Path, framework: float | None = None) -> list[Compared]:
-    """Every plan in `folder`/validation, in order of its name. framework: bytes that the framework takes, if known.
+    """Every plan in `folder`/validation, in order of its name. framework: bytes that the framework
+    takes, if known.
 
-    Raises InputError for a folder or a file that cannot be used; a plan that the data cannot price keeps its reason.
+    Raises InputError for a folder or a file that cannot be used; a plan that the data cannot price
+    keeps its reason.
     """
     root = folder / "validation"
     if not root.is_dir():
-        raise InputError("no such folder", where=str(root), expected="plans that were run, as JSON files")
+        raise InputError(
+            "no such folder", where=str(root), expected="plans that were run, as JSON files"
+        )
     runs = [load_run(path, root) for path in sorted(root.rglob("*.json"))]
     if not runs:
         raise InputError("no plan", where=str(root), expected="at least one JSON file")
@@ -73,9 +81,12 @@ def mean_error(found: list[Compared]) -> float | None:
 
 
 def rank_correlation(found: list[Compared]) -> float | None:
-    """Spearman's, of measured and predicted seconds, ties at their mean rank; None below three plans."""
+    """Spearman's, of measured and predicted seconds, ties at their mean rank; None below three
+    plans."""
     pairs = [
-        (c.run.seconds, c.prediction.seconds) for c in found if c.prediction and c.run.seconds is not None
+        (c.run.seconds, c.prediction.seconds)
+        for c in found
+        if c.prediction and c.run.seconds is not None
     ]
     if len(pairs) < 3:
         return None

@@ -1,5 +1,6 @@
-"""One event-driven simulator of training schedules: what a plan takes, device by device, second by second.
+"""One event-driven simulator of training schedules: what a plan takes, device by device, second by
+second.
 
-`schedules` orders the work of a stage, `pipeline` turns replicas and collectives into tasks, `engine` runs tasks,
-`timeline` tells what came of it.
+`schedules` orders the work of a stage, `pipeline` turns replicas and collectives into tasks,
+`engine` runs tasks, `timeline` tells what came of it.
 """

@@ -1,7 +1,8 @@
 """The engine: runs tasks in time order, with queues at ports. Compiled.
 
-Events are the moment when a task may start and the moment when it lets go of its ports; at equal moments ports are
-freed first, then lower task numbers go first, so every run of the same tasks is the same.
+Events are the moment when a task may start and the moment when it lets go of its ports; at equal
+moments ports are freed first, then lower task numbers go first, so every run of the same tasks is
+the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Flags = NDArray[np.bool_]
 
 
 def run(tasks: Tasks) -> tuple[Floats, Floats]:
-    """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a circle."""
+    """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a
+    circle."""
     T, ports = len(tasks), tasks.ports
     start, end = np.full(T, np.nan), np.full(T, np.nan)
     finished = _run(
@@ -81,8 +83,11 @@ def _blocked(port_begin: Ints, ports: Ints, busy: Flags, task: int) -> int:
 
 
 @kernel
-def _first_waiting(queues: Ints, behind: Ints, port_begin: Ints, ports: Ints, busy: Flags, port: int) -> int:
-    """Take the first task off the port's queue that can start; those before it wait at another port. Or -1."""
+def _first_waiting(
+    queues: Ints, behind: Ints, port_begin: Ints, ports: Ints, busy: Flags, port: int
+) -> int:
+    """Take the first task off the port's queue that can start; those before it wait at another
+    port. Or -1."""
     while queues[0, port] >= 0:
         task = queues[0, port]
         queues[0, port] = behind[task]
@@ -98,7 +103,8 @@ def _first_waiting(queues: Ints, behind: Ints, port_begin: Ints, ports: Ints, bu
 
 @kernel
 def _enqueue(queues: Ints, behind: Ints, port: int, task: int) -> None:
-    """Put the task at the end of the port's queue; queues [2, ports]: first and last task, or -1."""
+    """Put the task at the end of the port's queue; queues [2, ports]: first and last task, or
+    -1."""
     if queues[1, port] >= 0:
         behind[queues[1, port]] = task
     else:
@@ -124,10 +130,11 @@ def _run(
     behind: Ints,
     starting: Ints,
 ) -> int:
-    """Fill start, end [T]; how many tasks finished. Event i < T: task i lets go of its ports; T + i: task i may start.
+    """Fill start, end [T]; how many tasks finished. Event i < T: task i lets go of its ports; T +
+    i: task i may start.
 
-    The rest is scratch: key [2 T] 0, heap [2 T], busy [ports] False, queues [2, ports] and behind [T] -1,
-    starting [ports + 1].
+    The rest is scratch: key [2 T] 0, heap [2 T], busy [ports] False, queues [2, ports] and behind
+    [T] -1, starting [ports + 1].
     """
     T = len(seconds)
     size = finished = 0

@@ -1,7 +1,8 @@
 """Replicas of a pipeline and what they synchronise, as tasks.
 
-A replica has S stages of C model chunks and takes M micro-batches. Its virtual stages v = c S + s pass activations to
-v + 1 and gradients back; every stage works in the order of its schedule. Collectives join stages of several replicas.
+A replica has S stages of C model chunks and takes M micro-batches. Its virtual stages v = c S + s
+pass activations to v + 1 and gradients back; every stage works in the order of its schedule.
+Collectives join stages of several replicas.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ When = Literal["step", "gradients", "parameters"]
 class Hops:
     """Transfers between virtual stages v and v + 1, H = S C - 1 of them.
 
-    forward, backward [H, M]: seconds that one holds its ports. latency [H]: seconds until the receiver has it, beside.
-    forward_ports, backward_ports [H, W]: such as the network cards' sending and receiving sides; NO_PORT for none.
+    forward, backward [H, M]: seconds that one holds its ports. latency [H]: seconds until the
+    receiver has it, beside. forward_ports, backward_ports [H, W]: such as the network cards'
+    sending and receiving sides; NO_PORT for none.
     All are broadcast to these shapes.
     """
 
@@ -40,8 +42,8 @@ class Hops:
 class Replica:
     """One pipeline. forward, backward [S, C, M]: seconds; optimizer [S]: seconds of the update.
 
-    saved_bytes [S, C, M]: held from a forward pass until the end of its backward pass. blocking: a sender waits for its
-    transfer before it goes on. All are broadcast to these shapes.
+    saved_bytes [S, C, M]: held from a forward pass until the end of its backward pass. blocking: a
+    sender waits for its transfer before it goes on. All are broadcast to these shapes.
     """
 
     stages: int
@@ -60,11 +62,12 @@ class Replica:
 class Collective:
     """What `members` (replica, stage) do together, `seconds` long.
 
-    when: "gradients" after the members' last backward passes; "parameters" after their updates; "step" after every
-    backward pass, before the next forward pass (ZeRO 2 and 3, replicas of one stage).
-    buckets: of "gradients": the last backward pass gives its gradients in that many equal parts, and a part is on its
-    way while the next is computed; 1: no overlap. overlap: of "step": the next step's passes begin meanwhile, and only
-    the one after waits. ports: held meanwhile, such as the network card that several collectives share.
+    when: "gradients" after the members' last backward passes; "parameters" after their updates;
+    "step" after every backward pass, before the next forward pass (ZeRO 2 and 3, replicas of one
+    stage). buckets: of "gradients": the last backward pass gives its gradients in that many equal
+    parts, and a part is on its way while the next is computed; 1: no overlap. overlap: of "step":
+    the next step's passes begin meanwhile, and only the one after waits. ports: held meanwhile,
+    such as the network card that several collectives share.
     """
 
     members: Sequence[tuple[int, int]]
@@ -77,7 +80,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Numbers of a replica's tasks: passes [S, 2, C, M], sequence [S][2 C M], last [S], first_unit, updates [S]."""
+    """Numbers of a replica's tasks: passes [S, 2, C, M], sequence [S][2 C M], last [S], first_unit,
+    updates [S]."""
 
     passes: Ints
     sequence: Ints
@@ -86,14 +90,19 @@ class _Placed:
     updates: Ints
 
 
-def simulate_replicas(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> Timeline:
+def simulate_replicas(
+    replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
+) -> Timeline:
     """One iteration. Units: the stages of the first replica, then those of the second, …"""
     tasks = TaskList()
     placed: list[_Placed] = []
     unit = 0
     for i, replica in enumerate(replicas):
         buckets = [
-            max((c.buckets for c in collectives if c.when == "gradients" and (i, s) in c.members), default=1)
+            max(
+                (c.buckets for c in collectives if c.when == "gradients" and (i, s) in c.members),
+                default=1,
+            )
             for s in range(replica.stages)
         ]
         placed.append(_place(tasks, replica, unit, buckets))
@@ -109,13 +118,15 @@ def _place(tasks: TaskList, replica: Replica, unit: int, buckets: Sequence[int])
     units = unit + np.arange(S)
     grid = (S, C, M)
     seconds = np.stack(
-        [np.broadcast_to(np.asarray(a, float), grid) for a in (replica.forward, replica.backward)], axis=1
+        [np.broadcast_to(np.asarray(a, float), grid) for a in (replica.forward, replica.backward)],
+        axis=1,
     )
     saved = np.broadcast_to(np.asarray(replica.saved_bytes, float), grid)
     kinds = np.array([Kind.FORWARD, Kind.BACKWARD])[None, :, None, None]
     nothing = np.zeros(grid)
     shares = np.ones((S, 2, C, M))
-    shares[np.arange(S), 1, 0, M - 1] /= buckets  # the last backward pass gives up all parts but its first
+    # the last backward pass gives up all parts but its first
+    shares[np.arange(S), 1, 0, M - 1] /= buckets
     passes = tasks.add(
         (S, 2, C, M),
         kind=kinds,
@@ -154,11 +165,17 @@ def _place(tasks: TaskList, replica: Replica, unit: int, buckets: Sequence[int])
 def _parts(
     tasks: TaskList, first: int, parts: int, seconds: float, unit: int, batch: int, width: int
 ) -> Ints:
-    """The task `first` and the other parts of the last backward pass; the last one repeated up to `width`."""
+    """The task `first` and the other parts of the last backward pass; the last one repeated up to
+    `width`."""
     numbers = np.array([first], np.int64)
     if parts > 1:
         rest = tasks.add(
-            (parts - 1,), kind=Kind.BACKWARD, unit=unit, seconds=seconds / parts, chunk=0, micro_batch=batch
+            (parts - 1,),
+            kind=Kind.BACKWARD,
+            unit=unit,
+            seconds=seconds / parts,
+            chunk=0,
+            micro_batch=batch,
         )
         numbers = np.concatenate([numbers, rest])
         tasks.order(numbers[:-1], numbers[1:])
@@ -200,7 +217,8 @@ def _transfers(
 
 
 def _following(sequence: Ints, replica: Replica) -> Ints:
-    """[S, 2, C, M] the pass that a stage does next, -1 after the last; by the passes' own numbers."""
+    """[S, 2, C, M] the pass that a stage does next, -1 after the last; by the passes' own
+    numbers."""
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
     base = int(sequence.min())
     following = np.full(S * 2 * C * M, -1, np.int64)
@@ -212,7 +230,11 @@ def _join(tasks: TaskList, collective: Collective, placed: Sequence[_Placed]) ->
     """One collective: between what its members do before and after it."""
     chosen = [(placed[i], s) for i, s in collective.members]
     first, stage = chosen[0]
-    options: dict[str, Any] = {"kind": Kind.COLLECTIVE, "unit": first.unit + stage, "ports": collective.ports}
+    options: dict[str, Any] = {
+        "kind": Kind.COLLECTIVE,
+        "unit": first.unit + stage,
+        "ports": collective.ports,
+    }
     if collective.when == "step":
         _join_steps(tasks, collective, chosen, options)
         return
@@ -234,7 +256,10 @@ def _join(tasks: TaskList, collective: Collective, placed: Sequence[_Placed]) ->
 
 
 def _join_steps(
-    tasks: TaskList, collective: Collective, chosen: Sequence[tuple[_Placed, int]], options: dict[str, Any]
+    tasks: TaskList,
+    collective: Collective,
+    chosen: Sequence[tuple[_Placed, int]],
+    options: dict[str, Any],
 ) -> None:
     """A collective behind every micro-batch; replicas of one stage that take equally many."""
     steps = {replica.passes.shape[-1] for replica, _ in chosen}
@@ -244,7 +269,9 @@ def _join_steps(
             "a collective of every step joins replicas of one stage with equally many micro-batches"
         )
     count = steps.pop()
-    numbers = tasks.add((count,), seconds=collective.seconds, micro_batch=np.arange(count), **options)
+    numbers = tasks.add(
+        (count,), seconds=collective.seconds, micro_batch=np.arange(count), **options
+    )
     tasks.order(numbers[:-1], numbers[1:])
     ahead = 2 if collective.overlap else 1
     for replica, s in chosen:
@@ -261,10 +288,12 @@ def simulate_stages(
     runs: Sequence[int] | None = None,
     updates: Sequence[float] | None = None,
 ) -> Timeline:
-    """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds of all (0: none).
+    """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds
+    of all (0: none).
 
-    backward, runs [stages]: which pass and which run of the program a stage is of. updates [m]: the optimizer's seconds
-    on each device behind all. A device goes on behind its own work where no collective follows.
+    backward, runs [stages]: which pass and which run of the program a stage is of. updates [m]: the
+    optimizer's seconds on each device behind all. A device goes on behind its own work where no
+    collective follows.
     """
     stages, devices = compute.shape
     tasks = TaskList()
@@ -296,9 +325,11 @@ def simulate_stages(
 
 
 def closed_form(replica: Replica) -> float:
-    """(M - 1) max_s (f + b) + sum_s (f + b) + transfers of one micro-batch there and back: the papers' formula.
+    """(M - 1) max_s (f + b) + sum_s (f + b) + transfers of one micro-batch there and back: the
+    papers' formula.
 
-    For one chunk and equal micro-batches (the first one's times count); what AMP's eq. 5 and Astra's eq. 22 charge.
+    For one chunk and equal micro-batches (the first one's times count); what AMP's eq. 5 and
+    Astra's eq. 22 charge.
     """
     grid = (replica.stages, replica.chunks, replica.micro_batches)
     work = np.broadcast_to(np.asarray(replica.forward, float), grid) + np.broadcast_to(

@@ -1,8 +1,9 @@
 """The order in which a stage works: GPipe, 1F1B and interleaved 1F1B.
 
-All three warm up with some forward passes, then alternate one forward with one backward, then drain; they differ in
-how long they warm up and in the order of model chunks. GPipe: Huang et al. 2019; 1F1B: PipeDream-Flush, Narayanan et
-al. 2021 (ICML); interleaved: Narayanan et al. 2021 (SC), Section 2.2.
+All three warm up with some forward passes, then alternate one forward with one backward, then
+drain; they differ in how long they warm up and in the order of model chunks. GPipe: Huang et al.
+2019; 1F1B: PipeDream-Flush, Narayanan et al. 2021 (ICML); interleaved: Narayanan et al. 2021 (SC),
+Section 2.2.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
 Ints = NDArray[np.int64]
 
 
-def warm_up(schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1) -> int:
+def warm_up(
+    schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
+) -> int:
     """Forward passes of a stage before its first backward pass."""
     passes = micro_batches * chunks
     if schedule == "gpipe":
@@ -43,7 +46,9 @@ def order(
     warm = warm_up(schedule, stages, stage, micro_batches, chunks)
     steady = len(passes) - warm
     forward_at = np.where(passes < warm, passes, warm + 2 * (passes - warm))
-    backward_at = np.where(passes < steady, warm + 2 * passes + 1, 2 * steady + warm + (passes - steady))
+    backward_at = np.where(
+        passes < steady, warm + 2 * passes + 1, 2 * steady + warm + (passes - steady)
+    )
     at = np.concatenate([forward_at, backward_at])
     backward, chunk_of, batch_of = (np.empty(2 * len(passes), np.int64) for _ in range(3))
     backward[at] = np.repeat([0, 1], len(passes))

@@ -1,7 +1,8 @@
 """Tasks as arrays: what the engine runs, put together piece by piece.
 
-A task starts when all tasks before it are done and its ports are free, occupies them for `seconds`, and is done
-`delay` after that (a message's latency occupies nobody). A port serves one task at a time, in the order of asking.
+A task starts when all tasks before it are done and its ports are free, occupies them for `seconds`,
+and is done `delay` after that (a message's latency occupies nobody). A port serves one task at a
+time, in the order of asking.
 What a device does in a fixed order needs no port: each task is before the next.
 """
 
@@ -40,10 +41,11 @@ COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER)
 class Tasks:
     """T tasks of U units (a unit: what computes as one, such as the devices of a stage).
 
-    seconds, delay [T]. port[port_begin[i] : port_begin[i + 1]]: the ports that task i holds. kind, unit, chunk,
-    micro_batch [T]: for people (of a collective: its first unit; -1 where it does not apply). takes, gives [T]: bytes
-    that the unit holds from the task's start on, and no longer from its end on. waits [T]: how many tasks are before
-    it. after[begin[i] : begin[i + 1]]: the tasks that task i is before.
+    seconds, delay [T]. port[port_begin[i] : port_begin[i + 1]]: the ports that task i holds. kind,
+    unit, chunk, micro_batch [T]: for people (of a collective: its first unit; -1 where it does not
+    apply). takes, gives [T]: bytes that the unit holds from the task's start on, and no longer from
+    its end on. waits [T]: how many tasks are before it. after[begin[i] : begin[i + 1]]: the tasks
+    that task i is before.
     """
 
     seconds: Floats
@@ -77,7 +79,8 @@ class Tasks:
 
 
 class TaskList:
-    """Collects tasks and their order; `build` makes the arrays. Whole arrays at a time: there are millions."""
+    """Collects tasks and their order; `build` makes the arrays. Whole arrays at a time: there are
+    millions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -107,7 +110,9 @@ class TaskList:
         """
         given = (seconds, delay, kind, unit, chunk, micro_batch, takes, gives)
         for name, value in zip(COLUMNS, given, strict=True):
-            self._columns[name].append(np.broadcast_to(np.asarray(value, dtype=float), shape).ravel())
+            self._columns[name].append(
+                np.broadcast_to(np.asarray(value, dtype=float), shape).ravel()
+            )
         size = int(np.prod(shape))
         held = np.asarray(ports, dtype=np.int64)
         width = held.shape[-1] if held.ndim else 1
@@ -120,16 +125,23 @@ class TaskList:
 
     def order(self, before: ArrayLike, after: ArrayLike) -> None:
         """Each of `before` is before its counterpart in `after` (broadcast against each other)."""
-        first, second = np.broadcast_arrays(np.asarray(before, np.int64), np.asarray(after, np.int64))
+        first, second = np.broadcast_arrays(
+            np.asarray(before, np.int64), np.asarray(after, np.int64)
+        )
         self._before.append(first.ravel())
         self._after.append(second.ravel())
 
     def build(self, units: int) -> Tasks:
         """The arrays."""
-        columns = {name: np.concatenate([np.empty(0), *parts]) for name, parts in self._columns.items()}
+        columns = {
+            name: np.concatenate([np.empty(0), *parts]) for name, parts in self._columns.items()
+        }
         whole = {name: columns.pop(name).astype(np.int64) for name in WHOLE}
         empty = np.empty(0, np.int64)
-        before, after = np.concatenate([empty, *self._before]), np.concatenate([empty, *self._after])
+        before, after = (
+            np.concatenate([empty, *self._before]),
+            np.concatenate([empty, *self._after]),
+        )
         begin, ordered = np.zeros(self.count + 1, np.int64), np.empty(len(after), np.int64)
         by_source(before, after, begin, ordered)
         return Tasks(
@@ -138,7 +150,9 @@ class TaskList:
             takes=columns["takes"],
             gives=columns["gives"],
             **whole,
-            port_begin=np.concatenate([[0], np.cumsum(np.concatenate([empty, *self._port_counts]))]),
+            port_begin=np.concatenate(
+                [[0], np.cumsum(np.concatenate([empty, *self._port_counts]))]
+            ),
             port=np.concatenate([empty, *self._ports]),
             begin=begin,
             after=ordered,
@@ -149,8 +163,8 @@ class TaskList:
 
 @kernel
 def by_source(before: Ints, after: Ints, begin: Ints, ordered: Ints) -> None:
-    """Pairs sorted by their first: fill begin [count + 1], 0 on entry, and the seconds in that order; a counting
-    sort."""
+    """Pairs sorted by their first: fill begin [count + 1], 0 on entry, and the seconds in that
+    order; a counting sort."""
     for e in range(len(before)):
         begin[before[e] + 1] += 1
     for i in range(len(begin) - 1):

@@ -52,7 +52,8 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of the units' time in which they do not compute, all units alike; 0 where nothing takes time."""
+        """Share of the units' time in which they do not compute, all units alike; 0 where nothing
+        takes time."""
         return float(self.idle.mean() / self.seconds) if self.seconds > 0 else 0.0
 
     @cached_property
@@ -78,10 +79,13 @@ class Timeline:
     @cached_property
     def peak_bytes(self) -> Floats:
         """[U] the most that each unit's tasks hold at once."""
-        return np.array([max(self.memory(u)[1].max(initial=0.0), 0.0) for u in range(self.tasks.units)])
+        return np.array(
+            [max(self.memory(u)[1].max(initial=0.0), 0.0) for u in range(self.tasks.units)]
+        )
 
     def events(self, kinds: Sequence[Kind] = tuple(Kind)) -> list[dict[str, Any]]:
-        """One entry per task that takes time, by start: kind, unit, chunk, micro_batch, start, end."""
+        """One entry per task that takes time, by start: kind, unit, chunk, micro_batch, start,
+        end."""
         tasks = self.tasks
         of = np.isin(tasks.kind, [int(kind) for kind in kinds]) & (self.end > self.start)
         chosen = np.flatnonzero(of)

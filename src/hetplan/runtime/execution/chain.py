@@ -1,20 +1,28 @@
-"""What a model must offer to be run by a plan, and its description: layers, parameters, shapes between layers.
+"""What a model must offer to be run by a plan, and its description: layers, parameters, shapes
+between layers.
 
 The contract. A model is a torch module with
-- `layers`: a ModuleDict of the plan's layer names in the plan's order (or the module is an nn.Sequential of as many);
-  the first layer takes the inputs [rows, …], every other what the one before returned: one tensor [rows, …]. Samples
-  must not influence each other (no batch normalisation).
-- a loss: the last layer is called with (x, targets) and returns the *sum* of the losses, or `distribute` gets
-  `loss(output, targets)` that does. The gradient is that of the sum over the global batch divided by the sum of
-  `count(targets)`: by default the targets other than -100, or the rows where targets are not whole numbers.
-- `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless `distribute` gets data.
-- on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is layer.parameter.
-- layers run on the meta device as far as shapes go, and do not change what they get in place (nn.ReLU(inplace=True)).
+- `layers`: a ModuleDict of the plan's layer names in the plan's order (or the module is an
+  nn.Sequential of as many); the first layer takes the inputs [rows, …], every other what the one
+  before returned: one tensor [rows, …]. Samples must not influence each other (no batch
+  normalisation).
+- a loss: the last layer is called with (x, targets) and returns the *sum* of the losses, or
+  `distribute` gets `loss(output, targets)` that does. The gradient is that of the sum over the
+  global batch divided by the sum of `count(targets)`: by default the targets other than -100, or
+  the rows where targets are not whole numbers.
+- `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless
+`distribute` gets data.
+- on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is
+layer.parameter.
+- layers run on the meta device as far as shapes go, and do not change what they get in place
+(nn.ReLU(inplace=True)).
 - parameters with `requires_grad=False` stay as they are, whatever the optimizer.
-- for passes in half precision: layers that take weights and values of any floating type, the last one with a loss in
-  fp32. Weights, their gradients and the optimizer's states stay what they are; each pass uses rounded weights.
-Where a stage is split over tensor ranks, modules inside the layers may have `tensor` (a TensorGroup, set before they
-run) and `cuts(part)` (see `execution.tensor`); the others compute everything on every tensor rank.
+- for passes in half precision: layers that take weights and values of any floating type, the last
+  one with a loss in fp32. Weights, their gradients and the optimizer's states stay what they are;
+  each pass uses rounded weights.
+Where a stage is split over tensor ranks, modules inside the layers may have `tensor` (a
+TensorGroup, set before they run) and `cuts(part)` (see `execution.tensor`); the others compute
+everything on every tensor rank.
 Parameters shared by several layers (tied embeddings) are the same object in each of them.
 """
 
@@ -35,7 +43,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the unsplit model. name: under the first layer that has it; layers: all that have it.
+    """A parameter of the unsplit model. name: under the first layer that has it; layers: all that
+    have it.
 
     dim: the dimension that tensor ranks would split, whether or not they do.
     """
@@ -49,9 +58,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as a chain. parameters by name; own [L]: name within the layer -> name; outputs [L]: (shape, dtype).
+    """A model as a chain. parameters by name; own [L]: name within the layer -> name; outputs [L]:
+    (shape, dtype).
 
-    outputs: of one sample, of all layers but the last. compute: type of the passes, None: the parameters' own.
+    outputs: of one sample, of all layers but the last. compute: type of the passes, None: the
+    parameters' own.
     """
 
     names: tuple[str, ...]
@@ -74,8 +85,11 @@ class Chain:
         }
 
 
-def called(layer: nn.Module, compute: Any, x: Tensor, *more: Tensor | None, on_meta: bool = False) -> Tensor:
-    """A layer's pass with its floating-point weights and values rounded to `compute`; None: as they are."""
+def called(
+    layer: nn.Module, compute: Any, x: Tensor, *more: Tensor | None, on_meta: bool = False
+) -> Tensor:
+    """A layer's pass with its floating-point weights and values rounded to `compute`; None: as they
+    are."""
     if compute is None and not on_meta:
         made: Tensor = layer(x, *more)
         return made
@@ -84,17 +98,23 @@ def called(layer: nn.Module, compute: Any, x: Tensor, *more: Tensor | None, on_m
         dtype = compute if compute is not None and value.is_floating_point() else value.dtype
         return torch.empty_like(value, device="meta", dtype=dtype) if on_meta else value.to(dtype)
 
-    named = (*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False))
+    named = (
+        *layer.named_parameters(remove_duplicate=False),
+        *layer.named_buffers(remove_duplicate=False),
+    )
     values = {id(value): rounded(value) for _, value in named}
     state = {name: values[id(value)] for name, value in named}
-    result: Tensor = torch.func.functional_call(layer, state, (rounded(x), *more), tie_weights=False)
+    result: Tensor = torch.func.functional_call(
+        layer, state, (rounded(x), *more), tie_weights=False
+    )
     return result
 
 
 def describe(
     module: nn.Module, names: Sequence[str], example: Tensor, targets: Tensor, compute: Any = None
 ) -> Chain:
-    """The chain that a module is; example, targets: of one sample. Raises InputError where it is none for the plan."""
+    """The chain that a module is; example, targets: of one sample. Raises InputError where it is
+    none for the plan."""
     layers = layers_of(module, names)
     seen: dict[int, str] = {}
     shapes: dict[str, tuple[Tensor, list[int]]] = {}
@@ -107,20 +127,26 @@ def describe(
             own[-1][inside] = name
     dims = split_dimensions(layers, own)
     parameters = {
-        name: Parameter(name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)), dims.get(name, 0))
+        name: Parameter(
+            name, tuple(p.shape), p.dtype, tuple(dict.fromkeys(where)), dims.get(name, 0)
+        )
         for name, (p, where) in shapes.items()
     }
     outputs = outputs_of(names, layers, example, compute)
     return Chain(tuple(names), layers, parameters, tuple(own), outputs, compute)
 
 
-def split_dimensions(layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]) -> dict[str, int]:
+def split_dimensions(
+    layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]
+) -> dict[str, int]:
     """name -> the dimension that its layers cut; raises InputError where two cut different ones."""
     found: dict[str, int] = {}
     for layer, names in zip(layers, own, strict=True):
         for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
             if found.setdefault(names[inside], cut.dim) != cut.dim:
-                raise InputError("shared parameter is cut along two dimensions", where=names[inside])
+                raise InputError(
+                    "shared parameter is cut along two dimensions", where=names[inside]
+                )
     return found
 
 
@@ -129,7 +155,9 @@ def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:
     if isinstance(module, nn.Sequential) and not hasattr(module, "layers"):
         if len(module) != len(names):
             raise InputError(
-                "model does not match the plan", got=f"{len(module)} layers", expected=f"{len(names)}"
+                "model does not match the plan",
+                got=f"{len(module)} layers",
+                expected=f"{len(names)}",
             )
         return tuple(module)
     layers = getattr(module, "layers", None)
@@ -160,7 +188,8 @@ def outputs_of(
                 x = called(layer, compute, x, on_meta=True)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             raise InputError(
-                f"does not run on the meta device: {one_line(str(error))[:200]}", where=f"layer {name}"
+                f"does not run on the meta device: {one_line(str(error))[:200]}",
+                where=f"layer {name}",
             ) from None
         if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != 1:
             raise InputError("layer returned something else", where=f"layer {name}", got=type(x).__name__,

@@ -1,11 +1,13 @@
 """Checkpoints under the unsplit model's names, readable under any other plan.
 
-Written with torch.distributed.checkpoint. A tensor is stored in chunks of its elements, its split dimension moved to
-the front and flattened: whatever cuts, widths, shares and ZeRO levels wrote them, a rank reads the elements that it
-holds. Keys: `model.<layer>.<parameter>` and `optimizer.<layer>.<parameter>.<state>`.
+Written with torch.distributed.checkpoint. A tensor is stored in chunks of its elements, its split
+dimension moved to the front and flattened: whatever cuts, widths, shares and ZeRO levels wrote
+them, a rank reads the elements that it holds. Keys: `model.<layer>.<parameter>` and
+`optimizer.<layer>.<parameter>.<state>`.
 
-A folder holds `step-N` of complete checkpoints only (each with `hetplan.json`: step, seed, optimizer, shapes, kinds of
-states); what is being written has another name, and is renamed when every rank is done.
+A folder holds `step-N` of complete checkpoints only (each with `hetplan.json`: step, seed,
+optimizer, shapes, kinds of states); what is being written has another name, and is renamed when
+every rank is done.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
     else:
         chunks = list(parameter_chunks(model, mine=True))
         chunks += [
-            c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=True)
+            c
+            for state, kind in kinds.items()
+            for c in state_chunks(model, optimizer, state, kind, mine=True)
         ]
     write_chunks(temporary, chunks)
     if dist.get_rank() == 0:
@@ -58,7 +62,8 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
             "shapes": shapes, "states": kinds,
         }  # fmt: skip
         write_text(temporary / RECORD, to_json(record))
-        if (target / RECORD).is_file():  # the same step again; anything else there is somebody's own
+        # the same step again; anything else there is somebody's own
+        if (target / RECORD).is_file():
             shutil.rmtree(target)
         os.replace(temporary, target)
         for old in complete(folder)[:-KEPT]:
@@ -74,13 +79,15 @@ def shapes_of(model: Distributed | DistributedProgram) -> dict[str, list[int]]:
 
 def complete(folder: str) -> list[Path]:
     """Complete checkpoints of a folder, the latest last."""
-    found = [p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()]
+    found = [
+        p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()
+    ]
     return sorted(found, key=lambda p: int(p.name[5:]))
 
 
 def check_same(folder: str, **given: object) -> None:
-    """Raise InputError where there is no checkpoint to go on from, where the latest one is damaged, and where it
-    records other values than given ones, such as the optimizer."""
+    """Raise InputError where there is no checkpoint to go on from, where the latest one is damaged,
+    and where it records other values than given ones, such as the optimizer."""
     record = record_of(latest(folder))
     for name, value in given.items():
         if getattr(record, name) != value:
@@ -99,7 +106,8 @@ def latest(folder: str) -> Path:
 
 
 def check_writable(folder: str) -> None:
-    """Raise InputError where checkpoints could not be written, or would be in the way of something else."""
+    """Raise InputError where checkpoints could not be written, or would be in the way of something
+    else."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -109,12 +117,15 @@ def check_writable(folder: str) -> None:
         raise InputError(f"cannot write checkpoints: {error.strerror}", where=folder) from None
     if strangers:
         raise InputError(
-            "folder holds something else under a checkpoint's name", where=folder, got=strangers[0].name
+            "folder holds something else under a checkpoint's name",
+            where=folder,
+            got=strangers[0].name,
         )
 
 
 def load(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -> None:
-    """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one of another model."""
+    """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one
+    of another model."""
     found = latest(folder)
     record = record_of(found)
     kinds: dict[str, str] = dict(record.states)
@@ -137,7 +148,9 @@ def load_parts(model: Distributed, optimizer: Any, kinds: dict[str, str], folder
             optimizer.state[parameter][state] = like.detach()
     parameters = list(parameter_chunks(model, mine=False))
     chunks = parameters + [
-        c for state, kind in kinds.items() for c in state_chunks(model, optimizer, state, kind, mine=False)
+        c
+        for state, kind in kinds.items()
+        for c in state_chunks(model, optimizer, state, kind, mine=False)
     ]
     for chunk, values in zip(chunks, values_in(folder, chunks), strict=True):
         chunk.values.copy_(values.view_as(chunk.values))  # several scalars may have one source
@@ -169,8 +182,11 @@ def state_kinds(optimizer: Any) -> dict[str, str]:
     return {name: kind for kinds in everyone for name, kind in kinds.items()}
 
 
-def state_chunks(model: Distributed, optimizer: Any, state: str, kind: str, *, mine: bool) -> Iterator[Chunk]:
-    """One state of the optimizer; scalars once per parameter, by the rank that has its first element."""
+def state_chunks(
+    model: Distributed, optimizer: Any, state: str, kind: str, *, mine: bool
+) -> Iterator[Chunk]:
+    """One state of the optimizer; scalars once per parameter, by the rank that has its first
+    element."""
     values = {
         id(p): optimizer.state[p][state]
         for _, p in model.states.updated()

@@ -1,4 +1,5 @@
-"""Flat tensors in chunks, by torch.distributed.checkpoint: each rank writes and reads the elements that it holds.
+"""Flat tensors in chunks, by torch.distributed.checkpoint: each rank writes and reads the elements
+that it holds.
 
 Whatever cuts wrote a tensor, a chunk is read from the stored ones that it shares elements with.
 """
@@ -58,7 +59,9 @@ class _Save(SavePlanner):
     def __init__(self, chunks: list[Chunk]) -> None:
         self.chunks = {chunk.index: chunk for chunk in chunks}
 
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
         """Nothing: the chunks are known."""
 
     def create_local_plan(self) -> SavePlan:
@@ -93,7 +96,9 @@ class _Load(LoadPlanner):
         self.chunks = {chunk.index: chunk for chunk in chunks}
         self.metadata: Any = None
 
-    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None:
         """Keep the metadata."""
         self.metadata = metadata
 
@@ -105,7 +110,9 @@ class _Load(LoadPlanner):
         stored = self.metadata.state_dict_metadata.get(chunk.key)
         if stored is None:
             raise InputError(
-                "checkpoint lacks a tensor", got=chunk.key, expected="the model that it was written of"
+                "checkpoint lacks a tensor",
+                got=chunk.key,
+                expected="the model that it was written of",
             )
         if stored.size[0] != chunk.size:
             raise InputError(f"checkpoint is of another model: {chunk.key}", got=f"{stored.size[0]} elements",
@@ -147,7 +154,9 @@ class _Load(LoadPlanner):
 def written(chunk: Chunk) -> WriteItem:
     """A chunk as an item to write."""
     part = ChunkStorageMetadata(torch.Size([chunk.first]), torch.Size([len(chunk.values)]))
-    data = TensorWriteData(part, TensorProperties.create_from_tensor(chunk.values), torch.Size([chunk.size]))
+    data = TensorWriteData(
+        part, TensorProperties.create_from_tensor(chunk.values), torch.Size([chunk.size])
+    )
     return WriteItem(chunk.index, WriteItemType.SHARD, tensor_data=data)
 
 

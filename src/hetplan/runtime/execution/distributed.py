@@ -1,10 +1,11 @@
-"""`distribute`: a torch module and a plan become this rank's part of a training run, in the manner of DDP.
+"""`distribute`: a torch module and a plan become this rank's part of a training run, in the manner
+of DDP.
 
-model = distribute(module, plan)                        # after torch.distributed.init_process_group("gloo")
-optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
+model = distribute(module, plan)                        # after
+torch.distributed.init_process_group("gloo") optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
 for step in range(steps):
-    loss = model.train_step()                           # all passes of the plan; the loss of the whole batch
-    optimizer.step(); optimizer.zero_grad()
+    loss = model.train_step()                           # all passes of the plan; the loss of the
+    whole batch optimizer.step(); optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Distributed:
     """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
 
-    device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or "auto". staging:
+    device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
+    "auto". staging:
     "always" sends everything by way of the host's memory (see `execution.transport`).
-    precision: of the passes and of what stages send each other; weights, gradients and updates stay what they are.
+    precision: of the passes and of what stages send each other; weights, gradients and updates stay
+    what they are.
     Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1.
     """
 
@@ -72,8 +75,12 @@ class Distributed:
         )
         self.scaled = precision == "fp16"
         self.watch = watch or Watch()
-        plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step)
-        stages = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
+        plans = bucket_plans(
+            self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step
+        )
+        stages = [
+            (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
+        ]
         tensor_groups = [ranks for i, j in stages for ranks in self.layout.ranks_of(i, j)]
         self.transport = Transport.over(self.device, staging, self.watch)
         groups = self.transport.groups([*tensor_groups, *(p.owners for p in plans)])
@@ -95,7 +102,9 @@ class Distributed:
             self.device,
         )  # fmt: skip
 
-    def _join_tensor_group(self, layers: list[int], groups: Mapping[tuple[int, ...], Group]) -> None:
+    def _join_tensor_group(
+        self, layers: list[int], groups: Mapping[tuple[int, ...], Group]
+    ) -> None:
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
         part = self.layout.part(self.place)
         group = TensorGroup(
@@ -109,9 +118,11 @@ class Distributed:
                         inner.selective = True
 
     def train_step(self, rows: Rows | None = None) -> float:
-        """Forward and backward passes of one global batch; gradients are left where `optimizer` finds them.
+        """Forward and backward passes of one global batch; gradients are left where `optimizer`
+        finds them.
 
-        rows: (first, last) -> (inputs, targets) of these global rows; default the module's `batch` of this step.
+        rows: (first, last) -> (inputs, targets) of these global rows; default the module's `batch`
+        of this step.
         Returns the loss of the whole batch, the same on every rank. All ranks call this together.
         """
         step = self.step
@@ -135,17 +146,21 @@ class Distributed:
         return loss
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
-        """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW) stay exact.
+        """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW)
+        stay exact.
 
         Parameters are given by their unsplit names, so that a rank without any has one of size 0.
         """
-        named = [parameter for _, parameter in self.states.updated()] or [nn.Parameter(torch.zeros(0))]
+        named = [parameter for _, parameter in self.states.updated()] or [
+            nn.Parameter(torch.zeros(0))
+        ]
         made = kind(named, **options)
         made.register_step_post_hook(lambda *_: self.updated())
         return made
 
     def updated(self) -> None:
-        """Tell that an optimizer has changed its parameters: the others get them before the next iteration."""
+        """Tell that an optimizer has changed its parameters: the others get them before the next
+        iteration."""
         self.states.stale = True
 
     def gradients(self) -> list[Fragment]:
@@ -162,7 +177,9 @@ def exactly(rows: Rows) -> Rows:
         for name, values in zip(("inputs", "targets"), found, strict=True):
             if len(values) != last - first:
                 raise InputError(
-                    f"{name} of rows {first} to {last}", got=f"{len(values)} rows", expected=f"{last - first}"
+                    f"{name} of rows {first} to {last}",
+                    got=f"{len(values)} rows",
+                    expected=f"{last - first}",
                 )
         return found
 
@@ -197,7 +214,8 @@ def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
 def take(
     module: nn.Module, chain: Chain, layers: list[int], held: Held, device: str
 ) -> dict[str, nn.Parameter]:
-    """Cut this rank's layers in place: every parameter becomes the part that is held here, on the device."""
+    """Cut this rank's layers in place: every parameter becomes the part that is held here, on the
+    device."""
     made: dict[str, nn.Parameter] = {}
     for k in layers:
         for inside, name in chain.own[k].items():

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-PATIENCE = timedelta(minutes=30)  # whoever watches over the ranks notices earlier; NCCL's own are 10
+# whoever watches over the ranks notices earlier; NCCL's own are 10
+PATIENCE = timedelta(minutes=30)
 _made: dict[Any, Any] = {}
 _of: list[Any] = [None]  # the process group that these are parts of
 

@@ -1,8 +1,9 @@
 """Who holds what: parameters by unsplit names, cut into pieces that sets of ranks own together.
 
-Every rank computes this from plan and model alone, the same everywhere. A piece is an interval of a parameter's split
-dimension that no rank's cut divides further; ranks that hold it are its owners. Gradients are joined piece by piece,
-whatever the replicas' cuts, widths and shares: pieces with the same owners lie behind each other in one flat bucket.
+Every rank computes this from plan and model alone, the same everywhere. A piece is an interval of a
+parameter's split dimension that no rank's cut divides further; ranks that hold it are its owners.
+Gradients are joined piece by piece, whatever the replicas' cuts, widths and shares: pieces with the
+same owners lie behind each other in one flat bucket.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Held = dict[str, Cut]  # name -> what a rank holds of it
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of dimension `dim` of a parameter; `row` elements each. contributors: one owner of each
-    unit (see `Place.unit`), whose gradient counts."""
+    """Rows [first, last) of dimension `dim` of a parameter; `row` elements each. contributors: one
+    owner of each unit (see `Place.unit`), whose gradient counts."""
 
     name: str
     dim: int
@@ -59,20 +60,25 @@ class BucketPlan:
 
 
 def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
-    """What a rank holds; raises InputError where two of its layers cut a shared parameter differently."""
+    """What a rank holds; raises InputError where two of its layers cut a shared parameter
+    differently."""
     part, held = layout.part(place), Held()
     for first, last in layout.layers(place):
         for k in range(first, last):
             for name, cut in chain.cuts(k, part).items():
                 if held.setdefault(name, cut) != cut:
                     raise InputError(
-                        "shared parameter is cut in two ways", where=name, got=cut, expected=f"{held[name]}"
+                        "shared parameter is cut in two ways",
+                        where=name,
+                        got=cut,
+                        expected=f"{held[name]}",
                     )
     return held
 
 
 def bucket_plans(layout: Layout, chain: Chain, *, by_layer: bool) -> list[BucketPlan]:
-    """All buckets in one order; by_layer: parameters of different layers in different buckets (ZeRO 3)."""
+    """All buckets in one order; by_layer: parameters of different layers in different buckets (ZeRO
+    3)."""
     held: dict[tuple[Any, ...], Held] = {}
     holders: dict[str, list[tuple[Place, Cut]]] = defaultdict(list)
     for place in layout.places:
@@ -87,10 +93,15 @@ def bucket_plans(layout: Layout, chain: Chain, *, by_layer: bool) -> list[Bucket
         for owners, piece in pieces_of(parameter, holders[name]):
             found[owners, parameter.dtype, layers].append(piece)
     ordered = sorted(found.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
-    return [BucketPlan(owners, dtype, layers, tuple(pieces)) for (owners, dtype, layers), pieces in ordered]
+    return [
+        BucketPlan(owners, dtype, layers, tuple(pieces))
+        for (owners, dtype, layers), pieces in ordered
+    ]
 
 
-def pieces_of(parameter: Parameter, holders: list[tuple[Place, Cut]]) -> list[tuple[tuple[int, ...], Piece]]:
+def pieces_of(
+    parameter: Parameter, holders: list[tuple[Place, Cut]]
+) -> list[tuple[tuple[int, ...], Piece]]:
     """(owners, piece) for each piece of a parameter."""
     name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
     row = 1
@@ -105,7 +116,9 @@ def pieces_of(parameter: Parameter, holders: list[tuple[Place, Cut]]) -> list[tu
         for place in sorted(owning, key=lambda p: p.rank):
             units.setdefault(place.unit, place.rank)
         if not owning:
-            raise InputError("nobody holds a part of a parameter", where=name, got=f"[{first}, {last})")
+            raise InputError(
+                "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})"
+            )
         owners = tuple(sorted(p.rank for p in owning))
         found.append((owners, Piece(name, dim, first, last, row, frozenset(units.values()))))
     return found

@@ -1,8 +1,10 @@
-"""What stages send each other: the rows that a sender has and a receiver needs, whatever the widths of both.
+"""What stages send each other: the rows that a sender has and a receiver needs, whatever the widths
+of both.
 
-A micro-batch's rows lie on the row groups of a stage as its shares say; from one stage to the next every intersection
-of two groups' rows is one message per receiving tensor rank. Activations are whole on all tensor ranks, so each one
-receives from one of the sender's. Every message is tagged with its hop and comes in the order of the micro-batches.
+A micro-batch's rows lie on the row groups of a stage as its shares say; from one stage to the next
+every intersection of two groups' rows is one message per receiving tensor rank. Activations are
+whole on all tensor ranks, so each one receives from one of the sender's. Every message is tagged
+with its hop and comes in the order of the micro-batches.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from hetplan.schema import Range
 
 @dataclass
 class Mail:
-    """One rank's messages. sent: those on their way, with their tensors; local: what a rank sends to itself."""
+    """One rank's messages. sent: those on their way, with their tensors; local: what a rank sends
+    to itself."""
 
     layout: Layout
     place: Place
@@ -31,7 +34,8 @@ class Mail:
     local: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
-        """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need them."""
+        """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
+        them."""
         mine, tag = self._own_rows(batch), 2 * hop + forward
         self.sent = self.transport.pending(self.sent)
         self.watch.departs(hop, batch, forward=forward)
@@ -42,7 +46,9 @@ class Mail:
                 continue
             self.sent.append(self.transport.post(rows, rank, tag))
 
-    def receive(self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool) -> Tensor:
+    def receive(
+        self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool
+    ) -> Tensor:
         """My rows [rows, *shape] of what comes over a hop."""
         mine, tag = self._own_rows(batch), 2 * hop + forward
         x = self.transport.space((mine[1] - mine[0], *shape), dtype)
@@ -81,7 +87,9 @@ def other_stage(layout: Layout, place: Place, hop: int, *, after: bool) -> int:
     return (hop + after) % len(layout.plan.replicas[place.replica].stages)
 
 
-def shared_rows(layout: Layout, place: Place, stage: int, batch: int) -> Iterator[tuple[int, Range]]:
+def shared_rows(
+    layout: Layout, place: Place, stage: int, batch: int
+) -> Iterator[tuple[int, Range]]:
     """(row group of another stage, rows that it shares with a place's)."""
     first, last = own_rows(layout, place, batch)
     for group, (a, b) in enumerate(layout.rows(place.replica, stage, batch)):
@@ -107,7 +115,9 @@ def streams(layout: Layout) -> list[Stream]:
     found = set()
     for place in layout.places:
         replica = layout.plan.replicas[place.replica]
-        sizes = {last - first: b for b, (first, last) in enumerate(layout.micro_batches[place.replica])}
+        sizes = {
+            last - first: b for b, (first, last) in enumerate(layout.micro_batches[place.replica])
+        }
         virtual, stages = len(replica.stages) * len(replica.stages[0].layers), len(replica.stages)
         for chunk_stage in range(place.stage, virtual, stages):
             hops = [(chunk_stage, True), (chunk_stage - 1, False)]

@@ -1,8 +1,9 @@
 """One rank's passes of an iteration, in the order of its schedule.
 
-A pass of a micro-batch is a pass of each layer, an autograd graph of its own: so that ZeRO 3 and recomputation act
-between layers, and nothing is kept of a layer that is computed again. A rank without rows of a micro-batch computes
-nothing and gets no message, but takes part in what ZeRO does together.
+A pass of a micro-batch is a pass of each layer, an autograd graph of its own: so that ZeRO 3 and
+recomputation act between layers, and nothing is kept of a layer that is computed again. A rank
+without rows of a micro-batch computes nothing and gets no message, but takes part in what ZeRO does
+together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) 
 
 @dataclass
 class Saved:
-    """What is kept of a layer's forward pass: its input and, unless it is computed again, its output."""
+    """What is kept of a layer's forward pass: its input and, unless it is computed again, its
+    output."""
 
     layer: int
     x: Tensor
@@ -36,7 +38,8 @@ class Saved:
 
 @dataclass
 class Pipeline:
-    """A rank's part. layers: those of this rank, by number; loss: behind the last layer, unless that gives it."""
+    """A rank's part. layers: those of this rank, by number; loss: behind the last layer, unless
+    that gives it."""
 
     layout: Layout
     place: Place
@@ -64,14 +67,16 @@ class Pipeline:
         return self.ranges[-1][1] == len(self.chain.names)
 
     def weight(self, rows: Rows) -> float:
-        """What this rank's targets weigh: to be added up over all ranks; one tensor rank speaks for its group."""
+        """What this rank's targets weigh: to be added up over all ranks; one tensor rank speaks for
+        its group."""
         if not self.has_loss or self.place.tensor != 0:
             return 0.0
         mine = [self._rows(batch) for batch in range(self._steps())]
         return float(sum(self.count(rows(a, b)[1]) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
-        """All passes; gradients are those of the losses divided by `weight`. Returns the sum of this rank's losses."""
+        """All passes; gradients are those of the losses divided by `weight`. Returns the sum of
+        this rank's losses."""
         self.total, self.position = 0.0, position
         for backward, chunk, batch in self.actions:
             if backward:
@@ -113,7 +118,9 @@ class Pipeline:
             return
         if last > last_layer:
             if x.numel() != 1:
-                raise InputError("loss", got=tuple(x.shape), expected="one number, the sum over all rows")
+                raise InputError(
+                    "loss", got=tuple(x.shape), expected="one number, the sum over all rows"
+                )
             self.total += float(x)
         else:
             self.mail.send(x, self._hop(chunk), batch, forward=True)

@@ -1,7 +1,8 @@
-"""Dropout that does not depend on who computes what: masks are a hash of the seed and the global position.
+"""Dropout that does not depend on who computes what: masks are a hash of the seed and the global
+position.
 
-Every element's draw is a function of (seed, step, site, global row, place within the row), so that one process and any
-plan drop the same ones, also when a pass is computed again.
+Every element's draw is a function of (seed, step, site, global row, place within the row), so that
+one process and any plan drop the same ones, also when a pass is computed again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def mixed(value: Tensor) -> Tensor:
 def uniform(
     key: int, sizes: Sequence[int], begins: Sequence[int], totals: Sequence[int], device: object
 ) -> Tensor:
-    """[sizes] numbers in [0, 1), those of the box that begins at `begins` in an array of `totals` elements."""
+    """[sizes] numbers in [0, 1), those of the box that begins at `begins` in an array of `totals`
+    elements."""
     index = torch.zeros((), dtype=torch.int64, device=device)
     stride = 1
     for dim in reversed(range(len(sizes))):
@@ -69,7 +71,9 @@ def uniform(
 
 def key_of(seed: int, step: int, site: str) -> int:
     """A 64-bit key."""
-    value = (seed * 0x2545F4914F6CDD1D + step * 0xD6E8FEB86659FD93 + zlib.crc32(site.encode())) % WORD
+    value = (
+        seed * 0x2545F4914F6CDD1D + step * 0xD6E8FEB86659FD93 + zlib.crc32(site.encode())
+    ) % WORD
     return (value * 0xBF58476D1CE4E5B9 ^ (value >> 32)) % WORD
 
 

@@ -1,4 +1,5 @@
-"""A forked rank's life: it joins the group, works, reports over a pipe, and dies with whoever started it."""
+"""A forked rank's life: it joins the group, works, reports over a pipe, and dies with whoever
+started it."""
 
 from __future__ import annotations
 
@@ -77,11 +78,17 @@ def rank_main(
         os._exit(code)
 
 
-def run(job: Job, rank: int, store: str, watch: Recorder, channel: Channel, stop: Callable[[], bool]) -> None:
+def run(
+    job: Job, rank: int, store: str, watch: Recorder, channel: Channel, stop: Callable[[], bool]
+) -> None:
     """Join, train, leave."""
     world = job.plan.world_size
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(minutes=30)
+        "gloo",
+        store=dist.FileStore(store, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=30),
     )
 
     def report(found: StepReport) -> None:
@@ -119,7 +126,8 @@ def beat(channel: Channel, watch: Recorder) -> None:
 
 @contextlib.contextmanager
 def look_after(watch: Recorder, limit: float, place: str) -> Iterator[None]:
-    """Nobody else watches: a thread ends the process, with one line, where a pass neither goes on nor computes."""
+    """Nobody else watches: a thread ends the process, with one line, where a pass neither goes on
+    nor computes."""
     over, activity = threading.Event(), Activity()
 
     def looks() -> None:
@@ -135,7 +143,9 @@ def look_after(watch: Recorder, limit: float, place: str) -> Iterator[None]:
             ):
                 continue
             where = f"at {what} of chunk {chunk}, micro-batch {batch}"
-            print(f"hetplan: {place}: hangs; {where} for {quiet:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"hetplan: {place}: hangs; {where} for {quiet:.0f} s", file=sys.stderr, flush=True
+            )
             os._exit(1)
 
     threading.Thread(target=looks, daemon=True).start()

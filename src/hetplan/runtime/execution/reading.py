@@ -1,7 +1,7 @@
 """Checkpoints read from files that anybody may have written: nothing in them is executed.
 
-torch.distributed.checkpoint keeps what it knows of a checkpoint in a pickle, `.metadata`; only the classes that it
-consists of are made here. (The tensors' own files torch reads with weights_only.)
+torch.distributed.checkpoint keeps what it knows of a checkpoint in a pickle, `.metadata`; only the
+classes that it consists of are made here. (The tensors' own files torch reads with weights_only.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ALLOWED = {
 
 
 class Record(StrictModel):
-    """`hetplan.json` of a checkpoint. states: of the optimizer, "like" their parameters or single numbers."""
+    """`hetplan.json` of a checkpoint. states: of the optimizer, "like" their parameters or single
+    numbers."""
 
     step: Count
     seed: int
@@ -63,7 +64,8 @@ class Reader(dcp.FileSystemReader):
 
 
 def metadata_of(folder: Path) -> Metadata:
-    """What torch.distributed.checkpoint knows of a checkpoint. Raises InputError where that is not to be had."""
+    """What torch.distributed.checkpoint knows of a checkpoint. Raises InputError where that is not
+    to be had."""
     file = folder / ".metadata"
     try:
         with file.open("rb") as opened:
@@ -75,12 +77,15 @@ def metadata_of(folder: Path) -> Metadata:
             f"checkpoint's metadata is damaged: {one_line(str(error))[:200]}", where=str(file)
         ) from error
     if not isinstance(found, Metadata):
-        raise InputError("checkpoint's metadata is damaged", where=str(file), got=type(found).__name__)
+        raise InputError(
+            "checkpoint's metadata is damaged", where=str(file), got=type(found).__name__
+        )
     return found
 
 
 def record_of(folder: Path) -> Record:
-    """The record of a complete checkpoint, checked against its name and its metadata. Raises InputError."""
+    """The record of a complete checkpoint, checked against its name and its metadata. Raises
+    InputError."""
     where = str(folder / RECORD)
     found = parse(Record, read_json(folder / RECORD), where=where)
     if found.step != int(folder.name.removeprefix("step-")):

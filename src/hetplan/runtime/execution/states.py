@@ -1,11 +1,13 @@
-"""Parameters, gradients and shards of one rank, joined with those of the other owners: data parallelism and ZeRO 0-3.
+"""Parameters, gradients and shards of one rank, joined with those of the other owners: data
+parallelism and ZeRO 0-3.
 
 ZeRO 0  gradients are summed over the owners; everyone updates what it holds.
 ZeRO 1  everyone updates its share of each bucket; the updated parameters are gathered.
 ZeRO 2  gradients live only as shares: replicas of one stage sum them after every micro-batch.
-ZeRO 3  parameters, too: replicas of one stage gather each layer before its passes and let go of it behind them.
-In pipelines ZeRO 2 and 3 do at the beginning and at the end of an iteration what they otherwise do at each pass: no
-other stage waits for a collective in the middle of its schedule.
+ZeRO 3  parameters, too: replicas of one stage gather each layer before its passes and let go of it
+behind them.
+In pipelines ZeRO 2 and 3 do at the beginning and at the end of an iteration what they otherwise do
+at each pass: no other stage waits for a collective in the middle of its schedule.
 Source: Rajbhandari et al. 2020 (ZeRO), Section 5; shares of any size are the plan's.
 """
 
@@ -40,7 +42,8 @@ class Fragment:
 
 @dataclass
 class Bucket:
-    """A bucket plan on one of its owners. parts [owners]: of the flat bucket; shard: the values of mine, ZeRO 1-3.
+    """A bucket plan on one of its owners. parts [owners]: of the flat bucket; shard: the values of
+    mine, ZeRO 1-3.
 
     shares: (fragment's place, the optimizer's parameter), one for each piece that mine touches.
     """
@@ -78,7 +81,9 @@ class Bucket:
 
     def flat_values(self) -> Tensor:
         """The parameters' values."""
-        return torch.cat([self.rows(p, self.parameters[p.name].data).reshape(-1) for p in self.plan.pieces])
+        return torch.cat(
+            [self.rows(p, self.parameters[p.name].data).reshape(-1) for p in self.plan.pieces]
+        )
 
     def flat_gradients(self) -> Tensor:
         """The gradients that count here, zeros for others."""
@@ -86,7 +91,9 @@ class Bucket:
         for piece in self.plan.pieces:
             parameter = self.parameters[piece.name]
             if parameter.grad is None or self.rank not in piece.contributors:
-                parts.append(torch.zeros(piece.size, dtype=parameter.dtype, device=parameter.device))
+                parts.append(
+                    torch.zeros(piece.size, dtype=parameter.dtype, device=parameter.device)
+                )
             else:
                 parts.append(self.rows(piece, parameter.grad).reshape(-1))
         return torch.cat(parts)
@@ -133,7 +140,8 @@ class Bucket:
         self.spread(flat, gradients=False)
 
     def join_gradients(self) -> None:
-        """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into my shares'."""
+        """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into
+        my shares'."""
         if self.shard is None:
             if self.group is not None and self.plan.units > 1:
                 flat = self.flat_gradients()
@@ -145,7 +153,9 @@ class Bucket:
             self.group.total(flat)
         self._keep(flat)
 
-    def held_fragments(self, values: Mapping[int, Tensor] | None, *, scalars: bool) -> Iterator[Fragment]:
+    def held_fragments(
+        self, values: Mapping[int, Tensor] | None, *, scalars: bool
+    ) -> Iterator[Fragment]:
         """Of whole pieces (ZeRO 0)."""
         for piece in self.plan.pieces:
             parameter = self.parameters[piece.name]
@@ -175,7 +185,8 @@ class Bucket:
 
 
 class States:
-    """All buckets of one rank. parameters: what it holds, by unsplit names; per_layer: ZeRO 3 layer by layer."""
+    """All buckets of one rank. parameters: what it holds, by unsplit names; per_layer: ZeRO 3 layer
+    by layer."""
 
     def __init__(
         self,
@@ -193,7 +204,12 @@ class States:
         self.per_step, self.per_layer = in_step and zero == 2, in_step and zero == 3
         self.buckets = [
             Bucket(
-                p, rank, groups.get(p.owners), parameters, held, split(p.size, [shares[r] for r in p.owners])
+                p,
+                rank,
+                groups.get(p.owners),
+                parameters,
+                held,
+                split(p.size, [shares[r] for r in p.owners]),
             )
             for p in plans
             if rank in p.owners
@@ -206,7 +222,8 @@ class States:
         self._let_go()
 
     def updated(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(unsplit name, parameter) that this rank's optimizer updates; a name may come in several pieces."""
+        """(unsplit name, parameter) that this rank's optimizer updates; a name may come in several
+        pieces."""
         if self.zero == 0:
             yield from self.parameters.items()
             return
@@ -243,18 +260,24 @@ class States:
         if not (self.per_step or self.per_layer):
             self._join(self.buckets)
         if self.zero == 0:
-            for parameter in self.parameters.values():  # where no row came by, and nobody else has it
+            # where no row came by, and nobody else has it
+            for parameter in self.parameters.values():
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
         self._let_go()
 
     def fragments(
-        self, values: Mapping[int, Tensor] | None = None, *, mine: bool = False, scalars: bool = False
+        self,
+        values: Mapping[int, Tensor] | None = None,
+        *,
+        mine: bool = False,
+        scalars: bool = False,
     ) -> Iterator[Fragment]:
-        """What this rank holds. values: by id of an updated parameter (gradients, say); default its own.
+        """What this rank holds. values: by id of an updated parameter (gradients, say); default its
+        own.
 
-        mine: only what this rank answers for, so that all ranks' fragments are every element once. scalars: the
-        values are single ones, which go with whole fragments.
+        mine: only what this rank answers for, so that all ranks' fragments are every element once.
+        scalars: the values are single ones, which go with whole fragments.
         """
         for bucket in self.buckets:
             if self.zero == 0:

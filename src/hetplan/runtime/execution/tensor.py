@@ -1,8 +1,10 @@
-"""Tensor parallelism inside a stage: which part of a parameter a rank holds, and the two collectives around it.
+"""Tensor parallelism inside a stage: which part of a parameter a rank holds, and the two
+collectives around it.
 
-Activations are whole on every rank of a tensor group. A layer whose weights are split computes with its part between
-`enter` (gradients of what goes in are summed) and `leave` (what comes out is summed): Megatron-LM's f and g (Shoeybi
-et al. 2019, Section 3), with parts of any size, none included.
+Activations are whole on every rank of a tensor group. A layer whose weights are split computes with
+its part between `enter` (gradients of what goes in are summed) and `leave` (what comes out is
+summed): Megatron-LM's f and g (Shoeybi et al. 2019, Section 3), with parts of any size, none
+included.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank holds of a parameter: `ranges` [first, last) of dimension `dim`, one behind the other."""
+    """What a rank holds of a parameter: `ranges` [first, last) of dimension `dim`, one behind the
+    other."""
 
     dim: int
     ranges: tuple[Range, ...]
@@ -47,7 +50,8 @@ class Cut:
 
 
 def cut(dim: int, length: int, part: Part, blocks: int = 1) -> Cut:
-    """The part of each of `blocks` equal blocks of `length` that a dimension is made of (gate and value, say)."""
+    """The part of each of `blocks` equal blocks of `length` that a dimension is made of (gate and
+    value, say)."""
     a, b = part.of(length)
     return Cut(dim, tuple((i * length + a, i * length + b) for i in range(blocks)))
 
@@ -61,7 +65,8 @@ class TensorGroup(Part):
     def enter(self, x: Tensor) -> Tensor:
         """x; in the backward pass its gradients are summed over the group.
 
-        On every rank of it: one without a part keeps what it gets in its graph, times 0 say, or the others wait.
+        On every rank of it: one without a part keeps what it gets in its graph, times 0 say, or the
+        others wait.
         """
         return x if self.group is None else _Enter.apply(x, self.group)
 
@@ -108,7 +113,8 @@ class _Leave(torch.autograd.Function):
 
 
 def cuts_of(layer: torch.nn.Module, part: Part) -> dict[str, Cut]:
-    """Parameter name within the layer -> its cut, as the modules inside tell by their methods `cuts`.
+    """Parameter name within the layer -> its cut, as the modules inside tell by their methods
+    `cuts`.
 
     What nobody names is whole on every tensor rank, and every rank computes its whole gradient.
     """
@@ -116,7 +122,9 @@ def cuts_of(layer: torch.nn.Module, part: Part) -> dict[str, Cut]:
     for prefix, module in layer.named_modules():
         tell = getattr(module, "cuts", None)
         if callable(tell):
-            found.update({f"{prefix}.{name}" if prefix else name: c for name, c in tell(part).items()})
+            found.update(
+                {f"{prefix}.{name}" if prefix else name: c for name, c in tell(part).items()}
+            )
     return found
 
 

@@ -1,11 +1,14 @@
-"""How tensors get from rank to rank: the one module that knows gloo, NCCL, and the host's memory between them.
+"""How tensors get from rank to rank: the one module that knows gloo, NCCL, and the host's memory
+between them.
 
-Where every rank has a GPU of its own, tensors on GPUs go by NCCL. Else (CPUs, several ranks on one GPU, CPUs and GPUs
-mixed) they go by gloo: what is on a GPU is copied to pinned host memory, exchanged, and copied back (staging).
+Where every rank has a GPU of its own, tensors on GPUs go by NCCL. Else (CPUs, several ranks on one
+GPU, CPUs and GPUs mixed) they go by gloo: what is on a GPU is copied to pinned host memory,
+exchanged, and copied back (staging).
 
-NCCL knows no tags, and messages of two ranks wait for each other in one queue per process group. So messages get lanes,
-process groups of their own: on a lane, two ranks send in one direction only, what one hop carries, in the order of the
-micro-batches. The first message of two ranks makes them meet; `opened` has them do so in one order everywhere.
+NCCL knows no tags, and messages of two ranks wait for each other in one queue per process group. So
+messages get lanes, process groups of their own: on a lane, two ranks send in one direction only,
+what one hop carries, in the order of the micro-batches. The first message of two ranks makes them
+meet; `opened` has them do so in one order everywhere.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Transport:
-    """One rank's. device: where its tensors are; carrier: where they are exchanged, cuda by NCCL, cpu by gloo.
+    """One rank's. device: where its tensors are; carrier: where they are exchanged, cuda by NCCL,
+    cpu by gloo.
 
-    always: copied to buffers of the carrier's, even where they are there already. lanes: by tag, NCCL's only.
+    always: copied to buffers of the carrier's, even where they are there already. lanes: by tag,
+    NCCL's only.
     """
 
     device: torch.device
@@ -106,7 +111,8 @@ class Transport:
         return sent if self.backend == "gloo" else [m for m in sent if not m[0].is_completed()]
 
     def opened(self, streams: Callable[[], Sequence[Stream]]) -> Transport:
-        """With a lane for every stream, on which both ends have met; all ranks together. gloo needs none."""
+        """With a lane for every stream, on which both ends have met; all ranks together. gloo needs
+        none."""
         return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
 
     def on_lanes(self, streams: Sequence[Stream], backend: str) -> Transport:
@@ -115,7 +121,8 @@ class Transport:
         numbers = lane_numbers(streams)
         groups = {n: one_group(world, backend, 1 + n) for n in sorted(set(numbers.values()))}
         made = replace(self, lanes={tag: groups[n] for tag, n in numbers.items()})
-        for tag, sender, receiver in streams:  # one order everywhere: each waits for its other end only
+        # one order everywhere: each waits for its other end only
+        for tag, sender, receiver in streams:
             if rank == sender:
                 work, _sent = made.post(torch.zeros(1, device=self.device), receiver, tag)
                 work.wait()
@@ -126,7 +133,8 @@ class Transport:
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks, and what they do together; every member makes the same calls in the same order."""
+    """Some ranks, and what they do together; every member makes the same calls in the same
+    order."""
 
     transport: Transport
     process: Any
@@ -134,7 +142,9 @@ class Group:
     def total(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
         """All-reduce in place, half precision by way of fp32."""
         if x.numel():
-            self._in_place(x, lambda y: dist.all_reduce(y, operation, group=self.process), half=True)
+            self._in_place(
+                x, lambda y: dist.all_reduce(y, operation, group=self.process), half=True
+            )
 
     def broadcast(self, x: Tensor, owner: int) -> None:
         """The values of a member (its number among all ranks), everywhere."""
@@ -147,7 +157,8 @@ class Group:
             self._in_place(x, lambda y: dist.reduce(y, owner, group=self.process), half=True)
 
     def gather(self, own: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """Every member's [length, …]; padded to the longest, since gloo and NCCL gather equal parts."""
+        """Every member's [length, …]; padded to the longest, since gloo and NCCL gather equal
+        parts."""
         longest, rest = max(lengths), own.shape[1:]
         if longest == 0 or 0 in rest:
             return [own.new_empty((length, *rest)) for length in lengths]
@@ -179,7 +190,8 @@ class Group:
 
 
 def own_gpus(device: torch.device) -> bool:
-    """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together, once per process group."""
+    """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together, once per
+    process group."""
     known, key = kept(), ("own", device.type)
     if key not in known:
         everyone: list[Any] = [None] * dist.get_world_size()

@@ -51,13 +51,16 @@ def make_program(job: Job) -> ProgramModel:
 
 
 def make_module(job: Job) -> nn.Module:
-    """The job's model, on the meta device where it is hetplan's own. Raises InputError for an unusable factory."""
+    """The job's model, on the meta device where it is hetplan's own. Raises InputError for an
+    unusable factory."""
     plan = job.plan
     if job.factory is not None:
         return from_factory(job.factory, plan)
     with torch.device("meta"):
         if job.virtual:
-            widest = max(len(stage.tensor_shares) for replica in plan.replicas for stage in replica.stages)
+            widest = max(
+                len(stage.tensor_shares) for replica in plan.replicas for stage in replica.stages
+            )
             return stand_in(plan.workload.layers, tensor=widest, seed=job.seed)
         return named(plan, job.model or plan.workload.model, job.seed)
 
@@ -71,7 +74,8 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
 
 
 def from_factory(text: str, plan: Plan | None) -> nn.Module:
-    """The torch module that `module:function` makes of the plan; None: there is none yet, a model is described."""
+    """The torch module that `module:function` makes of the plan; None: there is none yet, a model
+    is described."""
     made = called(text, plan)
     if not isinstance(made, nn.Module):
         raise InputError(
@@ -81,14 +85,17 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 
 
 def called(text: str, plan: Plan | None) -> Any:
-    """What `module:function` makes of the plan. Raises InputError for whatever its author's code raises."""
+    """What `module:function` makes of the plan. Raises InputError for whatever its author's code
+    raises."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
     try:
         function: Any = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
-        raise InputError(f"--factory cannot be imported: {kind_and_text(error)}", got=text) from error
+        raise InputError(
+            f"--factory cannot be imported: {kind_and_text(error)}", got=text
+        ) from error
     try:
         return function(plan)
     except HetplanError:
@@ -98,7 +105,8 @@ def called(text: str, plan: Plan | None) -> Any:
 
 
 def check_job(job: Job) -> None:
-    """Everything that can be wrong with plan and model, before a process starts. Raises InputError."""
+    """Everything that can be wrong with plan and model, before a process starts. Raises
+    InputError."""
     check_folder(job)
     if job.plan.schedule == "spmd":
         check_program(job)
@@ -108,13 +116,14 @@ def check_job(job: Job) -> None:
 
 
 def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
-    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose theirs."""
+    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose
+    theirs."""
     return "fp32" if job.virtual or job.factory is not None else job.plan.workload.precision
 
 
 def check_folder(job: Job) -> None:
-    """Raise InputError where a run from the beginning would mix its checkpoints with another run's, and where one
-    that goes on would not be the run that it goes on with."""
+    """Raise InputError where a run from the beginning would mix its checkpoints with another run's,
+    and where one that goes on would not be the run that it goes on with."""
     from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete
 
     if job.checkpoint is None:
@@ -158,11 +167,14 @@ def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
     ranks: dict[tuple[int, int], list[int]] = {}
     for other in layout.places:
         ranks.setdefault((other.replica, other.stage), []).append(other.rank)
-    return Virtual(shared=shared, rank=rank, replica=place.replica, stage=place.stage, stage_ranks=ranks)
+    return Virtual(
+        shared=shared, rank=rank, replica=place.replica, stage=place.stage, stage_ranks=ranks
+    )
 
 
 def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool]) -> None:
-    """All steps on this rank, inside a process group; `stopping` asks whether to end behind a step."""
+    """All steps on this rank, inside a process group; `stopping` asks whether to end behind a
+    step."""
     from hetplan.runtime.execution.checkpoint import load, save
 
     device = local_device(job.device)
@@ -200,10 +212,14 @@ def agreed(wish: bool) -> bool:
     return host_total(float(wish)) > 0
 
 
-def step_report(step: int, loss: float, events: list[Event], peak: int, *, keep: bool) -> StepReport:
-    """A step's times from its events; it begins behind the preparation, where all ranks have met."""
+def step_report(
+    step: int, loss: float, events: list[Event], peak: int, *, keep: bool
+) -> StepReport:
+    """A step's times from its events; it begins behind the preparation, where all ranks have
+    met."""
     forward, backward = (
-        float(sum(e.end - e.start for e in events if e.what == what)) for what in ("forward", "backward")
+        float(sum(e.end - e.start for e in events if e.what == what))
+        for what in ("forward", "backward")
     )
     waits = sum(e.end - e.start for e in events if e.what in WAITS and e.what != "prepare")
     kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if keep else []

@@ -1,4 +1,5 @@
-"""Plans in the words of other frameworks: what each can say is written, what it cannot is refused by name."""
+"""Plans in the words of other frameworks: what each can say is written, what it cannot is refused
+by name."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exporter:
-    """target: "module:function" of a plan -> text. version: of the framework whose options were read, and where."""
+    """target: "module:function" of a plan -> text. version: of the framework whose options were
+    read, and where."""
 
     name: str
     target: str
@@ -61,12 +63,15 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 def export(plan: Plan, to: str) -> str:
-    """The plan as `to` reads it. Raises InputError for an unknown name, UnsupportedError for what `to` cannot say."""
+    """The plan as `to` reads it. Raises InputError for an unknown name, UnsupportedError for what
+    `to` cannot say."""
     if to not in EXPORTERS:
         raise unknown_name("unknown framework", to, EXPORTERS)
     if plan.program is not None and to != "torchrun":
         from hetplan.runtime.export.grid import refuse
 
-        raise refuse(plan, to, "SPMD programs", "the program: which tensors are sliced, and every collective")
+        raise refuse(
+            plan, to, "SPMD programs", "the program: which tensors are sliced, and every collective"
+        )
     write: Callable[[Plan], str] = load(EXPORTERS[to].target)
     return write(plan)

@@ -1,7 +1,7 @@
 """DeepSpeed: its JSON says batch sizes, precision and the ZeRO stage; everything is data parallel.
 
-`train_batch_size` is micro-batch x accumulation steps x processes, which DeepSpeed checks when it starts: with another
-number of devices than the plan's it refuses to run.
+`train_batch_size` is micro-batch x accumulation steps x processes, which DeepSpeed checks when it
+starts: with another number of devices than the plan's it refuses to run.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ NAME = "DeepSpeed's JSON"
 
 
 def export(plan: Plan) -> str:
-    """The document; raises UnsupportedError for pipelines, tensor groups, unequal batches and recomputation."""
+    """The document; raises UnsupportedError for pipelines, tensor groups, unequal batches and
+    recomputation."""
     for i, replica in enumerate(plan.replicas):
         if len(replica.stages) > 1:
-            lost = "the cut into stages, which DeepSpeed takes from the model's code (PipelineModule)"
-            raise refuse(plan, NAME, f"pipelines (replicas[{i}] has {len(replica.stages)} stages)", lost)
+            lost = (
+                "the cut into stages, which DeepSpeed takes from the model's code (PipelineModule)"
+            )
+            raise refuse(
+                plan, NAME, f"pipelines (replicas[{i}] has {len(replica.stages)} stages)", lost
+            )
     grid = grid_of(plan, NAME)
     if grid.widths[0] > 1:
         lost = "the tensor groups; every device would hold the whole model"
         raise refuse(plan, NAME, f"tensor parallelism of degree {grid.widths[0]}", lost)
-    lost = (
-        "that layers are computed again, which the model's code has to do; without it memory may not suffice"
-    )
+    lost = "that layers are computed again, which the model's code has to do; without it memory may not suffice"
     only(plan, NAME, "recomputation", ("none",), lost)
     precision = plan.workload.precision
     document = {

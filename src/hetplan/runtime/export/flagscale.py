@@ -1,7 +1,8 @@
 """FlagScale: the `system` section of its YAML for heterogeneous training on Megatron-LM.
 
-Consecutive stages of equal width on one device type are one process mesh [tp, cp, ep, dp, pp]; meshes, stages and ranks
-follow each other in the order of the pipeline. Blocks are counted per stage; embedding and head are at the ends.
+Consecutive stages of equal width on one device type are one process mesh [tp, cp, ep, dp, pp];
+meshes, stages and ranks follow each other in the order of the pipeline. Blocks are counted per
+stage; embedding and head are at the ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ NAME = "FlagScale"
 
 def export(plan: Plan) -> str:
     """The YAML; raises UnsupportedError for what it cannot express."""
-    only(plan, NAME, "schedule", ("1f1b",), "the model chunks of each stage, or the order of passes")
+    only(
+        plan, NAME, "schedule", ("1f1b",), "the model chunks of each stage, or the order of passes"
+    )
     only(plan, NAME, "zero", (0, 1), "sharded gradients and weights")
     grid = grid_of(plan, NAME)
     types = stage_types(plan, grid)
@@ -28,9 +31,13 @@ def export(plan: Plan) -> str:
     comments = [
         *heading(plan, NAME, EXPORTERS["flagscale"].version),
         "hostfile, in this order: "
-        + ", ".join(f"node {node} slots={count} type={type_of(plan, node)}" for node, count in nodes),
+        + ", ".join(
+            f"node {node} slots={count} type={type_of(plan, node)}" for node, count in nodes
+        ),
     ]
-    text = yaml.safe_dump(document(plan, grid, types), sort_keys=False, default_flow_style=None, width=110)
+    text = yaml.safe_dump(
+        document(plan, grid, types), sort_keys=False, default_flow_style=None, width=110
+    )
     return "".join(f"# {line}\n" for line in comments) + text
 
 
@@ -47,7 +54,10 @@ def stage_types(plan: Plan, grid: Grid) -> list[str]:
         if len(types) > 1:
             lost = "which replica runs on which type"
             raise refuse(
-                plan, NAME, f"a stage over several device types (stage {j}: {', '.join(sorted(types))})", lost
+                plan,
+                NAME,
+                f"a stage over several device types (stage {j}: {', '.join(sorted(types))})",
+                lost,
             )
         found.append(types.pop())
     return found
@@ -60,7 +70,10 @@ def layer_split(plan: Plan, grid: Grid) -> list[int]:
     if not all(counts):
         empty = counts.index(0)
         raise refuse(
-            plan, NAME, f"a stage without blocks (stage {empty})", "a stage of embedding or head alone"
+            plan,
+            NAME,
+            f"a stage without blocks (stage {empty})",
+            "a stage of embedding or head alone",
         )
     return counts
 
@@ -78,14 +91,20 @@ def document(plan: Plan, grid: Grid, types: list[str]) -> dict[str, Any]:
         "hetero": {
             "enable_hetero": True,
             "hetero_pipeline_layer_split": layer_split(plan, grid),
-            "hetero_process_meshes": [n for width, _, pp in meshes for n in (width, 1, 1, grid.data, pp)],
+            "hetero_process_meshes": [
+                n for width, _, pp in meshes for n in (width, 1, 1, grid.data, pp)
+            ],
             "hetero_device_types": [name for _, name, _ in meshes],
             "hetero_current_device_type": meshes[0][1],
             "standalone_embedding_stage": False,
         },
     }
     if plan.recomputation == "full":
-        system |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        system |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     elif plan.recomputation == "selective":
         system["recompute_granularity"] = "selective"
     model = {

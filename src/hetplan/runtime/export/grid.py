@@ -1,4 +1,5 @@
-"""What frameworks with equal replicas can say: the plan as a grid of stages, data ranks and tensor ranks.
+"""What frameworks with equal replicas can say: the plan as a grid of stages, data ranks and tensor
+ranks.
 
 Every check names what the framework lacks and what an export without it would lose.
 """
@@ -25,8 +26,8 @@ def refuse(plan: Plan, framework: str, lacks: str, lost: str) -> UnsupportedErro
 
 @dataclass(frozen=True)
 class Grid:
-    """devices [stage][data rank][tensor rank]; stages[j]: layer ranges, one per model chunk; widths [stage]: tensor
-    degree. micro_batch: samples; count: micro-batches of each data rank."""
+    """devices [stage][data rank][tensor rank]; stages[j]: layer ranges, one per model chunk; widths
+    [stage]: tensor degree. micro_batch: samples; count: micro-batches of each data rank."""
 
     devices: list[list[list[int]]]
     stages: list[list[Range]]
@@ -59,7 +60,8 @@ class Grid:
 
 
 def grid_of(plan: Plan, framework: str) -> Grid:
-    """The plan as a grid; raises UnsupportedError where replicas differ or samples or weights divide unequally."""
+    """The plan as a grid; raises UnsupportedError where replicas differ or samples or weights
+    divide unequally."""
     whole_rows(plan, framework)
     equal_weights(plan, framework)
     equal_replicas(plan, framework)
@@ -104,7 +106,10 @@ def equal_weights(plan: Plan, framework: str) -> None:
         used = {plan.zero_shares[d] for d in plan.ranks}
         if len(used) > 1:
             raise refuse(
-                plan, framework, "unequal ZeRO shards (zero_shares)", "shards by each device's memory"
+                plan,
+                framework,
+                "unequal ZeRO shards (zero_shares)",
+                "shards by each device's memory",
             )
 
 
@@ -128,7 +133,10 @@ def shape_of(replica: Replica) -> list[tuple[tuple[Range, ...], int]]:
 
 def equal_batches(plan: Plan, framework: str) -> tuple[int, int]:
     """(samples, how many) of the micro-batches, the same everywhere."""
-    taken = [[(batch.count, batch.samples) for batch in replica.micro_batches] for replica in plan.replicas]
+    taken = [
+        [(batch.count, batch.samples) for batch in replica.micro_batches]
+        for replica in plan.replicas
+    ]
     sizes = {samples for row in taken for _, samples in row}
     if len(sizes) > 1:
         raise refuse(
@@ -152,7 +160,9 @@ def equal_widths(plan: Plan, grid: Grid, framework: str) -> int:
     """The tensor degree of all stages."""
     if len(set(grid.widths)) > 1:
         widths = ", ".join(map(str, grid.widths))
-        raise refuse(plan, framework, f"stages of different tensor degrees ({widths})", "the stages' widths")
+        raise refuse(
+            plan, framework, f"stages of different tensor degrees ({widths})", "the stages' widths"
+        )
     return grid.widths[0]
 
 
@@ -167,7 +177,12 @@ def only(plan: Plan, framework: str, key: str, known: Sequence[object], lost: st
 def blocks_of(plan: Plan, framework: str) -> int:
     """The number of blocks of a chain embedding, blocks, head; refuses other chains."""
     names = plan.workload.layers
-    if len(names) < 3 or names[0] != "embedding" or names[-1] != "head" or plan.workload.sequence is None:
+    if (
+        len(names) < 3
+        or names[0] != "embedding"
+        or names[-1] != "head"
+        or plan.workload.sequence is None
+    ):
         raise refuse(
             plan,
             framework,
@@ -178,7 +193,8 @@ def blocks_of(plan: Plan, framework: str) -> int:
 
 
 def node_order(plan: Plan, devices: Sequence[int], framework: str) -> list[tuple[int, int]]:
-    """(node, ranks) in the order of ranks; refuses ranks that come back to a node, which launchers cannot number."""
+    """(node, ranks) in the order of ranks; refuses ranks that come back to a node, which launchers
+    cannot number."""
     order: list[tuple[int, int]] = []
     for device in devices:
         node = plan.devices[device].node
@@ -204,7 +220,8 @@ def local_number(plan: Plan, device: int) -> int:
 
 
 def heading(plan: Plan, framework: str, version: str) -> list[str]:
-    """Comment lines, without the comment sign: what this is, for which version, and what was predicted."""
+    """Comment lines, without the comment sign: what this is, for which version, and what was
+    predicted."""
     told = plan.prediction
     lines = [f"{one_line(plan.name)}, for {framework} ({version})"]
     if told is not None and told.predicted_seconds is not None:

@@ -1,10 +1,13 @@
-"""Megatron-LM: flags for degrees, micro-batch, uneven stages, recomputation and the distributed optimizer.
+"""Megatron-LM: flags for degrees, micro-batch, uneven stages, recomputation and the distributed
+optimizer.
 
-Ranks are numbered tensor first, then data, then pipeline (Megatron's default order), and every process is started with
-its rank, so that any placement can be kept. What stays the user's: the model's other flags, data and learning rate.
+Ranks are numbered tensor first, then data, then pipeline (Megatron's default order), and every
+process is started with its rank, so that any placement can be kept. What stays the user's: the
+model's other flags, data and learning rate.
 
-Uneven stages: `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` where only the ends
-differ, else `--pipeline-model-parallel-layout` (E embedding, t block, L loss; stages separated by |, chunk by chunk).
+Uneven stages: `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` where
+only the ends differ, else `--pipeline-model-parallel-layout` (E embedding, t block, L loss; stages
+separated by |, chunk by chunk).
 """
 
 from __future__ import annotations
@@ -81,7 +84,8 @@ def stage_flags(plan: Plan, grid: Grid) -> list[str]:
 
 
 def ends_flags(counts: list[int]) -> list[str]:
-    """Flags for a first or last stage that differs from equal ones between; nothing where more differ.
+    """Flags for a first or last stage that differs from equal ones between; nothing where more
+    differ.
 
     Megatron divides what the given ends leave evenly over the other stages.
     """

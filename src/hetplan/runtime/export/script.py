@@ -10,12 +10,17 @@ from hetplan.runtime.plan import Plan
 
 
 def started(
-    plan: Plan, ranked: Sequence[int], comments: Sequence[str], command: Sequence[str], flags: Sequence[str]
+    plan: Plan,
+    ranked: Sequence[int],
+    comments: Sequence[str],
+    command: Sequence[str],
+    flags: Sequence[str],
 ) -> str:
     """A script that starts `command` with `flags` once per rank. ranked: the device of each rank.
 
-    command: shell words as they stand, quoting included. Every process gets RANK, LOCAL_RANK (its device within the
-    node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which is what torchrun would give it.
+    command: shell words as they stand, quoting included. Every process gets RANK, LOCAL_RANK (its
+    device within the node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which is
+    what torchrun would give it.
     """
     places = node_places(plan, ranked)
     lines = [
@@ -53,7 +58,8 @@ def node_places(plan: Plan, ranked: Sequence[int]) -> dict[int, list[str]]:
     for rank, device in enumerate(ranked):
         places.setdefault(plan.devices[device].node, []).append((local_number(plan, device), rank))
     return {
-        node: [f"{rank}:{local}" for local, rank in sorted(pairs)] for node, pairs in sorted(places.items())
+        node: [f"{rank}:{local}" for local, rank in sorted(pairs)]
+        for node, pairs in sorted(places.items())
     }
 
 

@@ -1,7 +1,8 @@
-"""hetplan's own runtime under torchrun: one call per node; it runs what the frameworks cannot express.
+"""hetplan's own runtime under torchrun: one call per node; it runs what the frameworks cannot
+express.
 
-Ranks are the plan's own: the devices in use, node by node, so that torchrun's numbering is the plan's. Nodes may start
-different numbers of processes. The runtime reads the plan file itself.
+Ranks are the plan's own: the devices in use, node by node, so that torchrun's numbering is the
+plan's. Nodes may start different numbers of processes. The runtime reads the plan file itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """torchtitan: TOML for degrees, micro-batches, stages by module name, schedule and sharding.
 
-Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them; torchrun numbers nodes
-one after the other. ZeRO 0 is data_parallel_replicate_degree (DDP); ZeRO 3 is data_parallel_shard_degree (FSDP) with
-weights given up after the forward pass. Replicas of several devices need the latter: DDP stands alone there, and bf16
-acts under FSDP, under DDP and on one device only. torchtitan's tensor parallelism is sequence parallel too, which
-hetplan does not assume.
+Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them;
+torchrun numbers nodes one after the other. ZeRO 0 is data_parallel_replicate_degree (DDP); ZeRO 3
+is data_parallel_shard_degree (FSDP) with weights given up after the forward pass. Replicas of
+several devices need the latter: DDP stands alone there, and bf16 acts under FSDP, under DDP and on
+one device only. torchtitan's tensor parallelism is sequence parallel too, which hetplan does not
+assume.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def export(plan: Plan) -> str:
-    """The job config's sections that a plan decides; raises UnsupportedError for what they cannot express."""
+    """The job config's sections that a plan decides; raises UnsupportedError for what they cannot
+    express."""
     only(plan, NAME, "precision", tuple(DTYPES), "the precision of training")
     only(plan, NAME, "zero", (0, 3), "which states are sharded (FSDP shards all of them)")
     lost = "which activations are kept (torchtitan's selective mode keeps others)"
@@ -53,13 +55,19 @@ def export(plan: Plan) -> str:
         )
     sections = [training(plan, grid), parallelism(plan, grid, tensor), recomputation(plan)]
     return (
-        "\n".join([*(f"# {line}" for line in comments), *(line for part in sections for line in ("", *part))])
+        "\n".join(
+            [
+                *(f"# {line}" for line in comments),
+                *(line for part in sections for line in ("", *part)),
+            ]
+        )
         + "\n"
     )
 
 
 def divided(plan: Plan, grid: Grid) -> None:
-    """What torchtitan has for replicas of several devices with FSDP only: data parallelism and mixed precision."""
+    """What torchtitan has for replicas of several devices with FSDP only: data parallelism and
+    mixed precision."""
     sharded = plan.zero == 3 and grid.data > 1
     if grid.data > 1 and not sharded:
         raise refuse(
@@ -85,7 +93,8 @@ def entry(key: str, value: object) -> str:
 
 
 def training(plan: Plan, grid: Grid) -> list[str]:
-    """Batches: with a pipeline the local batch is all micro-batches, without one it is one of them, accumulated."""
+    """Batches: with a pipeline the local batch is all micro-batches, without one it is one of them,
+    accumulated."""
     local = grid.micro_batch * (grid.count if grid.pipeline > 1 else 1)
     lines = [
         "[training]",
@@ -123,7 +132,10 @@ def modules(plan: Plan, grid: Grid) -> list[list[str]]:
     """Names of the modules of every virtual stage, as torchtitan's decoders call them."""
     blocks = blocks_of(plan, NAME)
     names = [["tok_embeddings"], *([f"layers.{i}"] for i in range(blocks)), ["norm", "output"]]
-    return [[name for part in names[first:last] for name in part] for first, last in grid.virtual_stages()]
+    return [
+        [name for part in names[first:last] for name in part]
+        for first, last in grid.virtual_stages()
+    ]
 
 
 def recomputation(plan: Plan) -> list[str]:

@@ -1,4 +1,5 @@
-"""Attention: grouped queries, rotary positions, windows; fused or with the scores in memory; split by heads."""
+"""Attention: grouped queries, rotary positions, windows; fused or with the scores in memory; split
+by heads."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from hetplan.runtime.execution.tensor import ALONE, Cut, Part
 class Attention(nn.Module):
     """[B, S, H] -> the same. qkv: queries, keys and values under each other.
 
-    A tensor rank holds whole key-value heads with their queries, none where there are fewer than ranks.
-    selective: the scores are computed again in the backward pass (Korthikanti et al. 2022, Section 5).
+    A tensor rank holds whole key-value heads with their queries, none where there are fewer than
+    ranks. selective: the scores are computed again in the backward pass (Korthikanti et al. 2022,
+    Section 5).
     """
 
     def __init__(self, t: Transformer, site: str, probability: float) -> None:

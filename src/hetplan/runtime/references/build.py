@@ -1,6 +1,8 @@
-"""Chains of reference layers by name, with data and weights that follow from names and positions alone.
+"""Chains of reference layers by name, with data and weights that follow from names and positions
+alone.
 
-`Reference` keeps the contract of `execution.chain`: a user's own factory (`module:factory`) returns anything that does.
+`Reference` keeps the contract of `execution.chain`: a user's own factory (`module:factory`) returns
+anything that does.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from hetplan.runtime.references.vision import (
 
 
 class Reference(nn.Module):
-    """A chain of named layers with synthetic data. vocabulary: tokens or classes; sequence: None for images."""
+    """A chain of named layers with synthetic data. vocabulary: tokens or classes; sequence: None
+    for images."""
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class Reference(nn.Module):
                     parameter.copy_(self.initial(name, parameter))
 
     def initial(self, name: str, parameter: Tensor) -> Tensor:
-        """A parameter's first values, from its name: norms' scales 1, biases 0, others normal with deviation 0.02."""
+        """A parameter's first values, from its name: norms' scales 1, biases 0, others normal with
+        deviation 0.02."""
         last = name.rpartition(".")[2]
         if "norm" in name or "after" in name:
             fill = 1.0 if last == "weight" else 0.0
@@ -59,19 +63,25 @@ class Reference(nn.Module):
             return torch.zeros(parameter.shape, dtype=parameter.dtype)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         deviation = 0.02 if self.sequence else min(0.1, (2.0 / max(1, parameter[0].numel())) ** 0.5)
-        drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, deviation, generator=generator)
+        drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(
+            0.0, deviation, generator=generator
+        )
         return drawn.to(parameter.dtype)
 
     def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of the global rows [first, last) of a step: tokens that can be learnt, or images.
+        """(inputs, targets) of the global rows [first, last) of a step: tokens that can be learnt,
+        or images.
 
-        A text is an arithmetic sequence modulo the vocabulary; its last tokens do not count where its row says so.
+        A text is an arithmetic sequence modulo the vocabulary; its last tokens do not count where
+        its row says so.
         """
         rows = torch.arange(first, last)
         drawn = (mixed(rows * 2 + signed(key_of(self.seed, step, "batch"))) >> 1) & ((1 << 62) - 1)
         if self.sequence is None:
             size = (last - first, 3, self.image, self.image)
-            images = uniform(key_of(self.seed, step, "image"), size, (first, 0, 0, 0), (0, *size[1:]), "cpu")
+            images = uniform(
+                key_of(self.seed, step, "image"), size, (first, 0, 0, 0), (0, *size[1:]), "cpu"
+            )
             return (2 * images - 1).to(torch.get_default_dtype()), drawn % self.vocabulary
         places = torch.arange(self.sequence + 1)
         texts = (drawn[:, None] + places * (1 + drawn[:, None] // 7 % 3)) % self.vocabulary
@@ -91,7 +101,9 @@ def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
     return Reference(layers, vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
 
 
-def build_vit(shape: Transformer, *, image: int, patch: int, classes: int, seed: int = 0) -> Reference:
+def build_vit(
+    shape: Transformer, *, image: int, patch: int, classes: int, seed: int = 0
+) -> Reference:
     """A ViT."""
     layers: dict[str, nn.Module] = {"patches": Patches(shape, image, patch)}
     layers |= {f"block-{i}": Block(shape, i, f"block-{i}") for i in range(shape.layers)}
@@ -100,7 +112,12 @@ def build_vit(shape: Transformer, *, image: int, patch: int, classes: int, seed:
 
 
 def build_vgg(
-    plan: Sequence[int] = VGG19, *, image: int = 224, classes: int = 1000, inner: int = 4096, seed: int = 0
+    plan: Sequence[int] = VGG19,
+    *,
+    image: int = 224,
+    classes: int = 1000,
+    inner: int = 4096,
+    seed: int = 0,
 ) -> Reference:
     """A VGG; `plan` as in `profiling.vision`: widths, 0 for pooling."""
     layers: dict[str, nn.Module] = {}
@@ -124,9 +141,10 @@ def reference(model: Model, *, seed: int = 0) -> Reference:
         return build(model.spec.shape, model.sequence, seed=seed)
     names = [layer.name for layer in model.layers]
     if names[0] == "patches":
-        wide = {"vit-base": encoder(768, 12, 12, 3072), "vit-large": encoder(1024, 24, 16, 4096)}.get(
-            model.name
-        )
+        wide = {
+            "vit-base": encoder(768, 12, 12, 3072),
+            "vit-large": encoder(1024, 24, 16, 4096),
+        }.get(model.name)
         if wide is not None:
             return build_vit(wide, image=224, patch=16, classes=1000, seed=seed)
     if names[0] == "conv-0":
@@ -139,9 +157,11 @@ def reference(model: Model, *, seed: int = 0) -> Reference:
 def stand_in(
     names: Sequence[str], *, tensor: int = 1, seed: int = 0, experts: Experts | None = None
 ) -> Reference:
-    """A narrow chain of real layers under any names: the first embeds, the last has the loss, blocks between.
+    """A narrow chain of real layers under any names: the first embeds, the last has the loss,
+    blocks between.
 
-    tensor: the widest tensor group that it must split over. Raises InputError for names that stand twice.
+    tensor: the widest tensor group that it must split over. Raises InputError for names that stand
+    twice.
     """
     if len(set(names)) < len(names):
         raise InputError("layer names stand twice", expected="different names")

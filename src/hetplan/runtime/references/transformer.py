@@ -1,8 +1,10 @@
-"""Transformers of every described shape (GPT, Llama, BERT, mixtures of experts, ViT's blocks) as layers of a chain.
+"""Transformers of every described shape (GPT, Llama, BERT, mixtures of experts, ViT's blocks) as
+layers of a chain.
 
-Parameter by parameter those of `profiling.transformer`. Symbols: B samples, S tokens, H hidden size, V vocabulary.
-All can be split over a tensor group: attention by key-value heads, feed-forward by columns, experts whole, embedding
-and head by the vocabulary.
+Parameter by parameter those of `profiling.transformer`. Symbols: B samples, S tokens, H hidden
+size, V vocabulary.
+All can be split over a tensor group: attention by key-value heads, feed-forward by columns, experts
+whole, embedding and head by the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def dropout(t: Transformer, site: str) -> Dropout:
 
 
 class Embedding(nn.Module):
-    """tokens [B, S] -> [B, S, H]: token, position and type vectors; the table is split by the vocabulary."""
+    """tokens [B, S] -> [B, S, H]: token, position and type vectors; the table is split by the
+    vocabulary."""
 
     def __init__(self, t: Transformer, site: str) -> None:
         super().__init__()
@@ -73,7 +76,8 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Norm, attention, residual, norm, feed-forward (or experts), residual: [B, S, H] -> the same."""
+    """Norm, attention, residual, norm, feed-forward (or experts), residual: [B, S, H] -> the
+    same."""
 
     def __init__(self, t: Transformer, index: int, site: str) -> None:
         super().__init__()
@@ -81,7 +85,10 @@ class Block(nn.Module):
         self.norm_1, self.attention = norm(t), Attention(t, f"{site}.scores", DROPOUT)
         self.norm_2 = norm(t)
         self.feed_forward = Mixture(t, mixture) if mixture else FeedForward(t)
-        self.drop_1, self.drop_2 = dropout(t, f"{site}.attention"), dropout(t, f"{site}.feed-forward")
+        self.drop_1, self.drop_2 = (
+            dropout(t, f"{site}.attention"),
+            dropout(t, f"{site}.feed-forward"),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Pre-norm."""
@@ -106,11 +113,15 @@ class FeedForward(nn.Module):
         """Columns of `up` (of gate and value alike), rows of `down`."""
         inner = self.shape.feed_forward
         found = {"up": cut(0, inner, part, self.blocks), "down": cut(1, inner, part)}
-        return found if self.up_bias is None else found | {"up_bias": cut(0, inner, part, self.blocks)}
+        return (
+            found if self.up_bias is None else found | {"up_bias": cut(0, inner, part, self.blocks)}
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """down(act(up(x)))."""
-        inner = activated(F.linear(self.tensor.enter(x), self.up, self.up_bias), gated=self.blocks == 2)
+        inner = activated(
+            F.linear(self.tensor.enter(x), self.up, self.up_bias), gated=self.blocks == 2
+        )
         y = self.tensor.leave(F.linear(inner, self.down))
         return y if self.down_bias is None else y + self.down_bias
 
@@ -124,7 +135,8 @@ def activated(x: Tensor, *, gated: bool) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """`active` of `count` feed-forward networks per token, weighted by a softmax over the chosen (Mixtral).
+    """`active` of `count` feed-forward networks per token, weighted by a softmax over the chosen
+    (Mixtral).
 
     Experts are spread over the tensor group, whole ones, in parts of any size.
     """
@@ -155,7 +167,8 @@ class Mixture(nn.Module):
         weights = weights.scatter(-1, chosen, best.softmax(dim=-1))
         entered = self.tensor.enter(torch.cat((tokens, weights), dim=-1))
         tokens, weights = entered.split((x.shape[-1], self.mixture.count), dim=-1)
-        y = entered[:, :0].sum(dim=-1, keepdim=True).expand_as(tokens)  # zeros that keep `enter` in the graph
+        # zeros that keep `enter` in the graph
+        y = entered[:, :0].sum(dim=-1, keepdim=True).expand_as(tokens)
         first, last = self.tensor.of(self.mixture.count)
         for i, e in enumerate(range(first, last)):
             rows = (chosen == e).any(dim=-1).nonzero().squeeze(-1)
@@ -172,8 +185,8 @@ class Mixture(nn.Module):
 class Head(nn.Module):
     """Norm, language-model head and cross-entropy; BERT: transform, MLM and next-sentence heads.
 
-    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses; targets of -100 do not count. Split by the
-    vocabulary. BERT's next-sentence loss of a sample weighs as much as its S tokens.
+    ([B, S, H], targets [B, S]) -> the sum of the tokens' losses; targets of -100 do not count.
+    Split by the vocabulary. BERT's next-sentence loss of a sample weighs as much as its S tokens.
     """
 
     def __init__(self, t: Transformer, table: nn.Parameter | None) -> None:
@@ -199,23 +212,30 @@ class Head(nn.Module):
         if self.shape.head != "bert":
             return self.tokens(x, targets)
         pairs = F.cross_entropy(
-            at_least_fp32(self.follows(self.pool(x[:, 0]).tanh())), targets[:, 0] % 2, reduction="sum"
+            at_least_fp32(self.follows(self.pool(x[:, 0]).tanh())),
+            targets[:, 0] % 2,
+            reduction="sum",
         )
         return self.tokens(self.after(F.gelu(self.transform(x))), targets) + x.shape[1] * pairs
 
     def tokens(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy over a vocabulary in parts: log of the sum of exponentials less the target's logit."""
+        """Cross-entropy over a vocabulary in parts: log of the sum of exponentials less the
+        target's logit."""
         first, last = self.tensor.of(self.shape.vocabulary)
         logits = at_least_fp32(F.linear(self.tensor.enter(x), self.table, self.bias)).flatten(0, -2)
         targets = targets.flatten()
         ceiling = (
-            logits.detach().amax(-1) if last > first else torch.full_like(logits[:, :0].sum(-1), -torch.inf)
+            logits.detach().amax(-1)
+            if last > first
+            else torch.full_like(logits[:, :0].sum(-1), -torch.inf)
         )
         ceiling = self.tensor.largest(ceiling)
         total = self.tensor.leave((logits - ceiling.unsqueeze(-1)).exp().sum(-1))
         here = (targets >= first) & (targets < last)
         if last > first:
-            hit = logits.gather(-1, (targets - first).clamp(0, last - first - 1).unsqueeze(-1)).squeeze(-1)
+            hit = logits.gather(
+                -1, (targets - first).clamp(0, last - first - 1).unsqueeze(-1)
+            ).squeeze(-1)
             hit = torch.where(here, hit, torch.zeros_like(hit))
         else:
             hit = logits.sum(-1)  # of nothing: zeros

@@ -1,4 +1,5 @@
-"""ViT's and VGG's layers; the first takes images [B, 3, side, side], the last gives the sum of the samples' losses."""
+"""ViT's and VGG's layers; the first takes images [B, 3, side, side], the last gives the sum of the
+samples' losses."""
 
 from __future__ import annotations
 

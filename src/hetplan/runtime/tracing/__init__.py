@@ -1,1 +1,2 @@
-"""Modules run on fake tensors, their operators counted: no memory, no arithmetic. These modules import torch."""
+"""Modules run on fake tensors, their operators counted: no memory, no arithmetic. These modules
+import torch."""

@@ -1,7 +1,9 @@
-"""One pass of a module on fake tensors, every operator recorded with the layer and the pass that it belongs to.
+"""One pass of a module on fake tensors, every operator recorded with the layer and the pass that it
+belongs to.
 
-Fake tensors have shapes and no values, so an operator whose output's size depends on values cannot be run. Operators of
-the backward pass belong to the layer whose forward pass made their autograd node, found by the nodes' numbers.
+Fake tensors have shapes and no values, so an operator whose output's size depends on values cannot
+be run. Operators of the backward pass belong to the layer whose forward pass made their autograd
+node, found by the nodes' numbers.
 """
 
 from __future__ import annotations
@@ -15,12 +17,21 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hetplan.runtime.tracing.private import TorchDispatchMode, next_node, running_node
-from hetplan.runtime.tracing.rules import Product, is_free, is_ruled, name_of, products, tensors, traffic
+from hetplan.runtime.tracing.rules import (
+    Product,
+    is_free,
+    is_ruled,
+    name_of,
+    products,
+    tensors,
+    traffic,
+)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator: layer's number, pass, bytes, products (of equal work each, as far as they are of one kernel)."""
+    """One operator: layer's number, pass, bytes, products (of equal work each, as far as they are
+    of one kernel)."""
 
     name: str
     layer: int
@@ -39,7 +50,8 @@ class Layers:
     firsts: list[int] = field(default_factory=list)
 
     def enter(self, name: str) -> None:
-        """The layer runs from here on, unless it does already; one that ran before gets a number."""
+        """The layer runs from here on, unless it does already; one that ran before gets a
+        number."""
         if self.names and self._bare(self.names[-1]) == name:
             return
         times = sum(self._bare(known) == name for known in self.names)
@@ -61,7 +73,8 @@ class Layers:
 
 
 class Counter(TorchDispatchMode):
-    """Records calls; which layer made which storage, and which ones used it. own: storages that no layer makes."""
+    """Records calls; which layer made which storage, and which ones used it. own: storages that no
+    layer makes."""
 
     def __init__(self, layers: Layers, own: set[int]) -> None:
         super().__init__()
@@ -73,7 +86,11 @@ class Counter(TorchDispatchMode):
         self.backward, self.last = False, 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -87,14 +104,17 @@ class Counter(TorchDispatchMode):
             return out
         read, written = traffic(name, args, kwargs, out)
         made = tuple(products(name, args, out))
-        self.calls.append(Call(name, layer, self.backward, read, written, made, is_ruled(func, name)))
+        self.calls.append(
+            Call(name, layer, self.backward, read, written, made, is_ruled(func, name))
+        )
         return out
 
     def _layer(self) -> int:
         if not self.backward:
             return self.layers.now
         number = running_node()
-        # Parameters' own nodes have the largest number there is: what they do belongs to the layer before.
+        # Parameters' own nodes have the largest number there is: what they do belongs to the layer
+        # before.
         if number is not None and number < 1 << 62:
             self.last = self.layers.of_node(number)
         return self.last
@@ -121,11 +141,16 @@ class Counter(TorchDispatchMode):
 class Fused(TorchFunctionMode):
     """Dropout and RMSNorm as the single kernels that GPUs run; on CPUs torch writes them out.
 
-    RMSNorm counts as a LayerNorm without offset: it moves and keeps the same but for one number per row.
+    RMSNorm counts as a LayerNorm without offset: it moves and keeps the same but for one number per
+    row.
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         functional = torch.nn.functional

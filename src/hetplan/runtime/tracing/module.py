@@ -1,8 +1,10 @@
-"""`trace`: any PyTorch module as a model file, layer by layer, with nothing allocated and nothing computed.
+"""`trace`: any PyTorch module as a model file, layer by layer, with nothing allocated and nothing
+computed.
 
-Layers are those of `execution.chain`'s contract where the module has them; else submodules: up to the first number of
-their path (`h.3`), or the largest that contain no numbered ones (`embed`). What stands between belongs to the layer
-that ran last. The module runs twice, on micro-batches of 2 and 3 samples; sizes are straight lines through both.
+Layers are those of `execution.chain`'s contract where the module has them; else submodules: up to
+the first number of their path (`h.3`), or the largest that contain no numbered ones (`embed`). What
+stands between belongs to the layer that ran last. The module runs twice, on micro-batches of 2 and
+3 samples; sizes are straight lines through both.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ LOSSES = ("labels", "targets", "target")
 
 @dataclass(frozen=True)
 class Run:
-    """One pass. calls; saved, crossing [layers] bytes; params, tied [layers] numbers; tokens: per sample, or None."""
+    """One pass. calls; saved, crossing [layers] bytes; params, tied [layers] numbers; tokens: per
+    sample, or None."""
 
     names: tuple[str, ...]
     calls: tuple[Call, ...]
@@ -51,17 +54,21 @@ class Run:
 
 
 def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
-    """The module's layers, operators and sizes, with floating-point parameters and inputs in `precision`.
+    """The module's layers, operators and sizes, with floating-point parameters and inputs in
+    `precision`.
 
-    module: offers `batch(step, first, last)` -> (inputs, targets), as for `hetplan run`. Raises UnsupportedError where
-    an operator's size depends on values, InputError where the module does not run or has no data.
+    module: offers `batch(step, first, last)` -> (inputs, targets), as for `hetplan run`. Raises
+    UnsupportedError where an operator's size depends on values, InputError where the module does
+    not run or has no data.
     """
     few, more = (run(module, samples, precision, name) for samples in SAMPLES)
     if [(c.name, c.layer, c.backward) for c in few.calls] != [
         (c.name, c.layer, c.backward) for c in more.calls
     ]:
         raise InputError(
-            "runs other operators for another number of samples", where=name, expected="the same for 2 and 3"
+            "runs other operators for another number of samples",
+            where=name,
+            expected="the same for 2 and 3",
         )
     lists: dict[tuple[Counted, ...], int] = {}
     layers = []
@@ -196,11 +203,15 @@ def faked(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 def _fake_input(mode: FakeTensorMode, value: Any, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
-    fake = torch.empty(value.shape, dtype=dtype if value.is_floating_point() else value.dtype, device="cpu")
+    fake = torch.empty(
+        value.shape, dtype=dtype if value.is_floating_point() else value.dtype, device="cpu"
+    )
     return fake
 
 
-def _forward(module: nn.Module, state: dict[str, Tensor], data: tuple[Any, Any], layers: Layers) -> Tensor:
+def _forward(
+    module: nn.Module, state: dict[str, Tensor], data: tuple[Any, Any], layers: Layers
+) -> Tensor:
     """The loss, or whatever the module gives."""
     x, targets = data
     chain = _chain(module)
@@ -211,7 +222,9 @@ def _forward(module: nn.Module, state: dict[str, Tensor], data: tuple[Any, Any],
             )
     for k, (name, path, layer) in enumerate(chain):
         layers.enter(name)
-        inside = {key.removeprefix(path): value for key, value in state.items() if key.startswith(path)}
+        inside = {
+            key.removeprefix(path): value for key, value in state.items() if key.startswith(path)
+        }
         last = k == len(chain) - 1
         args, named = _arguments(layer.forward, x, targets) if last else ((x,), {})
         x = torch.func.functional_call(layer, inside, args, named)
@@ -219,7 +232,8 @@ def _forward(module: nn.Module, state: dict[str, Tensor], data: tuple[Any, Any],
 
 
 def _chain(module: nn.Module) -> list[tuple[str, str, nn.Module]] | None:
-    """(name, prefix of its parameters, layer) of a module that keeps the contract of `execution.chain`."""
+    """(name, prefix of its parameters, layer) of a module that keeps the contract of
+    `execution.chain`."""
     layers = getattr(module, "layers", None)
     if isinstance(layers, nn.ModuleDict) and not _has_forward(module):
         return [(name, f"layers.{name}.", layer) for name, layer in layers.items()]
@@ -232,11 +246,15 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _arguments(forward: Callable[..., Any], x: Any, targets: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(
+    forward: Callable[..., Any], x: Any, targets: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs, and targets where the function needs two or names them."""
     parameters = inspect.signature(forward).parameters
     given, named = ((), x) if isinstance(x, dict) else ((x,), {})
-    needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = [
+        p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     told = next((label for label in LOSSES if label in parameters), None)
     if len(needed) > 1 and not named:
         return (*given, targets), named
@@ -274,7 +292,10 @@ def labels(module: nn.Module) -> dict[str, str]:
     paths = [path for path, _ in module.named_modules() if path]
     numbered = {path: _numbered(path) for path in paths}
     holds = {
-        ".".join(p.split(".")[:i]) for p, n in numbered.items() if n for i in range(1, len(n.split(".")))
+        ".".join(p.split(".")[:i])
+        for p, n in numbered.items()
+        if n
+        for i in range(1, len(n.split(".")))
     }
     found = {}
     for path in paths:
@@ -296,7 +317,8 @@ def _numbered(path: str) -> str:
 
 @contextmanager
 def _saved(own: set[int], layers: Layers, found: list[dict[int, float]]) -> Iterator[None]:
-    """Distinct storages that autograd keeps, by the layer that keeps them first; parameters left out."""
+    """Distinct storages that autograd keeps, by the layer that keeps them first; parameters left
+    out."""
     seen: set[int] = set()
     alive = []
 

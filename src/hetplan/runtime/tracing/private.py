@@ -1,7 +1,8 @@
-"""The private names of torch that tracing needs, all here: the test of torch's names says when one of them changes.
+"""The private names of torch that tracing needs, all here: the test of torch's names says when one
+of them changes.
 
-Fake tensors and dispatch modes have no public names yet; the numbers of autograd's nodes say which forward operator a
-backward one belongs to, and nothing public does.
+Fake tensors and dispatch modes have no public names yet; the numbers of autograd's nodes say which
+forward operator a backward one belongs to, and nothing public does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an operator of ATen reads, writes and multiplies, by name.
 
-Every operator reads its inputs (of broadcast ones, what is there) and writes its outputs; views do neither. Beyond that
-rules say which ones are matrix products, which read less than their inputs, and which names are known to be nothing but
-memory. Names are without overload: `aten.mm`.
+Every operator reads its inputs (of broadcast ones, what is there) and writes its outputs; views do
+neither. Beyond that rules say which ones are matrix products, which read less than their inputs,
+and which names are known to be nothing but memory. Names are without overload: `aten.mm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ Product = tuple[float, float, float, float]  # count, m, k, n
 Arguments = Sequence[Any]
 
 # Their outputs are inputs by another name, though they are not marked as views.
-ALIASES = {"aten._unsafe_view", "aten._reshape_alias", "aten.lift_fresh", "aten.detach_", "aten.alias"}
+ALIASES = {
+    "aten._unsafe_view",
+    "aten._reshape_alias",
+    "aten.lift_fresh",
+    "aten.detach_",
+    "aten.alias",
+}
 # They make memory without writing it, or only ask about it.
 FREE = {
     "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
@@ -70,10 +76,14 @@ def matrix(left: Tensor, right: Tensor) -> list[Product]:
 
 def batched(left: Tensor, right: Tensor) -> list[Product]:
     """Products of a batch."""
-    return [(float(left.shape[0]), float(left.shape[1]), float(left.shape[2]), float(right.shape[2]))]
+    return [
+        (float(left.shape[0]), float(left.shape[1]), float(left.shape[2]), float(right.shape[2]))
+    ]
 
 
-def convolution_product(x: Tensor, weight: Tensor, transposed: bool, groups: int, out: Tensor) -> Product:
+def convolution_product(
+    x: Tensor, weight: Tensor, transposed: bool, groups: int, out: Tensor
+) -> Product:
     """A convolution as the product of its patches with its kernel; transposed: of its inputs."""
     window = float(math.prod(weight.shape[2:]))
     if transposed:
@@ -84,12 +94,14 @@ def convolution_product(x: Tensor, weight: Tensor, transposed: bool, groups: int
 
 
 def convolution(args: Arguments, out: Any) -> list[Product]:
-    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
+    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding,
+    groups)."""
     return [convolution_product(args[0], args[1], args[6], args[8], out)]
 
 
 def convolution_backward(args: Arguments, out: Any) -> list[Product]:
-    """dX = G W^T, dW = X^T G; args: gradient, x, weight, five of sizes, transposed, padding, groups, mask."""
+    """dX = G W^T, dW = X^T G; args: gradient, x, weight, five of sizes, transposed, padding,
+    groups, mask."""
     gradient, x, weight = args[:3]
     count, m, k, n = convolution_product(x, weight, args[7], args[9], gradient)
     mask = args[10]
@@ -102,7 +114,8 @@ def attention(args: Arguments, out: Any) -> list[Product]:
 
 
 def attention_backward(args: Arguments, out: Any) -> list[Product]:
-    """The scores again, and two products each for them and the values (Dao et al. 2022, Algorithm 4)."""
+    """The scores again, and two products each for them and the values (Dao et al. 2022, Algorithm
+    4)."""
     return _attention(args[1], args[2], args[3], forward=False)
 
 
@@ -132,11 +145,21 @@ PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
     "aten.convolution_backward": convolution_backward,
     **{
         f"aten._scaled_dot_product_{kind}": attention
-        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+        for kind in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
     },
     **{
         f"aten._scaled_dot_product_{kind}_backward": attention_backward
-        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+        for kind in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
     },
 }
 

@@ -1,9 +1,10 @@
-"""Compiled: what a row still costs, and how the rows of a configuration can share the thresholds' groups out.
+"""Compiled: what a row still costs, and how the rows of a configuration can share the thresholds'
+groups out.
 
-A row absorbs the tensor groups in it that hold a device of a set of slow types; all such groups have to lie
-somewhere, for each of two sets ("thresholds", `layout`). costs [R, A, B]: least cost of row r that absorbs a groups of
-the first set and b of the second; the tables' ends stand for "as many as there are". `ahead` is the same for what is
-left of a row.
+A row absorbs the tensor groups in it that hold a device of a set of slow types; all such groups
+have to lie somewhere, for each of two sets ("thresholds", `layout`). costs [R, A, B]: least cost of
+row r that absorbs a groups of the first set and b of the second; the tables' ends stand for "as
+many as there are". `ahead` is the same for what is left of a row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def least_ahead(
     top: float,
     out: Floats,
 ) -> None:
-    """out [A, B]: least cost of a whole row that has spent `total`, its slowest stage `top`, by groups to absorb.
+    """out [A, B]: least cost of a whole row that has spent `total`, its slowest stage `top`, by
+    groups to absorb.
 
     ahead [Q, S, L+1, A, B]: completions from the next stage on.
     """
@@ -44,7 +46,8 @@ def least_ahead(
 
 @kernel
 def most_taken(cost: Floats, axis: int, limit: float, most: int) -> int:
-    """How many groups of a threshold a row of cost below `limit` can absorb; the tables' end means `most`."""
+    """How many groups of a threshold a row of cost below `limit` can absorb; the tables' end means
+    `most`."""
     top = cost.shape[axis] - 1
     taken = 0
     for k in range(1, top + 1):
@@ -56,7 +59,8 @@ def most_taken(cost: Floats, axis: int, limit: float, most: int) -> int:
 
 @kernel
 def least_for(costs: Floats, axis: int, need: int, most: int, taken: Ints) -> float:
-    """Least t such that the rows, each costing at most t, absorb `need` groups of one threshold; costs [R, A, B].
+    """Least t such that the rows, each costing at most t, absorb `need` groups of one threshold;
+    costs [R, A, B].
 
     taken [R]: scratch.
     """
@@ -91,7 +95,8 @@ def least_for(costs: Floats, axis: int, need: int, most: int, taken: Ints) -> fl
 def fits_together(
     costs: Floats, need_a: int, need_b: int, most: int, limit: float, reach: Ints, after: Ints
 ) -> bool:
-    """Whether rows of cost below `limit` can absorb both thresholds' groups at once; costs [R, A, B].
+    """Whether rows of cost below `limit` can absorb both thresholds' groups at once; costs [R, A,
+    B].
 
     reach, after [need_a + 1 or more]: scratch.
     """

@@ -1,8 +1,11 @@
-"""Compiled: one stage of the label search, all pipelines ("rows") of the configuration side by side.
+"""Compiled: one stage of the label search, all pipelines ("rows") of the configuration side by
+side.
 
-A label is a choice of layers and cells for stages 0..j. It carries, for each row, Σ t + Σ e and the slowest stage so
-far, and the slowest synchronisation. `expand` extends every label by one more stage ("column").
-Letters: x label, j stage, i row, r tensor rank, n shape, c cell, z zone, a and b first and end layer.
+A label is a choice of layers and cells for stages 0..j. It carries, for each row, Σ t + Σ e and the
+slowest stage so far, and the slowest synchronisation. `expand` extends every label by one more
+stage ("column").
+Letters: x label, j stage, i row, r tensor rank, n shape, c cell, z zone, a and b first and end
+layer.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ class Grid(NamedTuple):
     """The configuration; arrays as in `layout.Layout`.
 
     marked [H, K] 0/1: cells whose devices count for a threshold; level [Z, 2] 0/1: zones that do.
-    ahead [Q, pp, S, L+1, A, B]: completions of a row whose slowest stage takes at least low[q] and less than high[q],
-    the least time of a stage on any zone beyond the table's cap (a group's real time may lie between the times of
-    zones). forced [pp, dp]: the shape of a group, -1 where free.
+    ahead [Q, pp, S, L+1, A, B]: completions of a row whose slowest stage takes at least low[q] and
+    less than high[q], the least time of a stage on any zone beyond the table's cap (a group's real
+    time may lie between the times of zones). forced [pp, dp]: the shape of a group, -1 where free.
     """
 
     pp: int
@@ -61,15 +64,17 @@ class Grid(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of one expansion; allowed, sums, tops, least [dp, N] price shape n in row i; takes [dp, N, 2]: groups
-    of each threshold that the row can absorb from here on if it takes shape n; spare [dp + 1, 2]: what the rows up to
-    i - 1 take and the others could take at most, beyond the need.
+    """Memory of one expansion; allowed, sums, tops, least [dp, N] price shape n in row i; takes
+    [dp, N, 2]: groups of each threshold that the row can absorb from here on if it takes shape n;
+    spare [dp + 1, 2]: what the rows up to i - 1 take and the others could take at most, beyond the
+    need.
 
-    narrow [dp + 1]: slowest bandwidth inside the column's data groups up to row i. same [dp]: an earlier row with
-    the same past, -1 if none. used, present, earlier [K]: devices taken, whether the last stage lies there, and an
-    earlier cell that the future cannot tell apart. absorbed [dp], reach, after [devices + 1]: see `least_for` and
-    `fits_together`. counter [3]: leaves seen, children written, labels expanded.
-    answer: best cost, least bound dropped. winner [1 + dp]: label and shapes of the best cost.
+    narrow [dp + 1]: slowest bandwidth inside the column's data groups up to row i. same [dp]: an
+    earlier row with the same past, -1 if none. used, present, earlier [K]: devices taken, whether
+    the last stage lies there, and an earlier cell that the future cannot tell apart. absorbed [dp],
+    reach, after [devices + 1]: see `least_for` and `fits_together`. counter [3]: leaves seen,
+    children written, labels expanded. answer: best cost, least bound dropped. winner [1 + dp]:
+    label and shapes of the best cost.
     """
 
     allowed: NDArray[np.bool_]
@@ -109,25 +114,44 @@ def expand(
     scratch: Scratch,
     children: Labels,
 ) -> int:
-    """Extend labels begin..end-1 by stage j; returns the first label not extended (children are full, or stopped).
+    """Extend labels begin..end-1 by stage j; returns the first label not extended (children are
+    full, or stopped).
 
-    box: least and greatest synchronisation, seconds. incumbent [1]: best cost known, re-read all the time (other
-    threads may lower it); labels within `tolerance` (relative) of it are pruned. stop [1]: not 0 ends the search.
+    box: least and greatest synchronisation, seconds. incumbent [1]: best cost known, re-read all
+    the time (other threads may lower it); labels within `tolerance` (relative) of it are pruned.
+    stop [1]: not 0 ends the search.
 
-    One long function on purpose: numba compiles it in a third of the time that its parts take one by one.
+    One long function on purpose: numba compiles it in a third of the time that its parts take one
+    by one.
     """
     pp, dp, tp, gas, sync = grid.pp, grid.dp, grid.tp, grid.gas, grid.sync
     size, bandwidth, marked = grid.size, grid.bandwidth, grid.marked
-    prefix, params, saved, link, capacity = grid.prefix, grid.params, grid.saved, grid.link, grid.capacity
+    prefix, params, saved, link, capacity = (
+        grid.prefix,
+        grid.params,
+        grid.saved,
+        grid.link,
+        grid.capacity,
+    )
     shape_cells, shape_kind, shape_zone = grid.shape_cells, grid.shape_kind, grid.shape_zone
     room, base, low, high, forced = grid.room, grid.base, grid.low, grid.high, grid.forced
     ahead = grid.ahead[:, min(j + 1, pp - 1)]
     done, used, last, sums, tops = labels.done, labels.used, labels.last, labels.sums, labels.tops
     synced, bound = labels.synced, labels.bound
-    allowed, row_sums, row_tops, choice = scratch.allowed, scratch.sums, scratch.tops, scratch.choice
+    allowed, row_sums, row_tops, choice = (
+        scratch.allowed,
+        scratch.sums,
+        scratch.tops,
+        scratch.choice,
+    )
     row_least, takes, spare = scratch.least, scratch.takes, scratch.spare
     narrow, same, taken, costs = scratch.narrow, scratch.same, scratch.used, scratch.costs
-    present, earlier, best_take, slow = scratch.present, scratch.earlier, scratch.best_take, grid.level
+    present, earlier, best_take, slow = (
+        scratch.present,
+        scratch.earlier,
+        scratch.best_take,
+        grid.level,
+    )
     counter, answer, winner = scratch.counter, scratch.answer, scratch.winner
     layers, cells, shapes = prefix.shape[1] - 1, len(size), len(shape_cells)
     alive = min(gas, pp - j) * grid.micro_batch
@@ -151,10 +175,15 @@ def expand(
         for c in range(cells):
             earlier[c] = -1
             for k in range(c - 1, -1, -1):
-                if grid.kind[k] == grid.kind[c] and used[x, k] == used[x, c] and present[k] + present[c] == 0:
+                if (
+                    grid.kind[k] == grid.kind[c]
+                    and used[x, k] == used[x, c]
+                    and present[k] + present[c] == 0
+                ):
                     earlier[c] = k
                     break
-        for i in range(dp):  # the nearest earlier row with the same past: their futures may be exchanged
+        # the nearest earlier row with the same past: their futures may be exchanged
+        for i in range(dp):
             same[i] = -1
             for k in range(i - 1, -1, -1):
                 alike = j == 0 or (sums[x, k] == sums[x, i] and tops[x, k] == tops[x, i])
@@ -162,7 +191,9 @@ def expand(
                     for r in range(tp):
                         c, d = shape_cells[last[x, k], r], shape_cells[last[x, i], r]
                         full = (
-                            used[x, c] == size[c] and used[x, d] == size[d] and grid.kind[c] == grid.kind[d]
+                            used[x, c] == size[c]
+                            and used[x, d] == size[d]
+                            and grid.kind[c] == grid.kind[d]
                         )
                         alike = alike and (c == d or full)
                 if alike:
@@ -189,14 +220,18 @@ def expand(
                         continue
                     kind = shape_kind[n]
                     allowed[i, n] = False
-                    if 0 <= forced[j, i] != n or held > capacity[kind] * tp * (1 + MEMORY_TOLERANCE):
+                    if 0 <= forced[j, i] != n or held > capacity[kind] * tp * (
+                        1 + MEMORY_TOLERANCE
+                    ):
                         continue
                     t = prefix[kind, b] - prefix[kind, a]
                     total = sums[x, i] + t
                     if j > 0 and link[a] > 0:
                         speed = np.inf
                         for r in range(tp):
-                            speed = min(speed, bandwidth[shape_cells[last[x, i], r], shape_cells[n, r]])
+                            speed = min(
+                                speed, bandwidth[shape_cells[last[x, i], r], shape_cells[n, r]]
+                            )
                         total += link[a] / speed
                     top = max(tops[x, i], t)
                     row_sums[i, n], row_tops[i, n] = total, top
@@ -282,7 +317,8 @@ def expand(
                         for k in range(i):
                             for r in range(tp):
                                 narrowest = min(
-                                    narrowest, bandwidth[shape_cells[choice[k], r], shape_cells[n, r]]
+                                    narrowest,
+                                    bandwidth[shape_cells[choice[k], r], shape_cells[n, r]],
                                 )
                         narrow[i + 1] = narrowest
                         placed = volume == 0 or volume <= box[1] * (1 + 1e-12) * narrowest
@@ -305,7 +341,9 @@ def expand(
                 if j == pp - 1:
                     value = 0.0
                     for k in range(dp):
-                        value = max(value, (gas - 1) * row_tops[k, choice[k]] + row_sums[k, choice[k]])
+                        value = max(
+                            value, (gas - 1) * row_tops[k, choice[k]] + row_sums[k, choice[k]]
+                        )
                     if reached + value < min(answer[0], incumbent[0]):
                         answer[0] = incumbent[0] = reached + value
                         winner[0] = x

@@ -1,7 +1,10 @@
-"""The label search of one configuration: stage by stage, cut to a width, with the bound of what was cut.
+"""The label search of one configuration: stage by stage, cut to a width, with the bound of what was
+cut.
 
-Labels are extended (`column_kernels.expand`), compared with labels in the same state, and cut to the best `width`.
-What the cut drops leaves its least bound behind, so a search that drops nothing has proven its incumbent optimal.
+Labels are extended (`column_kernels.expand`), compared with labels in the same state, and cut to
+the best `width`.
+What the cut drops leaves its least bound behind, so a search that drops nothing has proven its
+incumbent optimal.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ MAX_TABLE_SIZE = 2**25
 
 @dataclass(frozen=True)
 class Found:
-    """Answer of one search. cost: inf when nothing better was found; dropped: least bound cut away, inf for none.
+    """Answer of one search. cost: inf when nothing better was found; dropped: least bound cut away,
+    inf for none.
 
     ends [pp], shapes [pp, dp] describe the best decision. finished: False when it was stopped.
     """
@@ -43,8 +47,11 @@ class Found:
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
-def make_grid(model: RowModel, stages: StageIntervals, sync_cap: float, forced: Ints | None = None) -> Grid:
-    """The kernel's view: completion tables for `stages.intervals`, joined so that they are few and small enough."""
+def make_grid(
+    model: RowModel, stages: StageIntervals, sync_cap: float, forced: Ints | None = None
+) -> Grid:
+    """The kernel's view: completion tables for `stages.intervals`, joined so that they are few and
+    small enough."""
     pieces = list(stages.intervals)
     values = model.stage_values
     sample, _ = model.tables(float(values[pieces[-1][1]]), sync_cap)
@@ -81,7 +88,9 @@ def make_grid(model: RowModel, stages: StageIntervals, sync_cap: float, forced: 
         ahead=np.stack([model.tables(float(values[b]), sync_cap)[0] for _, b in pieces]),
         low=values[[a for a, _ in pieces]],
         high=np.r_[values, np.inf][[b + 1 for _, b in pieces]],
-        forced=np.full((config.pipeline, config.data), -1, dtype=np.int64) if forced is None else forced,
+        forced=np.full((config.pipeline, config.data), -1, dtype=np.int64)
+        if forced is None
+        else forced,
     )
 
 
@@ -95,10 +104,11 @@ def search(
     incumbent: Floats,
     stop: Ints,
 ) -> Found:
-    """Search for decisions with synchronisation in the box that beat `incumbent` [1] by more than `tolerance`.
+    """Search for decisions with synchronisation in the box that beat `incumbent` [1] by more than
+    `tolerance`.
 
-    most_leaves: columns tried per label before the rest is dropped. incumbent and stop [1] may be shared with
-    other threads; stop not 0 ends the search.
+    most_leaves: columns tried per label before the rest is dropped. incumbent and stop [1] may be
+    shared with other threads; stop not 0 ends the search.
     """
     scratch = _scratch(grid)
     children = _labels(grid, max(4 * width, 2 * most_leaves))
@@ -141,8 +151,12 @@ def search(
         if not len(labels.done):
             break
     cost, dropped = (float(v) for v in scratch.answer)
-    ends, shapes = _path(grid, [*past, labels], scratch.winner) if np.isfinite(cost) else (NOTHING, NOTHING)
-    return Found(cost, dropped, ends, shapes, int(scratch.counter[2]), int(scratch.counter[0]), finished)
+    ends, shapes = (
+        _path(grid, [*past, labels], scratch.winner) if np.isfinite(cost) else (NOTHING, NOTHING)
+    )
+    return Found(
+        cost, dropped, ends, shapes, int(scratch.counter[2]), int(scratch.counter[0]), finished
+    )
 
 
 def _labels(grid: Grid, count: int) -> Labels:
@@ -190,10 +204,16 @@ def _scratch(grid: Grid) -> Scratch:
 
 
 def _keep(grid: Grid, children: Labels, scratch: Scratch, width: int, limit: float) -> Labels:
-    """The best `width` children that nothing makes superfluous, best bound first; the rest leaves its bound."""
+    """The best `width` children that nothing makes superfluous, best bound first; the rest leaves
+    its bound."""
     count = int(scratch.counter[1])
-    by_cell, by_row = (np.empty((2, len(grid.size)), dtype=np.int64), np.empty(grid.dp, dtype=np.int64))
-    canonical(count, grid.shape_cells, grid.size, grid.kind, children, by_cell[0], by_cell[1], by_row)
+    by_cell, by_row = (
+        np.empty((2, len(grid.size)), dtype=np.int64),
+        np.empty(grid.dp, dtype=np.int64),
+    )
+    canonical(
+        count, grid.shape_cells, grid.size, grid.kind, children, by_cell[0], by_cell[1], by_row
+    )
     written = _rows(children, np.arange(count))
     mixed = np.random.default_rng(0).integers(1, 2**62, written.key.shape[1], dtype=np.int64)
     code = (written.key * mixed).sum(axis=1)  # wraps around: only groups equal keys
@@ -236,7 +256,8 @@ def _path(grid: Grid, levels: list[Labels], winner: Ints) -> tuple[Ints, Ints]:
 
 
 def decision(layout: Layout, cells: Ints, ends: Ints) -> AmpDecision:
-    """The decision with cells [pp, dp, tp] and stage ends [pp]; devices of a cell are taken in order."""
+    """The decision with cells [pp, dp, tp] and stage ends [pp]; devices of a cell are taken in
+    order."""
     config = layout.config
     free = [list(reversed(members)) for members in layout.cells.members]
     bounds = [0, *ends.tolist()]

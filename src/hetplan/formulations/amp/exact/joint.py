@@ -1,11 +1,15 @@
-"""Exact joint optimisation of `amp`: bound every configuration, search those that can win, widen until proven.
+"""Exact joint optimisation of `amp`: bound every configuration, search those that can win, widen
+until proven.
 
-1. A few orders of the devices (`orders`), and exchanges of devices where most are unlike, give a first incumbent; no
-   layer slower than it can be in a better decision.
-2. Every configuration gets the row bound (`rows`), first without synchronisation; those that can still win get more
-   orders and a narrow label search (`columns`), cheapest bound first, which give a good incumbent.
-3. What the incumbent leaves is divided into boxes of synchronisation time; each is a job with its own bound.
-4. The job of least bound is searched with a width that grows until nothing is dropped: then it is closed.
+1. A few orders of the devices (`orders`), and exchanges of devices where most are unlike, give a
+   first incumbent; no layer slower than it can be in a better decision.
+2. Every configuration gets the row bound (`rows`), first without synchronisation; those that can
+   still win get more orders and a narrow label search (`columns`), cheapest bound first, which give
+   a good incumbent.
+3. What the incumbent leaves is divided into boxes of synchronisation time; each is a job with its
+own bound.
+4. The job of least bound is searched with a width that grows until nothing is dropped: then it is
+closed.
 The least bound of the open jobs is the bound of the whole; it is valid whenever the search ends.
 """
 
@@ -48,7 +52,8 @@ LEAVES = 2000
 MAX_WIDTH = 50_000
 # Orders tried on every configuration before anything is bounded.
 FIRST_ORDERS = 3
-# An incumbent below this share of the ceiling leaves stage times too few digits: prove again from it.
+# An incumbent below this share of the ceiling leaves stage times too few digits: prove again from
+# it.
 LEAST_SHARE = 1e-4
 # Labels within this of the incumbent (relative) are pruned when the user asks for a plain proof.
 ROUNDING = 1e-9
@@ -138,7 +143,9 @@ class Search:
 
     def lay_out(self, config: Configuration, most_shapes: int = MAX_SHAPES) -> Layout:
         """The configuration's layout."""
-        return lay_out(self.problem, self.cells, config, ceiling=self.ceiling, most_shapes=most_shapes)
+        return lay_out(
+            self.problem, self.cells, config, ceiling=self.ceiling, most_shapes=most_shapes
+        )
 
     def try_orders(self, config: Configuration, most: int | None = None) -> None:
         """First incumbents from `orders` (the first `most` of them) for one configuration."""
@@ -168,7 +175,8 @@ class Search:
         self.offer(*improved(self.problem, self.cells, known, seconds, stop))
 
     def root_jobs(self) -> tuple[list[Job], float]:
-        """A job per configuration that has a decision at all, cheapest bound first; and a bound of the rest.
+        """A job per configuration that has a decision at all, cheapest bound first; and a bound of
+        the rest.
 
         The rest: configurations that were not looked at before the wish to stop, +inf without any.
         """
@@ -181,13 +189,16 @@ class Search:
                 continue
             model = row_model(self.lay_out(config))
             low, most = float(model.sync_values[0]), float(model.sync_values[-1])
-            bound = max(quick, low + bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound)
+            bound = max(
+                quick, low + bound_stages(model, most, np.inf, self.stopped, tolerance=1e-3).bound
+            )
             if np.isfinite(bound):
                 jobs.append(Job(model, SyncBox(low, most, bound), bound))
         return sorted(jobs, key=lambda job: job.bound), unseen
 
     def boxes(self, jobs: list[Job]) -> Iterator[Job]:
-        """The jobs divided into boxes of synchronisation, those that the incumbent beats left out."""
+        """The jobs divided into boxes of synchronisation, those that the incumbent beats left
+        out."""
         for job in jobs:
             if job.bound >= self.worth:
                 continue
@@ -206,7 +217,11 @@ class Search:
         self.exchange()
         self.ceiling = float(self.incumbent[0])
         self.prove()
-        while self.finished and self.decision is not None and self.incumbent[0] < LEAST_SHARE * self.ceiling:
+        while (
+            self.finished
+            and self.decision is not None
+            and self.incumbent[0] < LEAST_SHARE * self.ceiling
+        ):
             self.ceiling = float(self.incumbent[0])
             self.bound = None
             self.prove()
@@ -268,7 +283,8 @@ class Search:
             self.bound = float(self.incumbent[0])  # pruned labels lie within rounding of it
 
     def unrestricted(self, job: Job) -> Job | None:
-        """The same decisions with every shape listed; None where they are too many even for a last resort."""
+        """The same decisions with every shape listed; None where they are too many even for a last
+        resort."""
         lay = job.model.layout
         every = self.lay_out(lay.config, MOST_SHAPES)
         if not every.complete:
@@ -304,7 +320,9 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     return _outcome(state, run, built - begun, time.perf_counter() - built)
 
 
-def _outcome(state: Search, run: Run, build_seconds: float, solve_seconds: float) -> Outcome[AmpDecision]:
+def _outcome(
+    state: Search, run: Run, build_seconds: float, solve_seconds: float
+) -> Outcome[AmpDecision]:
     """What the search proved."""
     from hetplan import __version__
 
@@ -316,9 +334,13 @@ def _outcome(state: Search, run: Run, build_seconds: float, solve_seconds: float
     if state.stuck and not run.should_stop:
         message = f"given up before the proof: tensor groups can be laid out in too many ways ({state.stuck} searches)"
     if stop is Stop.INFEASIBLE:
-        message = "no degrees and micro-batch divide the devices and the batch with tables for every type"
+        message = (
+            "no degrees and micro-batch divide the devices and the batch with tables for every type"
+        )
         if state.totals["configurations"]:
-            message = "no cut and placement fits the memory, whatever the degrees and the micro-batch"
+            message = (
+                "no cut and placement fits the memory, whatever the degrees and the micro-batch"
+            )
     return Outcome(
         stop=stop,
         decision=state.decision,

@@ -1,4 +1,5 @@
-"""Compiled: labels of the search over stages, their states, and which of them others make superfluous."""
+"""Compiled: labels of the search over stages, their states, and which of them others make
+superfluous."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from hetplan.formulations.amp.problem import Floats, Ints
 
 
 class Labels(NamedTuple):
-    """Labels side by side; `parent`, `key` (the state) and `order` (rows in canonical order) serve comparison."""
+    """Labels side by side; `parent`, `key` (the state) and `order` (rows in canonical order) serve
+    comparison."""
 
     done: Ints
     used: Ints
@@ -37,11 +39,12 @@ def canonical(
     renamed: Ints,
     code: Ints,
 ) -> None:
-    """Write the keys [1 + K + dp tp] of the first `count` labels and the order of their rows: equal keys mean equal
-    futures. signature, renamed [K], code [dp]: scratch.
+    """Write the keys [1 + K + dp tp] of the first `count` labels and the order of their rows: equal
+    keys mean equal futures. signature, renamed [K], code [dp]: scratch.
 
-    Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells, costs). Of a full
-    cell only its class matters: nothing more can be placed in it, and links out of it depend on the class alone.
+    Interchangeable cells are sorted by (used, groups of the last stage), rows by (renamed cells,
+    costs). Of a full cell only its class matters: nothing more can be placed in it, and links out
+    of it depend on the class alone.
     """
     cells, rows, tp = len(size), len(code), shape_cells.shape[1]
     for y in range(count):
@@ -70,7 +73,9 @@ def canonical(
                 k = order[m - 1]
                 if code[k] < code[i]:
                     break
-                if code[k] == code[i] and (sums[k] < sums[i] or (sums[k] == sums[i] and tops[k] <= tops[i])):
+                if code[k] == code[i] and (
+                    sums[k] < sums[i] or (sums[k] == sums[i] and tops[k] <= tops[i])
+                ):
                     break
                 order[m] = k
                 m -= 1
@@ -81,10 +86,13 @@ def canonical(
 
 
 @kernel
-def dominated(gas: int, labels: Labels, by_code: Ints, code: Ints, alive: NDArray[np.bool_]) -> None:
+def dominated(
+    gas: int, labels: Labels, by_code: Ints, code: Ints, alive: NDArray[np.bool_]
+) -> None:
     """Mark labels that another one in the same state makes superfluous: alive[y] becomes False.
 
-    by_code: labels sorted by code; equal codes are compared by key. Only near neighbours are compared.
+    by_code: labels sorted by code; equal codes are compared by key. Only near neighbours are
+    compared.
     """
     count = len(by_code)
     for m in range(count):
@@ -109,6 +117,9 @@ def no_worse(gas: int, labels: Labels, x: int, y: int) -> bool:
     for i in range(labels.sums.shape[1]):
         u, v = labels.order[x, i], labels.order[y, i]
         sum_x, sum_y = labels.sums[x, u], labels.sums[y, v]
-        if sum_x > sum_y or (gas - 1) * labels.tops[x, u] + sum_x > (gas - 1) * labels.tops[y, v] + sum_y:
+        if (
+            sum_x > sum_y
+            or (gas - 1) * labels.tops[x, u] + sum_x > (gas - 1) * labels.tops[y, v] + sum_y
+        ):
             return False
     return True

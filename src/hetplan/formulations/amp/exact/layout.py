@@ -1,11 +1,14 @@
-"""One configuration (degrees, micro-batch) laid out over the cells: what its groups can look like and cost.
+"""One configuration (degrees, micro-batch) laid out over the cells: what its groups can look like
+and cost.
 
 Shape     the cells of a tensor group's ranks in order; *pure* when they are all one cell.
-Kind      (device types of the group, its slowest bandwidth): groups of one kind take the same time for any layers.
-Zone      what the bound of a single pipeline distinguishes: a class of cells holding pure groups, or, for each
-          device type, all groups that straddle cells. Every zone is as good as its best member, so that bounds hold.
-Threshold a set of slow types: the groups holding one of them are at least ceil(devices of the set / tp), and the
-          pipelines must absorb them somewhere, since every device is used.
+Kind      (device types of the group, its slowest bandwidth): groups of one kind take the same time
+for any layers.
+Zone      what the bound of a single pipeline distinguishes: a class of cells holding pure groups,
+          or, for each device type, all groups that straddle cells. Every zone is as good as its
+          best member, so that bounds hold.
+Threshold a set of slow types: the groups holding one of them are at least ceil(devices of the set /
+          tp), and the pipelines must absorb them somewhere, since every device is used.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import numpy as np
 from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Floats, Ints
 
-# All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are restricted,
-# at first. What then stays open is searched again with the larger number.
+# All ordered tuples of cells are listed up to this many; beyond, groups straddling cells are
+# restricted, at first. What then stays open is searched again with the larger number.
 MAX_SHAPES = 600
 MOST_SHAPES = 70_000
 # A cell with room for more groups than this never forces a crossing in the bound (a relaxation).
@@ -32,11 +35,13 @@ MAX_ZONES = 6
 
 @dataclass(frozen=True)
 class Zones:
-    """prefix [Z, L+1] s; capacity [Z] bytes; room [Z]: groups that one cell can hold, 0 for no limit.
+    """prefix [Z, L+1] s; capacity [Z] bytes; room [Z]: groups that one cell can hold, 0 for no
+    limit.
 
-    sync_in, sync_out [Z] bytes/s: best bandwidth of a data group inside one cell (0: it does not fit), and across.
-    stay [Z], leave [Z, Z] bytes/s: best link inside a cell and to another one (0: there is none). level [Z, H] 0/1.
-    base [Z + 1]: first row state of each zone (one for each number of groups left in the cell). straddles [Z] 0/1.
+    sync_in, sync_out [Z] bytes/s: best bandwidth of a data group inside one cell (0: it does not
+    fit), and across. stay [Z], leave [Z, Z] bytes/s: best link inside a cell and to another one (0:
+    there is none). level [Z, H] 0/1. base [Z + 1]: first row state of each zone (one for each
+    number of groups left in the cell). straddles [Z] 0/1.
     """
 
     prefix: Floats
@@ -55,9 +60,9 @@ class Zones:
 class Layout:
     """Arrays of one configuration; L layers, K cells, N shapes, M kinds, Z zones.
 
-    prefix [M, L+1] s: time of layers [0, l) on a group of the kind; params, saved [L+1] bytes: prefix sums;
-    link [L+1] bytes sent where a cut lies before layer l. sync: seconds per parameter byte × bytes/s.
-    capacity [M] bytes of the smallest device type in the kind.
+    prefix [M, L+1] s: time of layers [0, l) on a group of the kind; params, saved [L+1] bytes:
+    prefix sums; link [L+1] bytes sent where a cut lies before layer l. sync: seconds per parameter
+    byte × bytes/s. capacity [M] bytes of the smallest device type in the kind.
     shape_cells [N, tp], shape_kind, shape_zone [N].
     complete: all shapes are listed. thresholds [H, types] bool, at most two; threshold_devices [H].
     """
@@ -95,8 +100,9 @@ def lay_out(
 ) -> Layout:
     """The configuration's shapes (all of them up to `most_shapes`), kinds and zones.
 
-    ceiling: layer times are cut off here, seconds. No decision faster than the ceiling has a layer that slow, and
-    stage times, taken as differences of prefix sums, keep their digits beside layers that are slower by far.
+    ceiling: layer times are cut off here, seconds. No decision faster than the ceiling has a layer
+    that slow, and stage times, taken as differences of prefix sums, keep their digits beside layers
+    that are slower by far.
     """
     tp = config.tensor
     seconds = problem.seconds[tp, config.micro_batch]
@@ -148,7 +154,8 @@ def lay_out(
 def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[list[tuple[int, ...]], bool]:
     """Ordered cells of a group's ranks, lexicographically, and whether the list is complete.
 
-    With a single group nothing depends on the order of its ranks, and sorted tuples are all there is.
+    With a single group nothing depends on the order of its ranks, and sorted tuples are all there
+    is.
     """
     count, tp = cells.count, config.tensor
     single = config.pipeline * config.data == 1
@@ -166,7 +173,9 @@ def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[list[tuple[
     return sorted(chosen), False
 
 
-def _tuples(left: list[int], length: int, ascending: bool, least: int = 0) -> Iterator[tuple[int, ...]]:
+def _tuples(
+    left: list[int], length: int, ascending: bool, least: int = 0
+) -> Iterator[tuple[int, ...]]:
     """Tuples of cells that use cell c at most left[c] times, in lexicographic order."""
     if length == 0:
         yield ()
@@ -198,7 +207,8 @@ def _thresholds(problem: AmpProblem, seconds: Floats) -> Ints:
 
 
 def _zone_of(cells: Cells, cell: int) -> int:
-    """The zone number of a cell's pure groups: its class, or its type where there are many classes."""
+    """The zone number of a cell's pure groups: its class, or its type where there are many
+    classes."""
     return int(cells.kind[cell] if cells.kind[-1] < MAX_ZONES else cells.type[cell])
 
 

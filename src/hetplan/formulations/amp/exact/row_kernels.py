@@ -1,4 +1,5 @@
-"""Compiled: the cheapest completion of one pipeline, over zones, for a cap on stage time and on synchronisation."""
+"""Compiled: the cheapest completion of one pipeline, over zones, for a cap on stage time and on
+synchronisation."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ def completions(
 ) -> None:
     """Backward recursion over stages.
 
-    window [pp, Z, L+1]: furthest end of stage j on zone z starting at layer a. needs_local [Z, L+1]: from this end
-    on the stage's parameters must be synchronised inside one cell, which takes dp groups' room instead of one.
-    link [L+1] bytes. level [Z, 2] 0/1: does a group of the zone count for each threshold.
-    Fills ahead [pp, S, L+1, A, B], start [A, B], +inf on entry: seconds of stages j.. and of the link into stage j,
-    given the row state (zone and room left in the cell) of stage j - 1, the layers done, and at least so many groups
-    of each threshold still to absorb; +inf where impossible. start: the whole pipeline. enter [Z, most room + 1, A, B],
-    scratch: stage j on zone z entered with u groups' room.
+    window [pp, Z, L+1]: furthest end of stage j on zone z starting at layer a. needs_local [Z,
+    L+1]: from this end on the stage's parameters must be synchronised inside one cell, which takes
+    dp groups' room instead of one. link [L+1] bytes. level [Z, 2] 0/1: does a group of the zone
+    count for each threshold.
+    Fills ahead [pp, S, L+1, A, B], start [A, B], +inf on entry: seconds of stages j.. and of the
+    link into stage j, given the row state (zone and room left in the cell) of stage j - 1, the
+    layers done, and at least so many groups of each threshold still to absorb; +inf where
+    impossible. start: the whole pipeline. enter [Z, most room + 1, A, B], scratch: stage j on zone
+    z entered with u groups' room.
     """
     zones, width = prefix.shape
     layers = width - 1
@@ -109,10 +112,11 @@ def windows(
     window: Ints,
     needs_local: Ints,
 ) -> None:
-    """Fill in the furthest stage ends and where synchronisation must stay inside a cell; see `completions`.
+    """Fill in the furthest stage ends and where synchronisation must stay inside a cell; see
+    `completions`.
 
-    stage_cap, sync_cap: seconds. A stage on zone z may end at b when its time, its memory (1F1B) and its
-    synchronisation at the zone's best bandwidth allow it.
+    stage_cap, sync_cap: seconds. A stage on zone z may end at b when its time, its memory (1F1B)
+    and its synchronisation at the zone's best bandwidth allow it.
     """
     slack = 1.0 + 1e-12  # rounding of prefix sums must not exclude what is allowed
     zones, width = prefix.shape
@@ -147,13 +151,21 @@ def windows(
 
 @kernel
 def absorbs(
-    cost: Floats, rows: int, need: Ints, most: int, limit: float, stairs: Ints, reach: Ints, after: Ints
+    cost: Floats,
+    rows: int,
+    need: Ints,
+    most: int,
+    limit: float,
+    stairs: Ints,
+    reach: Ints,
+    after: Ints,
 ) -> bool:
-    """Whether `rows` pipelines, each costing at most `limit`, can absorb `need` groups of both thresholds.
+    """Whether `rows` pipelines, each costing at most `limit`, can absorb `need` groups of both
+    thresholds.
 
-    cost [A, B]: of one pipeline that absorbs at least (a, b) groups, non-decreasing in both; the last index of a
-    dimension stands for that many or more (up to `most` groups). Scratch: stairs [A], for each number of the first
-    threshold the most of the second; reach, after [need[0] + 1].
+    cost [A, B]: of one pipeline that absorbs at least (a, b) groups, non-decreasing in both; the
+    last index of a dimension stands for that many or more (up to `most` groups). Scratch: stairs
+    [A], for each number of the first threshold the most of the second; reach, after [need[0] + 1].
     """
     na, nb = cost.shape
     for ka in range(na):

@@ -1,8 +1,9 @@
 """Lower bounds of a configuration from its single pipelines ("rows").
 
-For a cap s on the synchronisation and θ on the stage time let R(θ, s) be the cheapest Σ t + Σ e of one pipeline that
-absorbs its part of the slow groups. Every decision with slowest stage in (θa, θb] and synchronisation in [sa, sb]
-costs at least sa + (gas − 1)·θa + R(θb, sb): intervals of θ and of s are bisected where the bound is least.
+For a cap s on the synchronisation and θ on the stage time let R(θ, s) be the cheapest Σ t + Σ e of
+one pipeline that absorbs its part of the slow groups. Every decision with slowest stage in (θa, θb]
+and synchronisation in [sa, sb] costs at least sa + (gas − 1)·θa + R(θb, sb): intervals of θ and of
+s are bisected where the bound is least.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from hetplan.formulations.amp.exact.layout import Layout
 from hetplan.formulations.amp.exact.row_kernels import absorbs, completions, windows
 from hetplan.formulations.amp.problem import Floats, Ints
 
-# How many groups beyond an even share the tables count; more are treated as this many (a relaxation).
+# How many groups beyond an even share the tables count; more are treated as this many (a
+# relaxation).
 SPARE = 1
 MAX_INTERVALS = 40
 MAX_BOXES = 40
@@ -37,8 +39,9 @@ class SyncBox:
 class RowModel:
     """The row bound of one layout.
 
-    absorb [2]: group counts that the tables distinguish. need [2]: groups to absorb in all pipelines together.
-    stage_values: candidate slowest-stage times, ascending; sync_values: candidate synchronisation times.
+    absorb [2]: group counts that the tables distinguish. need [2]: groups to absorb in all
+    pipelines together. stage_values: candidate slowest-stage times, ascending; sync_values:
+    candidate synchronisation times.
     """
 
     layout: Layout
@@ -96,7 +99,8 @@ class RowModel:
         return ahead, start
 
     def share(self, cost: Floats) -> float:
-        """Least t such that all pipelines, each costing at most t, absorb what is needed; +inf if they cannot.
+        """Least t such that all pipelines, each costing at most t, absorb what is needed; +inf if
+        they cannot.
 
         cost [A, B]: see `absorbs`.
         """
@@ -118,7 +122,8 @@ class RowModel:
 
 
 def row_model(layout: Layout, *, straddle: bool = False) -> RowModel:
-    """The row bound's data; `straddle` asks for decisions in which at least one group straddles cells."""
+    """The row bound's data; `straddle` asks for decisions in which at least one group straddles
+    cells."""
     config = layout.config
     columns = [layout.zones.level[:, h] for h in range(layout.zones.level.shape[1])]
     needs = layout.threshold_groups.tolist()
@@ -148,7 +153,8 @@ def row_model(layout: Layout, *, straddle: bool = False) -> RowModel:
 
 
 def distinct(values: Floats, relative: float = 1e-12) -> Floats:
-    """The values ascending, those within rounding of a smaller one dropped in favour of the largest of them."""
+    """The values ascending, those within rounding of a smaller one dropped in favour of the largest
+    of them."""
     ordered = np.unique(values)
     keep = np.r_[ordered[1:] > ordered[:-1] * (1 + relative) + 1e-300, True]
     return ordered[keep]
@@ -156,9 +162,11 @@ def distinct(values: Floats, relative: float = 1e-12) -> Floats:
 
 @dataclass(frozen=True)
 class StageIntervals:
-    """Bound over all slowest-stage times: `bound` seconds without synchronisation, and the intervals behind it.
+    """Bound over all slowest-stage times: `bound` seconds without synchronisation, and the
+    intervals behind it.
 
-    intervals: (first, last) indices into the candidate stage times, ascending, those that can beat the limit.
+    intervals: (first, last) indices into the candidate stage times, ascending, those that can beat
+    the limit.
     """
 
     bound: float
@@ -166,9 +174,14 @@ class StageIntervals:
 
 
 def bound_stages(
-    model: RowModel, sync_cap: float, limit: float, stop: Callable[[], bool], tolerance: float = 1e-5
+    model: RowModel,
+    sync_cap: float,
+    limit: float,
+    stop: Callable[[], bool],
+    tolerance: float = 1e-5,
 ) -> StageIntervals:
-    """Least cost of the pipelines (without synchronisation) when synchronisation is at most `sync_cap`.
+    """Least cost of the pipelines (without synchronisation) when synchronisation is at most
+    `sync_cap`.
 
     limit: costs of at least this are not of interest. tolerance: relative, where bisection may end.
     """
@@ -211,9 +224,11 @@ def _middle(values: Floats, first: int, last: int) -> int:
 def bound_configuration(
     model: RowModel, limit: Callable[[], float], stop: Callable[[], bool], tolerance: float = 1e-4
 ) -> list[SyncBox]:
-    """Boxes of synchronisation time covering every decision cheaper than `limit()`, each with its bound.
+    """Boxes of synchronisation time covering every decision cheaper than `limit()`, each with its
+    bound.
 
-    An empty list proves that the configuration has none. Boxes are bisected while the least one can be told apart.
+    An empty list proves that the configuration has none. Boxes are bisected while the least one can
+    be told apart.
     """
     values = model.sync_values
     names = count()
@@ -248,7 +263,8 @@ def bound_configuration(
 
 
 def _merge(boxes: list[SyncBox], most: int = 6) -> list[SyncBox]:
-    """At most `most` boxes: neighbours with the nearest bounds are joined (the joint bound is the smaller)."""
+    """At most `most` boxes: neighbours with the nearest bounds are joined (the joint bound is the
+    smaller)."""
     while len(boxes) > most:
         i = min(range(len(boxes) - 1), key=lambda n: abs(boxes[n].bound - boxes[n + 1].bound))
         a, b = boxes[i], boxes[i + 1]

@@ -1,4 +1,5 @@
-"""Warmers of AMP's kernels (see `solvers.warm`): two halves that take about equally long to compile."""
+"""Warmers of AMP's kernels (see `solvers.warm`): two halves that take about equally long to
+compile."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ def tiny() -> tuple[AmpData, AmpProblem, Configuration]:
         }
     )
     problem = compile_problem(data)
-    return data, problem, next(c for c in problem.configurations() if (c.pipeline, c.data) == (2, 2))
+    return (
+        data,
+        problem,
+        next(c for c in problem.configurations() if (c.pipeline, c.data) == (2, 2)),
+    )
 
 
 def rows() -> None:
@@ -67,7 +72,9 @@ def columns() -> None:
     """The label search."""
     _, problem, config = tiny()
     real = row_model(lay_out(problem, find_cells(problem), config))
-    model = Blank(real.layout, real.level, real.absorb, real.need, real.stage_values, real.sync_values)
+    model = Blank(
+        real.layout, real.level, real.absorb, real.need, real.stage_values, real.sync_values
+    )
     grid = make_grid(model, StageIntervals(0.0, ((0, len(real.stage_values) - 1),)), np.inf)
     search(
         grid,

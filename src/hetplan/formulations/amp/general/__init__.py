@@ -1,1 +1,2 @@
-"""AMP by general solvers: one model per configuration, written once and solved by CP-SAT, HiGHS or through Pyomo."""
+"""AMP by general solvers: one model per configuration, written once and solved by CP-SAT, HiGHS or
+through Pyomo."""

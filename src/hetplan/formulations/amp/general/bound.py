@@ -1,15 +1,20 @@
-"""A cheap lower bound of one configuration: one pipeline with few slow stages and the fastest links.
+"""A cheap lower bound of one configuration: one pipeline with few slow stages and the fastest
+links.
 
-Let F be the slowest f of the device types. All devices are used, so at least n_F / tp tensor groups hold a device
-of F, and some pipeline has at least g = ceil(ceil(n_F / tp) / dp) of its stages on such groups. Every pipeline
-costs at least the cheapest chain of stages of which g or more are on F, where
+Let F be the slowest f of the device types. All devices are used, so at least n_F / tp tensor groups
+hold a device of F, and some pipeline has at least g = ceil(ceil(n_F / tp) / dp) of its stages on
+such groups. Every pipeline costs at least the cheapest chain of stages of which g or more are on F,
+where
 
-(1) a stage on F runs at the pace of the fastest type in F, any other at that of the fastest type of all
-(2) tensor groups, links and data groups have the best bandwidth that any group of their size can have
+(1) a stage on F runs at the pace of the fastest type in F, any other at that of the fastest type of
+all
+(2) tensor groups, links and data groups have the best bandwidth that any group of their size can
+have
 (3) a stage on F has the capacity of the roomiest type in F, any other that of the roomiest of all
 
-T is at least (gas - 1) max_j t_j + sum_j (t_j + e_j) of that chain, plus the least synchronisation; the largest
-over f counts. The chain is a shortest path once max_j t_j is bounded, which `bottleneck.minimise` searches.
+T is at least (gas - 1) max_j t_j + sum_j (t_j + e_j) of that chain, plus the least synchronisation;
+the largest over f counts. The chain is a shortest path once max_j t_j is bounded, which
+`bottleneck.minimise` searches.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ SEARCH_GAP = 1e-4
 
 
 def least_seconds(tables: Tables, run: Run) -> float | None:
-    """What every decision of the configuration costs at least; None where no chain of stages fits the memory."""
+    """What every decision of the configuration costs at least; None where no chain of stages fits
+    the memory."""
     best, run = 0.0, run.part()  # the chains are not decisions: nothing to report
     for slow in slow_sets(tables):
         found = chain_seconds(tables, slow, run)
@@ -42,7 +48,8 @@ def least_seconds(tables: Tables, run: Run) -> float | None:
 
 
 def quick_seconds(tables: Tables) -> float:
-    """A weaker bound in no time: the fastest tables, the bottleneck at least the largest layer and the average."""
+    """A weaker bound in no time: the fastest tables, the bottleneck at least the largest layer and
+    the average."""
     layer = tables.seconds.min(axis=0)
     bottleneck = max(float(layer.max()), float(layer.sum()) / tables.shape[0])
     total = (tables.configuration.gas - 1) * bottleneck + float(layer.sum()) + sync_seconds(tables)
@@ -57,7 +64,8 @@ def slow_sets(tables: Tables) -> list[list[int]]:
 
 
 def chain_seconds(tables: Tables, slow: list[int], run: Run) -> float | None:
-    """(gas - 1) max_j t_j + sum_j (t_j + e_j) of the cheapest chain with enough stages on `slow`; None: no chain."""
+    """(gas - 1) max_j t_j + sum_j (t_j + e_j) of the cheapest chain with enough stages on `slow`;
+    None: no chain."""
     _, dp, tp = tables.shape
     devices = int(np.isin(tables.problem.device_type, slow).sum())
     needed = math.ceil(math.ceil(devices / tp) / dp)
@@ -70,18 +78,21 @@ def chain_seconds(tables: Tables, slow: list[int], run: Run) -> float | None:
         return cheapest_chain(np.where(pace <= theta, pace, np.inf), links, needed)
 
     top = float(pace[np.isfinite(pace)].max(initial=0.0))
-    found = minimise(tables.configuration.gas - 1, probe, Continuum(), (0.0, top), run, gap=SEARCH_GAP)
+    found = minimise(
+        tables.configuration.gas - 1, probe, Continuum(), (0.0, top), run, gap=SEARCH_GAP
+    )
     return None if found.proven_empty else found.bound or 0.0
 
 
 def cheapest_chain(pace: Floats, links: Floats, needed: int) -> Probe[None] | None:
     """Least sum of stages and links with at least `needed` stages on the second pace.
 
-    pace [2, pp, L + 1, L + 1]: seconds of layers a to b - 1 on stage j, +inf where not possible. links [L + 1]:
-    seconds when a stage but the last ends before layer l.
+    pace [2, pp, L + 1, L + 1]: seconds of layers a to b - 1 on stage j, +inf where not possible.
+    links [L + 1]: seconds when a stage but the last ends before layer l.
     """
     stages, size = pace.shape[1], pace.shape[2]
-    cost = np.full((needed + 1, size), np.inf)  # by stages on the second pace so far (capped), layers done
+    # by stages on the second pace so far (capped), layers done
+    cost = np.full((needed + 1, size), np.inf)
     cost[0, 0] = 0.0
     largest = np.zeros_like(cost)  # the slowest stage on the way there
     for j in range(stages):
@@ -104,13 +115,14 @@ def cheapest_chain(pace: Floats, links: Floats, needed: int) -> Probe[None] | No
 
 
 def stage_seconds(tables: Tables, types: list[int]) -> Floats:
-    """[pp, L + 1, L + 1] seconds of one micro-batch at the pace of the fastest of `types`, +inf where none fits."""
+    """[pp, L + 1, L + 1] seconds of one micro-batch at the pace of the fastest of `types`, +inf
+    where none fits."""
     problem, tp = tables.problem, tables.shape[2]
     layer = tables.seconds[types].min(axis=0)
     if tp > 1:
-        layer = layer + ring_factor(tp) * tables.configuration.micro_batch * problem.tensor / best_bandwidth(
-            problem, tp
-        )
+        layer = layer + ring_factor(
+            tp
+        ) * tables.configuration.micro_batch * problem.tensor / best_bandwidth(problem, tp)
     room = tables.capacity[types].max()
     matrix = np.full((len(tables.stages), problem.layers + 1, problem.layers + 1), np.inf)
     sums = [np.cumsum(layer[a:]) for a in range(problem.layers)]
@@ -138,7 +150,8 @@ def sync_seconds(tables: Tables) -> float:
 
 
 def best_bandwidth(problem: AmpProblem, ranks: int) -> float:
-    """The lowest bandwidth of any group of `ranks` devices is at most this: the best (ranks - 1)-th best link."""
+    """The lowest bandwidth of any group of `ranks` devices is at most this: the best (ranks - 1)-th
+    best link."""
     if ranks > problem.devices:
         return math.inf
     links = np.sort(np.where(np.isfinite(problem.bandwidth), problem.bandwidth, 0.0), axis=1)

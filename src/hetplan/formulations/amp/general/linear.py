@@ -1,23 +1,31 @@
-"""AMP's problem as a mixed-integer linear programme, one per configuration (pp, dp, tp, mbs), for any MILP solver.
+"""AMP's problem as a mixed-integer linear programme, one per configuration (pp, dp, tp, mbs), for
+any MILP solver.
 
 Source: AMP (NeurIPS 2022), Section 3, eq. 3-5.
-Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data rank, tensor rank;
-       n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels (see tables.py).
+Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data
+       rank, tensor rank; n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels
+       (see tables.py).
 Data   all seconds times a power of two that brings T to about 1000.
-Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval n.
-       g[j,i,S], low[..,λ] in [0,1]: the profile of a tensor group; the level of a tensor group, of a link, of the data
-       groups of a stage (reach[..,λ]: that level or a lower one). They are whole wherever x is, at no loss.
-       z = (choice and choice) in [0,1]: both made, e.g. z[n,S] = y[j,n] g[j,i,S]; costs are sums over z, so that t_ij,
-       e_ij and the synchronisation are linear and their convex hull exact for each pair of choices.
-       m_i, sigma, T >= 0.                                      min T  s.t.
-(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) sum_n y[0,n] = 1;  what ends before l equals what begins at l
+Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
+       n. g[j,i,S], low[..,λ] in [0,1]: the profile of a tensor group; the level of a tensor group,
+       of a link, of the data groups of a stage (reach[..,λ]: that level or a lower one). They are
+       whole wherever x is, at no loss. z = (choice and choice) in [0,1]: both made, e.g. z[n,S] =
+       y[j,n] g[j,i,S]; costs are sums over z, so that t_ij, e_ij and the synchronisation are linear
+       and their convex hull exact for each pair of choices. m_i, sigma, T >= 0.
+       min T  s.t.
+(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) sum_n y[0,n] = 1;  what ends before l
+equals what begins at l
 (3) sum_S g[S] = 1;  S covers k: sum_S g[S] >= sum_{c of type k} x[c,p] for every p of the group
-(4) sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ'];  for every pair of positions p, q that talk (in a tensor group,
-    on a lane of a link, in a data group)  reach[λ] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1
+(4) sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ'];  for every pair of positions p, q that talk
+    (in a tensor group, on a lane of a link, in a data group)  reach[λ] >= x[c,p] + sum_{c':
+    bandwidth(c,c') <= B_λ} x[c',q] - 1
 (5) sum_S z[n,S] = y[n],  sum_n z[n,S] = g[S];  likewise for levels
-(6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >= synchronisation of every j
-(7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <= 1
-(8) the least of all equivalent placements: equal cells come in order, data and tensor ranks begin in order
+(6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >=
+synchronisation of every j
+(7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <=
+1
+(8) the least of all equivalent placements: equal cells come in order, data and tensor ranks begin
+in order
 """
 
 from __future__ import annotations
@@ -83,16 +91,19 @@ class Programme:
         least = min(self.question.lower, upper) * self.unit
         self.total = self.model.continuous("T", lower=least, upper=self.top)
         self.model.minimize(self.total)
-        self.stage: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}  # t_ij
+        # t_ij
+        self.stage: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
         self.link: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}  # e_ij
 
     def scaled(self, seconds: Floats) -> Floats:
-        """In the programme's unit. What no solver tells from 0 becomes 0, what nobody can afford is capped."""
+        """In the programme's unit. What no solver tells from 0 becomes 0, what nobody can afford is
+        capped."""
         costs = np.minimum(seconds * self.unit, 2 * self.top)
         return np.where(costs < SMALLEST, 0.0, costs)
 
     def both(self, name: str, first: Columns, second: Columns, seconds: Floats) -> Terms:  # (5)
-        """The cost of two choices of one member each, seconds [len(second), len(first)], by joint columns z.
+        """The cost of two choices of one member each, seconds [len(second), len(first)], by joint
+        columns z.
 
         The columns of each choice add up to 1.
         """
@@ -101,12 +112,18 @@ class Programme:
             return first, costs[0]
         joint = self.model.continuous(f"z_{name}", costs.shape, upper=1.0)
         for n, column in enumerate(first):
-            self.model.equal(f"{name}_first", [*joint[:, n], column], [1.0] * len(second) + [-1.0], to=0.0)
+            self.model.equal(
+                f"{name}_first", [*joint[:, n], column], [1.0] * len(second) + [-1.0], to=0.0
+            )
         for s, column in enumerate(second):
-            self.model.equal(f"{name}_second", [*joint[s], column], [1.0] * len(first) + [-1.0], to=0.0)
+            self.model.equal(
+                f"{name}_second", [*joint[s], column], [1.0] * len(first) + [-1.0], to=0.0
+            )
         return joint.ravel(), costs.ravel()
 
-    def at_least(self, family: str, target: Columns, parts: Iterable[Terms], factor: float = 1.0) -> None:
+    def at_least(
+        self, family: str, target: Columns, parts: Iterable[Terms], factor: float = 1.0
+    ) -> None:
         """factor * target >= the sum of the parts."""
         columns, values = joined([(np.atleast_1d(target), np.array([-factor])), *parts])
         self.model.row(family, columns, values, upper=0.0)
@@ -155,7 +172,10 @@ def price_compute(m: Programme) -> None:  # (3)
             for r in m.lanes:
                 held = m.x[cells.type == k, j, i, r]
                 m.model.row(
-                    "covered", [*covering, *held], [1.0] * len(covering) + [-1.0] * len(held), lower=0.0
+                    "covered",
+                    [*covering, *held],
+                    [1.0] * len(covering) + [-1.0] * len(held),
+                    lower=0.0,
                 )
         m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], chosen, m.tables.compute(j)))
 
@@ -175,7 +195,9 @@ def price_links(m: Programme) -> None:  # (4)
             continue
         pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
         low = levels(m, f"link_{j}_{i}", m.tables.link_levels, pairs)
-        m.link[j, i].append(m.both(f"send_{j}_{i}", m.y[j], low, m.tables.link(m.tables.stages[j].last)))
+        m.link[j, i].append(
+            m.both(f"send_{j}_{i}", m.y[j], low, m.tables.link(m.tables.stages[j].last))
+        )
 
 
 def add_up(m: Programme) -> None:  # (4) (6)
@@ -185,9 +207,15 @@ def add_up(m: Programme) -> None:  # (4) (6)
         sigma = m.model.continuous("sigma")
         sync = [(np.atleast_1d(sigma), np.ones(1))]
         for j in m.stages:
-            pairs = [(m.x[:, j, i, r], m.x[:, j, h, r]) for r in m.lanes for i, h in combinations(m.ranks, 2)]
+            pairs = [
+                (m.x[:, j, i, r], m.x[:, j, h, r])
+                for r in m.lanes
+                for i, h in combinations(m.ranks, 2)
+            ]
             low = levels(m, f"sync_{j}", m.tables.sync_levels, pairs)
-            m.at_least("synchronisation", sigma, [m.both(f"sync_{j}", m.y[j], low, m.tables.sync(j))])
+            m.at_least(
+                "synchronisation", sigma, [m.both(f"sync_{j}", m.y[j], low, m.tables.sync(j))]
+            )
     for i in m.ranks:
         slowest = m.model.continuous(f"m_{i}")
         for j in m.stages:
@@ -208,7 +236,8 @@ def fit_memory(m: Programme) -> None:  # (7)
 
 
 def order_equals(m: Programme) -> None:  # (8)
-    """The least word of cells, position by position, among those that symmetry makes equivalent (see cpsat.py)."""
+    """The least word of cells, position by position, among those that symmetry makes equivalent
+    (see cpsat.py)."""
     cells, (_, dp, tp) = m.tables.cells, m.tables.shape
     for c, before in m.tables.equal_before:
         mine, other = m.x[c].ravel(), m.x[before].ravel()
@@ -219,7 +248,10 @@ def order_equals(m: Programme) -> None:  # (8)
             for c in range(1, cells.count):
                 here, after = m.x[(slice(c, None), *p)], m.x[(slice(c, None), *q)]
                 m.model.row(
-                    "equal_ranks", [*here, *after], [1.0] * len(here) + [-1.0] * len(after), upper=0.0
+                    "equal_ranks",
+                    [*here, *after],
+                    [1.0] * len(here) + [-1.0] * len(after),
+                    upper=0.0,
                 )
 
 

@@ -1,8 +1,10 @@
-"""The loop around the general models: one model per configuration, cheap bounds first, one incumbent for all.
+"""The loop around the general models: one model per configuration, cheap bounds first, one
+incumbent for all.
 
-A configuration fixes the degrees and the micro-batch. Its cheap bound (bound.py) orders and prunes; each survivor
-becomes a model that looks only for decisions cheaper than the incumbent. The whole problem's bound is the least of the
-configurations' bounds: proven by a model, the cut-off where a model found nothing below it, or still the cheap one.
+A configuration fixes the degrees and the micro-batch. Its cheap bound (bound.py) orders and prunes;
+each survivor becomes a model that looks only for decisions cheaper than the incumbent. The whole
+problem's bound is the least of the configurations' bounds: proven by a model, the cut-off where a
+model found nothing below it, or still the cheap one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ FIRST_SHARE = 0.1
 BOUND_SHARE = 0.3
 # Time for each configuration in the first round when there is no time limit.
 FIRST_ROUND_SECONDS = 2.0
-# Models of more terms are not built: building alone takes long, and general solvers get nowhere with them.
+# Models of more terms are not built: building alone takes long, and general solvers get nowhere
+# with them.
 MOST_TERMS = 500_000
 
 
@@ -41,7 +44,8 @@ MOST_TERMS = 500_000
 class Reply:
     """What a model said of one configuration, looking for decisions that cost at most the cut-off.
 
-    stop INFEASIBLE: there is none. bound: every such decision costs at least this. strategy: the best one found.
+    stop INFEASIBLE: there is none. bound: every such decision costs at least this. strategy: the
+    best one found.
     """
 
     stop: Stop
@@ -53,7 +57,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked: the cheapest decision of one configuration that costs at most `cutoff` (None: any).
+    """What a model is asked: the cheapest decision of one configuration that costs at most `cutoff`
+    (None: any).
 
     lower, upper: seconds that every such decision costs at least and at most.
     """
@@ -77,10 +82,11 @@ Size = Callable[[Tables], int]
 
 @dataclass
 class Case:
-    """One configuration. bound: proven so far, +inf when it has no decision at all. terms: of its model.
+    """One configuration. bound: proven so far, +inf when it has no decision at all. terms: of its
+    model.
 
-    tried: whether first decisions were looked for. chained: whether `least_seconds` had its say. closed: nothing left
-    to find. given_up: open, but another try would be in vain.
+    tried: whether first decisions were looked for. chained: whether `least_seconds` had its say.
+    closed: nothing left to find. given_up: open, but another try would be in vain.
     """
 
     tables: Tables
@@ -99,7 +105,8 @@ class Case:
 
 @dataclass
 class State:
-    """The search so far: the best strategy with its seconds, the configurations, and what they took."""
+    """The search so far: the best strategy with its seconds, the configurations, and what they
+    took."""
 
     run: Run
     cases: list[Case]
@@ -118,10 +125,13 @@ class State:
 
     @property
     def cutoff(self) -> float | None:
-        """Only decisions that cost at most this are worth having; models for other solvers hold the best known, too."""
+        """Only decisions that cost at most this are worth having; models for other solvers hold the
+        best known, too."""
         if self.strategy is None:
             return None
-        return self.best * (1 + EXPORTED if self.run.tap is not None else 1 - WORTH * self.run.options.gap)
+        return self.best * (
+            1 + EXPORTED if self.run.tap is not None else 1 - WORTH * self.run.options.gap
+        )
 
     def offer(self, problem: AmpProblem, strategy: Strategy) -> None:
         """Keep `strategy` if it is the best; priced exactly, whatever its model thought of it."""
@@ -155,7 +165,8 @@ def solve_each(
     if tables:
         run.report(bound=state.bound if math.isfinite(state.bound) else None)
     sweep(state, problem, model)
-    find_first(state, problem, cells, run)  # what the shares left undone, where no model takes the time
+    # what the shares left undone, where no model takes the time
+    find_first(state, problem, cells, run)
     find_bounds(state, run)
     state.prune()
     return outcome(state, solver, time.perf_counter() - begun)
@@ -188,20 +199,26 @@ def exchange(state: State, problem: AmpProblem, cells: Cells) -> None:
 
 
 def find_bounds(state: State, run: Run) -> None:
-    """The cheap bound of every open configuration that has none yet, those that promise most first, in `run`'s time."""
-    for case in sorted((case for case in state.cases if not case.closed), key=lambda case: case.bound):
+    """The cheap bound of every open configuration that has none yet, those that promise most first,
+    in `run`'s time."""
+    for case in sorted(
+        (case for case in state.cases if not case.closed), key=lambda case: case.bound
+    ):
         if case.chained or run.should_stop:
             continue
         least = least_seconds(case.tables, run)
         case.chained = not run.should_stop
-        case.bound, case.closed = (math.inf, True) if least is None else (max(least, case.bound), False)
+        case.bound, case.closed = (
+            (math.inf, True) if least is None else (max(least, case.bound), False)
+        )
 
 
 def sweep(state: State, problem: AmpProblem, model: Model) -> None:
-    """Solve the open configurations in rounds, cheapest bound first, each round with twice the time for each.
+    """Solve the open configurations in rounds, cheapest bound first, each round with twice the time
+    for each.
 
-    Early rounds close the easy ones and find incumbents that prune the hard ones; what stays open is solved anew
-    with more time. The last one open gets all that is left.
+    Early rounds close the easy ones and find incumbents that prune the hard ones; what stays open
+    is solved anew with more time. The last one open gets all that is left.
     """
     share = 0.0
     while not state.run.should_stop:
@@ -210,7 +227,9 @@ def sweep(state: State, problem: AmpProblem, model: Model) -> None:
         if not waiting:
             return
         left = state.run.remaining
-        share = max(2 * share, left / (2 * len(waiting)) if math.isfinite(left) else FIRST_ROUND_SECONDS)
+        share = max(
+            2 * share, left / (2 * len(waiting)) if math.isfinite(left) else FIRST_ROUND_SECONDS
+        )
         for case in waiting:
             state.prune()
             if not case.closed and not state.run.should_stop:
@@ -224,7 +243,9 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
     if case.terms > MOST_TERMS:
         size = f"{case.terms} terms, more than {MOST_TERMS}"
         case.given_up = True
-        state.message = f"the model of {chosen} would have {size}; the method exact has no such limit"
+        state.message = (
+            f"the model of {chosen} would have {size}; the method exact has no such limit"
+        )
         return
     part = run.part(time_limit=None if math.isinf(seconds) else seconds)
     begun = time.perf_counter()
@@ -232,7 +253,10 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
 
     def report(incumbent: float | None, bound: float | None) -> None:
         others = min([state.best, *(other.bound for other in state.cases if other is not case)])
-        run.report(incumbent=incumbent, bound=None if bound is None else min(others, max(case.bound, bound)))
+        run.report(
+            incumbent=incumbent,
+            bound=None if bound is None else min(others, max(case.bound, bound)),
+        )
 
     reply = model(Question(case.tables, case.bound, cutoff), part, report)
     state.models += 1
@@ -255,7 +279,8 @@ def solve_case(state: State, case: Case, problem: AmpProblem, model: Model, seco
 
 
 def outcome(state: State, solver: str, seconds: float) -> Outcome[AmpDecision]:
-    """What the sweep proved, in the registry's terms; `seconds` it took, all but building counts as solving."""
+    """What the sweep proved, in the registry's terms; `seconds` it took, all but building counts as
+    solving."""
     done = all(case.closed for case in state.cases)
     if done:
         stop = Stop.OPTIMAL if state.strategy is not None else Stop.INFEASIBLE
@@ -284,6 +309,8 @@ def outcome(state: State, solver: str, seconds: float) -> Outcome[AmpDecision]:
 def why_infeasible(state: State) -> str:
     """The reason of a proven infeasibility."""
     if not state.cases:
-        return "no degrees and micro-batch divide the devices and the batch with tables for every type"
+        return (
+            "no degrees and micro-batch divide the devices and the batch with tables for every type"
+        )
     count = len(state.cases)
     return f"no cut and placement fits the memory under any of the {count} combinations of degrees and micro-batch"

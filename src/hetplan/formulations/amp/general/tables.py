@@ -1,10 +1,13 @@
 """One configuration as the general models see it: sets and cost tables.
 
-Sets   c cells (classes of interchangeable devices), p = (j, i, r) positions, n intervals [a, b) of layers that stage
-       j can hold, S profiles (the slowest table of a set of types), λ levels (distinct bandwidths, ascending).
-Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor group; link[λ][l] seconds to the next stage
-       when a stage ends before layer l; sync[λ][n] seconds of the gradient all-reduce; room[n] bytes per device.
-A level stands for "the lowest bandwidth involved is at most this one"; only levels that cost something are kept.
+Sets   c cells (classes of interchangeable devices), p = (j, i, r) positions, n intervals [a, b) of
+       layers that stage j can hold, S profiles (the slowest table of a set of types), λ levels
+       (distinct bandwidths, ascending).
+Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor group; link[λ][l] seconds
+       to the next stage when a stage ends before layer l; sync[λ][n] seconds of the gradient
+       all-reduce; room[n] bytes per device.
+A level stands for "the lowest bandwidth involved is at most this one"; only levels that cost
+something are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from itertools import combinations
 import numpy as np
 
 from hetplan.formulations.amp.cells import Cells
-from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, AmpProblem, Configuration, Floats, Ints
+from hetplan.formulations.amp.problem import (
+    MEMORY_TOLERANCE,
+    AmpProblem,
+    Configuration,
+    Floats,
+    Ints,
+)
 from hetplan.formulations.amp.strategy import Strategy, ring_factor
 
 # Half of what the evaluator lets pass: the other half is for the solvers' own tolerances.
@@ -25,7 +34,8 @@ HALF_TOLERANCE = MEMORY_TOLERANCE / 2
 
 @dataclass(frozen=True)
 class Intervals:
-    """The ranges of layers that one stage can hold: [N] layers first to last - 1, bytes per device."""
+    """The ranges of layers that one stage can hold: [N] layers first to last - 1, bytes per
+    device."""
 
     first: Ints
     last: Ints
@@ -37,7 +47,8 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Profile:
-    """The pace of a tensor group. seconds [L]: of the slowest of `types`; covers: all types that it is enough for."""
+    """The pace of a tensor group. seconds [L]: of the slowest of `types`; covers: all types that it
+    is enough for."""
 
     types: frozenset[int]
     covers: frozenset[int]
@@ -54,7 +65,8 @@ class Tables:
 
     @property
     def terms(self) -> int:
-        """About how many terms a model of this configuration has; computed without listing the intervals."""
+        """About how many terms a model of this configuration has; computed without listing the
+        intervals."""
         pp, dp, tp = self.shape
         tensor, link, sync = len(self.tensor_levels), len(self.link_levels), len(self.sync_levels)
         products = self.intervals * (dp * (len(self.profiles) + tensor + link) + sync)
@@ -70,7 +82,8 @@ class Tables:
 
     @property
     def talking(self) -> int:
-        """How many pairs of positions talk: in a tensor group, on a lane of a link, in a data group."""
+        """How many pairs of positions talk: in a tensor group, on a lane of a link, in a data
+        group."""
         pp, dp, tp = self.shape
         inside = (len(self.tensor_levels) > 0) * pp * dp * tp * (tp - 1) // 2
         across = (len(self.link_levels) > 0) * (pp - 1) * dp * tp
@@ -122,14 +135,17 @@ class Tables:
 
     @cached_property
     def profiles(self) -> list[Profile]:
-        """The paces of the tensor groups that can occur: no set of types that a part of it makes just as slow."""
+        """The paces of the tensor groups that can occur: no set of types that a part of it makes
+        just as slow."""
         kinds = range(len(self.problem.types))
         found: list[Profile] = []
         for size in range(1, min(len(kinds), self.configuration.tensor) + 1):
             for chosen in combinations(kinds, size):
                 slowest = self.seconds[list(chosen)].max(axis=0)
                 parts = (
-                    self.seconds[list(part)].max(axis=0) for part in combinations(chosen, size - 1) if part
+                    self.seconds[list(part)].max(axis=0)
+                    for part in combinations(chosen, size - 1)
+                    if part
                 )
                 if not any((part == slowest).all() for part in parts):
                     covers = frozenset(k for k in kinds if (self.seconds[k] <= slowest).all())
@@ -139,7 +155,9 @@ class Tables:
     def compute(self, stage: int) -> Floats:
         """[profiles, N]: slowest tables summed over the intervals of a stage."""
         n = self.stages[stage]
-        return np.stack([interval_sums(profile.seconds, n.first, n.last) for profile in self.profiles])
+        return np.stack(
+            [interval_sums(profile.seconds, n.first, n.last) for profile in self.profiles]
+        )
 
     def least_compute(self, stage: int) -> Floats:
         """[N]: the least that any group needs for the intervals of a stage."""
@@ -148,13 +166,15 @@ class Tables:
 
     @cached_property
     def bandwidths(self) -> Floats:
-        """[levels] distinct bandwidths between two devices, ascending; empty for a single device."""
+        """[levels] distinct bandwidths between two devices, ascending; empty for a single
+        device."""
         between = self.cells.bandwidth
         return np.unique(between[np.isfinite(between)])
 
     @cached_property
     def tensor_levels(self) -> Floats:
-        """Levels that matter inside tensor groups: none without tensor parallelism or its traffic."""
+        """Levels that matter inside tensor groups: none without tensor parallelism or its
+        traffic."""
         return self.bandwidths if self.shape[2] > 1 and self.problem.tensor.any() else np.zeros(0)
 
     @cached_property
@@ -175,7 +195,8 @@ class Tables:
         return ring_factor(tp) * size / self.tensor_levels[:, None]
 
     def link(self, boundaries: Ints) -> Floats:
-        """[link levels, len(boundaries)]: one micro-batch over the link behind layer l - 1, per boundary l."""
+        """[link levels, len(boundaries)]: one micro-batch over the link behind layer l - 1, per
+        boundary l."""
         size = self.problem.activation[boundaries - 1] * self.configuration.micro_batch
         return size / self.link_levels[:, None]
 
@@ -193,7 +214,8 @@ class Tables:
 
     @cached_property
     def equal_before(self) -> list[tuple[int, int]]:
-        """(cell, the cell before it that is interchangeable with it), for all but the first of each class."""
+        """(cell, the cell before it that is interchangeable with it), for all but the first of each
+        class."""
         kinds = self.cells.kind.tolist()
         return [
             (c, max(b for b in range(c) if kinds[b] == kinds[c]))
@@ -223,12 +245,16 @@ class Tables:
             total += self.problem.activation.sum() * chosen.micro_batch / self.link_levels[0]
         if len(self.sync_levels):
             total += (
-                ring_factor(chosen.data) * self.problem.params.sum() / chosen.tensor / self.sync_levels[0]
+                ring_factor(chosen.data)
+                * self.problem.params.sum()
+                / chosen.tensor
+                / self.sync_levels[0]
             )
         return float(total)
 
     def strategy(self, cell_of: Ints, cut: Ints) -> Strategy:
-        """A strategy from the cell of each position [pp, dp, tp] and the cut [pp + 1]; devices in cell order."""
+        """A strategy from the cell of each position [pp, dp, tp] and the cut [pp + 1]; devices in
+        cell order."""
         free = [list(members) for members in self.cells.members]
         devices = [free[c].pop(0) for c in cell_of.ravel()]
         placement = np.array(devices, dtype=np.int64).reshape(cell_of.shape)
@@ -236,7 +262,8 @@ class Tables:
 
 
 def interval_sums(values: Floats, first: Ints, last: Ints) -> Floats:
-    """[N] sums of values[first] to values[last - 1], each summed from its own start (no cancellation)."""
+    """[N] sums of values[first] to values[last - 1], each summed from its own start (no
+    cancellation)."""
     sums = np.empty(len(first))
     for start in np.unique(first):
         here = first == start

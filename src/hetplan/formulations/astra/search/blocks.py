@@ -1,9 +1,10 @@
-"""Seconds of one block, embedding and head for every (tensor degree, micro-batch, sequence parallelism) at
-hand.
+"""Seconds of one block, embedding and head for every (tensor degree, micro-batch, sequence
+parallelism) at hand.
 
-The operators are the profiling layer's; sequence parallelism divides the ones that tensor parallelism leaves
-whole (Korthikanti et al. 2022, Section 4.2.2). A measured profile replaces the totals where it has a table;
-the part that selective recomputation repeats keeps its analytical share.
+The operators are the profiling layer's; sequence parallelism divides the ones that tensor
+parallelism leaves whole (Korthikanti et al. 2022, Section 4.2.2). A measured profile replaces the
+totals where it has a table; the part that selective recomputation repeats keeps its analytical
+share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.formulations.astra.search.efficiency import EfficiencyModel, Floats, Work, compute_seconds
+from hetplan.formulations.astra.search.efficiency import (
+    EfficiencyModel,
+    Floats,
+    Work,
+    compute_seconds,
+)
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.table import Ints
@@ -26,8 +32,8 @@ FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING,
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """table [7, keys] seconds: an average block's forward, backward, attention core forward, matrix products
-    forward
+    """table [7, keys] seconds: an average block's forward, backward, attention core forward, matrix
+    products forward
     and backward; embedding and head, forward and backward together. of [R]: each row's key."""
 
     table: Floats
@@ -70,15 +76,22 @@ def block_seconds(
 
 
 def _layer(
-    layer: Layer, facts: ModelFacts, offer: Offer, model: EfficiencyModel, keys: list[tuple[int, int, bool]]
+    layer: Layer,
+    facts: ModelFacts,
+    offer: Offer,
+    model: EfficiencyModel,
+    keys: list[tuple[int, int, bool]],
 ) -> tuple[Floats, ...]:
-    """(forward, backward, core forward, products forward, products backward) of one layer for all keys."""
+    """(forward, backward, core forward, products forward, products backward) of one layer for all
+    keys."""
     rows: list[list[float]] = []
     passes: list[float] = []  # backward over forward
     where: list[tuple[int, bool, bool]] = []  # key, core, product
     for number, (tensor, micro_batch, sequence_parallel) in enumerate(keys):
         for op in layer.operators:
-            shared = replace(op, split=True) if sequence_parallel and isinstance(op, Elementwise) else op
+            shared = (
+                replace(op, split=True) if sequence_parallel and isinstance(op, Elementwise) else op
+            )
             row, ratio = _operator(shared, micro_batch, tensor, facts)
             rows.append(row)
             passes.append(ratio)
@@ -93,7 +106,9 @@ def _layer(
         return np.bincount(key, weights=values, minlength=len(keys)).astype(float)
 
     launches = len(layer.operators) * model.launch_seconds
-    back_launches = sum(op.backward_products if isinstance(op, Matmul) else 1 for op in layer.operators)
+    back_launches = sum(
+        op.backward_products if isinstance(op, Matmul) else 1 for op in layer.operators
+    )
     return (
         np.maximum(total(seconds), launches),
         np.maximum(total(back), back_launches * model.launch_seconds),
@@ -103,7 +118,9 @@ def _layer(
     )
 
 
-def _operator(op: Operator, micro_batch: int, tensor: int, facts: ModelFacts) -> tuple[list[float], float]:
+def _operator(
+    op: Operator, micro_batch: int, tensor: int, facts: ModelFacts
+) -> tuple[list[float], float]:
     """([count, m, k, n, flops, bytes moved] forward, backward seconds per forward second)."""
     size = ELEMENT_BYTES[facts.precision]
     moved = op.moved(micro_batch, tensor)
@@ -116,7 +133,11 @@ def _operator(op: Operator, micro_batch: int, tensor: int, facts: ModelFacts) ->
 
 
 def _overwrite(
-    table: Floats, keys: list[tuple[int, int, bool]], facts: ModelFacts, offer: Offer, profile: Profile
+    table: Floats,
+    keys: list[tuple[int, int, bool]],
+    facts: ModelFacts,
+    offer: Offer,
+    profile: Profile,
 ) -> None:
     """Take totals from the profile's tables; parts of a block keep their shares."""
     chain = facts.model.layers

@@ -1,8 +1,10 @@
-"""Astra's efficiencies eta in (0, 1]: the share of the theoretical rate that an operator reaches (eq. 25-26).
+"""Astra's efficiencies eta in (0, 1]: the share of the theoretical rate that an operator reaches
+(eq. 25-26).
 
-seconds = theta / (phi eta): theta FLOPs of a matrix product or bytes of anything else, phi the datasheet's
-peak or bandwidth. A learned model implements `EfficiencyModel`; `Stated` gives the profiling layer's constants,
-so that the search then prices an operator exactly as `hetplan.profiling.times` does.
+seconds = theta / (phi eta): theta FLOPs of a matrix product or bytes of anything else, phi the
+datasheet's peak or bandwidth. A learned model implements `EfficiencyModel`; `Stated` gives the
+profiling layer's constants, so that the search then prices an operator exactly as
+`hetplan.profiling.times` does.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Work:
-    """Operators as arrays [n]: count products of m x k by k x n (all 0: memory-bound), flops, bytes moved."""
+    """Operators as arrays [n]: count products of m x k by k x n (all 0: memory-bound), flops, bytes
+    moved."""
 
     device: str
     spec: DeviceSpec
@@ -69,7 +72,8 @@ class EfficiencyModel(Protocol):
 class Stated:
     """The constants of `hetplan.profiling.times` and a stated share of the links' bandwidth.
 
-    links: 1.0, since cluster files carry what links reach. launch_seconds: floor per kernel, as there.
+    links: 1.0, since cluster files carry what links reach. launch_seconds: floor per kernel, as
+    there.
     """
 
     efficiency: Efficiency = DEFAULT_EFFICIENCY
@@ -81,7 +85,8 @@ class Stated:
         return self.efficiency.launch_seconds
 
     def computation(self, work: Work) -> Floats:
-        """Tile quantisation and the roofline make a matrix product's share; elsewhere it is `memory`."""
+        """Tile quantisation and the roofline make a matrix product's share; elsewhere it is
+        `memory`."""
         e = self.efficiency
         padded = np.array([
             tiled_flops(Shape(*(int(v) for v in shape)), e.tile)
@@ -111,11 +116,15 @@ def compute_seconds(work: Work, model: EfficiencyModel) -> Floats:
     eta = checked(model.computation(work), "computation")
     products = work.flops > 0
     rate = np.where(
-        products, work.spec.peak_flops(work.precision, name=work.device), work.spec.memory_bytes_per_s
+        products,
+        work.spec.peak_flops(work.precision, name=work.device),
+        work.spec.memory_bytes_per_s,
     )
     return np.asarray(np.where(products, work.flops, work.moved_bytes) / (rate * eta))
 
 
 def transfer_seconds(traffic: Traffic, bandwidth: Floats, model: EfficiencyModel) -> Floats:
     """size / (bandwidth eta) (eq. 26); the collective's own factor is already in `size`."""
-    return np.asarray(traffic.size / (bandwidth * checked(model.communication(traffic), "communication")))
+    return np.asarray(
+        traffic.size / (bandwidth * checked(model.communication(traffic), "communication"))
+    )

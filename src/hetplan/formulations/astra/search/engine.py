@@ -1,4 +1,5 @@
-"""The search from pool to Pareto set: generate, filter by rules and memory, price, sort (Astra, Figure 2)."""
+"""The search from pool to Pareto set: generate, filter by rules and memory, price, sort (Astra,
+Figure 2)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def search(
     run: Run | None = None,
     top: int = 10,
 ) -> Found:
-    """Search the pool. rules: compiled for `schema_of(pool)`; None: the shipped ones. top: how many to list.
+    """Search the pool. rules: compiled for `schema_of(pool)`; None: the shipped ones. top: how many
+    to list.
 
     Raises UnsupportedError for a model that is no transformer, InputError for an unusable job.
     """

@@ -1,6 +1,8 @@
-"""What the search knows of a model: one kind of block between an embedding and a head (Astra, eq. 5-6).
+"""What the search knows of a model: one kind of block between an embedding and a head (Astra, eq.
+5-6).
 
-Read from the layer chain, so that built-in models and configuration files serve alike. Blocks that differ
+Read from the layer chain, so that built-in models and configuration files serve alike. Blocks that
+differ
 (experts in every second one) are averaged in time, parameters and activations.
 """
 
@@ -20,8 +22,8 @@ from hetplan.profiling.recomputation import BLOCKS, CORE_SAVED
 class ModelFacts:
     """Figures of one model at one sequence length and precision.
 
-    blocks: the chain's blocks (N of them); first, last: embedding and head; the rest of the chain has
-    neither.
+    blocks: the chain's blocks (N of them); first, last: embedding and head; the rest of the chain
+    has neither.
     """
 
     model: Model
@@ -46,7 +48,9 @@ class ModelFacts:
 
     @cached_property
     def _products(self) -> dict[str, Matmul]:
-        return {op.name: op for block in self.blocks for op in block.operators if isinstance(op, Matmul)}
+        return {
+            op.name: op for block in self.blocks for op in block.operators if isinstance(op, Matmul)
+        }
 
     @property
     def heads(self) -> int:
@@ -85,7 +89,8 @@ class ModelFacts:
 
     @cached_property
     def expert_params(self) -> float:
-        """The part of `block_params` that belongs to experts, and is divided by expert parallelism."""
+        """The part of `block_params` that belongs to experts, and is divided by expert
+        parallelism."""
         sizes = [op.count * op.k * op.n for b in self.blocks for op in b.operators
                  if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")]  # fmt: skip
         return sum(sizes) / self.layers
@@ -96,11 +101,18 @@ class ModelFacts:
         if self.experts_per_token is None:
             return 0.0
         share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
-        return share * self.experts_per_token * self.sequence * self.hidden * ELEMENT_BYTES[self.precision]
+        return (
+            share
+            * self.experts_per_token
+            * self.sequence
+            * self.hidden
+            * ELEMENT_BYTES[self.precision]
+        )
 
     @cached_property
     def saved(self) -> tuple[float, float, float]:
-        """Bytes per sample kept by an average block: (divided by tensor parallelism, not divided, core).
+        """Bytes per sample kept by an average block: (divided by tensor parallelism, not divided,
+        core).
 
         The core's tensors (part of the first figure) are what selective recomputation frees.
         """
@@ -114,15 +126,22 @@ class ModelFacts:
 
     @property
     def boundary_bytes(self) -> float:
-        """Bytes per sample between two blocks: what a stage sends on, and what full recomputation keeps."""
+        """Bytes per sample between two blocks: what a stage sends on, and what full recomputation
+        keeps."""
         return self.blocks[0].activation_bytes(self.precision)
 
 
 def model_facts(model: Model) -> ModelFacts:
-    """The facts of a transformer; raises UnsupportedError for any other chain (it has no heads to split)."""
+    """The facts of a transformer; raises UnsupportedError for any other chain (it has no heads to
+    split)."""
     chain = model.layers
     blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
-    if not blocks or len(chain) != len(blocks) + 2 or chain[0].kind in BLOCKS or chain[-1].kind in BLOCKS:
+    if (
+        not blocks
+        or len(chain) != len(blocks) + 2
+        or chain[0].kind in BLOCKS
+        or chain[-1].kind in BLOCKS
+    ):
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in chain))
         raise UnsupportedError(
             "the search takes transformers: an embedding, blocks, a head",

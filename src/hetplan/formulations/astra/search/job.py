@@ -16,8 +16,8 @@ MOST_TOKENS = 1e18
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained. tokens: of the whole training, for money. money_limit: dollars for them, None:
-    none."""
+    """What is to be trained. tokens: of the whole training, for money. money_limit: dollars for
+    them, None: none."""
 
     model: Model
     global_batch: int

@@ -1,7 +1,8 @@
-"""Mode 2: every strategy on all segments of the offered types, and on one type alone (Astra, Section 3.4).
+"""Mode 2: every strategy on all segments of the offered types, and on one type alone (Astra,
+Section 3.4).
 
-Beside the segments stands the whole space of modes 1 and 3 on each type that alone has devices enough, so that a pool
-is never worse than a part of it of the same size.
+Beside the segments stands the whole space of modes 1 and 3 on each type that alone has devices
+enough, so that a pool is never worse than a part of it of the same size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ import numpy as np
 
 from hetplan.formulations.astra import warm
 from hetplan.formulations.astra.data import AstraData
-from hetplan.formulations.astra.search.modes import Rows, Task, points_of, price_rows, twins, why_nothing
+from hetplan.formulations.astra.search.modes import (
+    Rows,
+    Task,
+    points_of,
+    price_rows,
+    twins,
+    why_nothing,
+)
 from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.pricing import Priced, after_pipeline
 from hetplan.formulations.astra.search.result import Candidate, Found, Parts
@@ -39,7 +47,12 @@ def mixed(task: Task, run: Run) -> Found:
     clock.begun = time.perf_counter()
     space = segment_space(task.space)
     table = strategies(
-        facts, space, task.rules, gpus=pool.sizes[0], global_batch=job.global_batch, whole_stages=False
+        facts,
+        space,
+        task.rules,
+        gpus=pool.sizes[0],
+        global_batch=job.global_batch,
+        whole_stages=False,
     )
     clock.lap("generate")
     figures = segment_figures(facts, table, pool.offers, task.given, offload=space.offload)
@@ -58,7 +71,10 @@ def mixed(task: Task, run: Run) -> Found:
     money = np.full(len(front.seconds), np.nan) if priceless else front.money * job.iterations
     seconds, split = front.seconds, len(front.seconds)
     if alone is not None:
-        seconds, money = np.concatenate([seconds, alone.seconds]), np.concatenate([money, alone.money])
+        seconds, money = (
+            np.concatenate([seconds, alone.seconds]),
+            np.concatenate([money, alone.money]),
+        )
     throughput = job.tokens_per_iteration / seconds
     best = best_under(job.money_limit, throughput, money)
 
@@ -103,7 +119,8 @@ def mixed(task: Task, run: Run) -> Found:
 
 
 def load_kernels() -> float:
-    """Compile (once per installation) or load what the search runs; seconds taken, which are no search time."""
+    """Compile (once per installation) or load what the search runs; seconds taken, which are no
+    search time."""
     begun = time.perf_counter()
     one = np.ones((1, 1))
     figures = SegmentFigures(
@@ -118,7 +135,9 @@ def load_kernels() -> float:
         exposed=lambda r: np.ones((3, 1, 2)),
     )
     table = {"pipeline_model_parallel_size": 2, "num_micro_batches": 2}
-    segment_front(2, Strategies({name: np.array([v]) for name, v in table.items()}, 1), figures, Run())
+    segment_front(
+        2, Strategies({name: np.array([v]) for name, v in table.items()}, 1), figures, Run()
+    )
     warm.unequal()
     return time.perf_counter() - begun
 
@@ -134,7 +153,9 @@ class Segments:
         task, r, shape = self.task, int(front.strategy[f]), front.shape(f)
         offers = task.pool.offers
         stages = tuple(
-            (offers[i].name, n) for _, i, count, layers in shape.parts for n in spread(count, layers)
+            (offers[i].name, n)
+            for _, i, count, layers in shape.parts
+            for n in spread(count, layers)
         )
         priceless = any(offer.price_per_second is None for offer in offers)
         money = np.nan if priceless else float(front.money[f]) * task.job.iterations
@@ -143,22 +164,31 @@ class Segments:
         return task.candidate(self.table, r, parts, money, share, stages, segments=True)
 
     def parts(self, r: int, shape: Shape, seconds: float) -> Parts:
-        """(pipeline, reduction, optimizer) seconds: the last two of the stage on which they take longest."""
+        """(pipeline, reduction, optimizer) seconds: the last two of the stage on which they take
+        longest."""
         exposed = self.figures.exposed(r)
-        stages = [(kind, i, n) for kind, i, count, layers in shape.parts for n in spread(count, layers)]
+        stages = [
+            (kind, i, n) for kind, i, count, layers in shape.parts for n in spread(count, layers)
+        ]
         kind, i, n = max(stages, key=lambda stage: exposed[stage[0], stage[1], stage[2] - 1])
         rest = float(exposed[kind, i, n - 1])
         one = Priced(
-            self.task.facts, self.table.take(np.array([r])), self.task.pool.offers[i], self.task.given
+            self.task.facts,
+            self.table.take(np.array([r])),
+            self.task.pool.offers[i],
+            self.task.given,
         )
-        ends = (kind == FIRST) * one.end_params[0] + (kind == LAST or shape.last < 0) * one.end_params[1]
+        ends = (kind == FIRST) * one.end_params[0] + (
+            kind == LAST or shape.last < 0
+        ) * one.end_params[1]
         dense, experts = n * one.stage_params + ends, n * one.expert_stage_params
         share = np.array([self.figures.offloaded[r]])
         reduction, _ = after_pipeline(one, dense, experts, n * one.forward, n * one.backward, share)
         return seconds - rest, float(reduction[0]), rest - float(reduction[0])
 
     def instance(self, front: SegmentFront, f: int) -> AstraData:
-        """Point f as an instance, which the exact method of problem `astra` must solve to the same."""
+        """Point f as an instance, which the exact method of problem `astra` must solve to the
+        same."""
         facts, r = self.task.facts, int(front.strategy[f])
         found, rest = segment_instance(
             facts, self.table, self.task.pool.offers, self.figures, r, front.shape(f)
@@ -167,8 +197,11 @@ class Segments:
         return found
 
 
-def _top(task: Task, part: Segments, first: SegmentFront, alone: Rows | None) -> tuple[Candidate, ...]:
-    """The fastest strategies, each on its fastest segments; one that is on both sides is listed once."""
+def _top(
+    task: Task, part: Segments, first: SegmentFront, alone: Rows | None
+) -> tuple[Candidate, ...]:
+    """The fastest strategies, each on its fastest segments; one that is on both sides is listed
+    once."""
     found = [part.candidate(first, f) for f in range(len(first.seconds))]
     if alone is not None:
         order = ranking(task.job.tokens_per_iteration / alone.seconds, alone.money)
@@ -203,7 +236,9 @@ def _left_out(task: Task, alone: bool) -> tuple[str, ...]:
     if not parts:
         return ()
     where = (
-        "tried on one type alone only" if alone else "no type alone has all these GPUs, so they are not tried"
+        "tried on one type alone only"
+        if alone
+        else "no type alone has all these GPUs, so they are not tried"
     )
     return (f"on segments of several types, {', '.join(parts)} (they need equal stages): {where}",)
 
@@ -212,7 +247,5 @@ def _why_nothing(task: Task, counts: dict[str, int], money: np.ndarray, finished
     if counts["generated"] == 0 and not segment_space(task.space).recomputations(task.facts.layers):
         return "; ".join(("segments have nothing to try", *_left_out(task, False)))
     if counts["in_memory"] and not len(money) and finished:
-        return (
-            f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} layers in memory"
-        )
+        return f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} layers in memory"
     return why_nothing(counts, task.job, money)

@@ -1,4 +1,5 @@
-"""The modes that take one type of device at a time, from generated strategies to the ranked result (Astra, Figure 2).
+"""The modes that take one type of device at a time, from generated strategies to the ranked result
+(Astra, Figure 2).
 
 `Task` and the helpers serve mode 2 as well (`mixed`).
 """
@@ -53,7 +54,9 @@ class Task:
     ) -> Candidate:
         """Row r of the table on those stages; segments: whether they were chosen."""
         offers = {offer.name: offer for offer in self.pool.offers}
-        group = int(table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r])
+        group = int(
+            table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r]
+        )
         seconds, counts = sum(parts), Counter(name for name, _ in stages)
         layers = {name: sum(n for other, n in stages if other == name) for name in offers}
         return Candidate(
@@ -76,7 +79,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Rows:
-    """Priced strategies of one type each. parts [3, R]: pipeline, reduction and optimizer seconds; money, share [R].
+    """Priced strategies of one type each. parts [3, R]: pipeline, reduction and optimizer seconds;
+    money, share [R].
 
     after_rules: strategies before the memory filter.
     """
@@ -105,13 +109,19 @@ class Rows:
 
 
 def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows | None:
-    """All strategies of every (number in the pool, type, GPUs) that fit in memory; None without any pair."""
+    """All strategies of every (number in the pool, type, GPUs) that fit in memory; None without any
+    pair."""
     job, clock = task.job, task.clock
     tables, parts, money, shares = [], [], [], []
     after_rules = 0
     for number, offer, size in pairs:
         table = strategies(
-            task.facts, task.space, task.rules, gpus=size, global_batch=job.global_batch, gpu_type=number
+            task.facts,
+            task.space,
+            task.rules,
+            gpus=size,
+            global_batch=job.global_batch,
+            gpu_type=number,
         )
         after_rules += table.rows
         clock.lap("generate")
@@ -123,7 +133,9 @@ def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows | No
         price = offer.price_per_second
         tables.append(table)
         parts.append(part)
-        money.append(part.sum(axis=0) * size * job.iterations * (np.nan if price is None else price))
+        money.append(
+            part.sum(axis=0) * size * job.iterations * (np.nan if price is None else price)
+        )
         shares.append(share)
         clock.lap("price")
     if not tables:
@@ -140,7 +152,9 @@ def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows | No
 def uniform(task: Task) -> Found:
     """Modes 1 and 3: one type of device at a time, every stage with the same number of layers."""
     job, pool, clock = task.job, task.pool, task.clock
-    rows = price_rows(task, [(i, o, size) for i, o in enumerate(pool.offers) for size in pool.sizes])
+    rows = price_rows(
+        task, [(i, o, size) for i, o in enumerate(pool.offers) for size in pool.sizes]
+    )
     assert rows is not None  # a pool has types and sizes
     throughput, money = job.tokens_per_iteration / rows.seconds, rows.money
     order, front = ranking(throughput, money), pareto(throughput, money)
@@ -169,7 +183,8 @@ def uniform(task: Task) -> Found:
 
 
 def twins(table: Strategies, share: Floats) -> Bools:
-    """[R] whether a strategy differs from the one before in how it overlaps offloading alone, and neither offloads."""
+    """[R] whether a strategy differs from the one before in how it overlaps offloading alone, and
+    neither offloads."""
     same = np.ones(table.rows, bool)
     same[:1] = False
     for name, column in table.columns.items():
@@ -191,7 +206,8 @@ def uneven(task: Task) -> tuple[str, ...]:
 def points_of(throughput: Floats, money: Floats) -> tuple[tuple[float, float | None], ...]:
     """(tokens per second, dollars or None) of every strategy, for plots."""
     return tuple(
-        (float(x), None if np.isnan(y) else float(y)) for x, y in zip(throughput, money, strict=True)
+        (float(x), None if np.isnan(y) else float(y))
+        for x, y in zip(throughput, money, strict=True)
     )
 
 

@@ -1,7 +1,9 @@
-"""The Pareto set as a picture (Astra, Figure 7): SVG written here, HTML around it, PNG through matplotlib.
+"""The Pareto set as a picture (Astra, Figure 7): SVG written here, HTML around it, PNG through
+matplotlib.
 
-Throughput on the x axis, money on the y axis, every priced strategy a dot (thinned out), the Pareto set a line. SVG
-and HTML need nothing but this module and load nothing from anywhere; PNG needs the optional extra `plots`.
+Throughput on the x axis, money on the y axis, every priced strategy a dot (thinned out), the Pareto
+set a line. SVG and HTML need nothing but this module and load nothing from anywhere; PNG needs the
+optional extra `plots`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ Point = tuple[float, float]
 
 
 def check_plot_target(path: Path) -> None:
-    """Refuse a name whose ending says no format, or PNG without matplotlib, before anything is searched."""
+    """Refuse a name whose ending says no format, or PNG without matplotlib, before anything is
+    searched."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(
             "unknown kind of picture", where=str(path), got=path.suffix, expected=", ".join(FORMATS)
@@ -39,7 +42,8 @@ def check_plot_target(path: Path) -> None:
 
 
 def write_plot(found: Found, path: Path, title: str) -> None:
-    """The picture of a search, in the format of the file's ending; raises InputError, or where no money is known."""
+    """The picture of a search, in the format of the file's ending; raises InputError, or where no
+    money is known."""
     check_plot_target(path)
     data = _Data.of(found, path)
     if path.suffix.lower() == ".svg":
@@ -52,18 +56,22 @@ def write_plot(found: Found, path: Path, title: str) -> None:
 
 @dataclass(frozen=True)
 class _Data:
-    """dots: (tokens per second, dollars) of priced strategies; front: those of the Pareto set, fastest first."""
+    """dots: (tokens per second, dollars) of priced strategies; front: those of the Pareto set,
+    fastest first."""
 
     dots: list[Point]
     front: list[tuple[Point, Candidate]]
 
     @classmethod
     def of(cls, found: Found, path: Path) -> _Data:
-        """Dots thinned evenly over the ranking; raises InputError where there is nothing to draw."""
+        """Dots thinned evenly over the ranking; raises InputError where there is nothing to
+        draw."""
         dots = [(x, y) for x, y in found.points if y is not None]
         front = [((c.tokens_per_second, c.money), c) for c in found.pareto if c.money is not None]
         if not front:
-            raise InputError("nothing to plot", where=str(path), expected="strategies with a known price")
+            raise InputError(
+                "nothing to plot", where=str(path), expected="strategies with a known price"
+            )
         # Far worse than the set by money: dots up there would only squeeze the set into a corner.
         ceiling = 4 * max(y for (_, y), _ in front)
         near = sorted(dot for dot in dots if dot[1] <= ceiling)
@@ -100,7 +108,10 @@ def svg(data: _Data, title: str) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{html.escape(title)}</text>',
         *_axes(x, y),
-        *(f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="1.5" fill="#9aa5b1"/>' for a, b in data.dots),
+        *(
+            f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="1.5" fill="#9aa5b1"/>'
+            for a, b in data.dots
+        ),
     ]
     line = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for (a, b), _ in data.front)
     parts.append(f'<polyline points="{line}" fill="none" stroke="#c0392b" stroke-width="1.5"/>')
@@ -118,10 +129,14 @@ def _axes(x: _Axis, y: _Axis) -> list[str]:
         parts.append(
             f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{HEIGHT - BOTTOM}" stroke="#e5e8eb"/>'
         )
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:,g}</text>')
+        parts.append(
+            f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:,g}</text>'
+        )
     for tick in y.ticks():
         at = y.at(tick)
-        parts.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" stroke="#e5e8eb"/>')
+        parts.append(
+            f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" stroke="#e5e8eb"/>'
+        )
         parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{tick:,g}</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
@@ -176,7 +191,8 @@ def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 
 def summary(candidate: Candidate) -> str:
-    """A strategy in a line: `32 A800-SXM4-80GB: pp 2, tp 8, dp 2, mbs 1 x 128, sequence parallel`."""
+    """A strategy in a line: `32 A800-SXM4-80GB: pp 2, tp 8, dp 2, mbs 1 x 128, sequence
+    parallel`."""
     s = candidate.strategy
     devices = " + ".join(f"{count} {name}" for name, count in candidate.devices.items())
     parts = [
@@ -194,11 +210,17 @@ def summary(candidate: Candidate) -> str:
     if s["use_distributed_optimizer"]:
         parts.append("distributed optimizer")
     if s["recompute_granularity"] is not None:
-        details = [str(s[key]) for key in ("recompute_method", "recompute_num_layers") if s[key] is not None]
+        details = [
+            str(s[key])
+            for key in ("recompute_method", "recompute_num_layers")
+            if s[key] is not None
+        ]
         parts.append(" ".join(["recompute", str(s["recompute_granularity"]), *details]))
     if candidate.offloaded > 0:
         parts.append(f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded")
     if candidate.segments:
-        cut = " | ".join(f"{stages} x {name}: {layers} layers" for name, stages, layers in candidate.segments)
+        cut = " | ".join(
+            f"{stages} x {name}: {layers} layers" for name, stages, layers in candidate.segments
+        )
         parts.append(f"[{cut}]")
     return f"{devices}: {', '.join(parts)}"

@@ -1,7 +1,8 @@
 """The GPU pool of Astra's three search modes (Section 3.2, eq. 1-3): types, counts, links, prices.
 
-A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one node,
-shared by all its devices. Where no cluster file gives them, `links_of` knows the usual machines.
+A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one
+node, shared by all its devices. Where no cluster file gives them, `links_of` knows the usual
+machines.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, NETWORK_LATEN
 
 Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
-# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node), by prefix.
-# NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and H200 900
-# GB/s.
+# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node),
+# by prefix.
+# NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and
+# H200 900 GB/s.
 # Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H200).
 _MACHINES: Mapping[str, tuple[int, float, float]] = {
     "V100-SXM": (8, 1200, 800),
@@ -35,7 +37,8 @@ _PLAIN = (8, 200.0, 100.0)
 
 @dataclass(frozen=True)
 class Offer:
-    """One type of device in the pool. most: how many there are; SI units; price_per_hour None if unknown."""
+    """One type of device in the pool. most: how many there are; SI units; price_per_hour None if
+    unknown."""
 
     name: str
     spec: DeviceSpec
@@ -55,7 +58,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Pool:
-    """What may be used. sizes: the numbers of GPUs to try, each with every offer (or all offers mixed)."""
+    """What may be used. sizes: the numbers of GPUs to try, each with every offer (or all offers
+    mixed)."""
 
     mode: Mode
     offers: tuple[Offer, ...]
@@ -63,7 +67,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         if not self.offers or not self.sizes:
-            raise InputError("the GPU pool is empty", expected="at least one type and one number of GPUs")
+            raise InputError(
+                "the GPU pool is empty", expected="at least one type and one number of GPUs"
+            )
         names = [offer.name for offer in self.offers]
         if len(set(names)) != len(names):
             raise InputError("the GPU pool names a type twice", got=", ".join(names))
@@ -97,19 +103,25 @@ def cost(offers: tuple[Offer, ...], most: int) -> Pool:
 
 
 def find_device(name: str) -> tuple[str, DeviceSpec]:
-    """The catalogue's entry `name`, or the only one that starts with it (`A800`); raises InputError."""
+    """The catalogue's entry `name`, or the only one that starts with it (`A800`); raises
+    InputError."""
     known = catalogue()
     if name in known:
         return name, known[name]
     near = [other for other in known if other.lower().startswith(name.lower())]
     if len(near) > 1:
-        raise InputError("several devices have that name", got=name, expected=f"one of {', '.join(near)}")
+        raise InputError(
+            "several devices have that name", got=name, expected=f"one of {', '.join(near)}"
+        )
     return (near[0], known[near[0]]) if near else (name, device(name))
 
 
 def links_of(name: str) -> tuple[int, float, float]:
-    """(devices per node, intra bytes/s, network bytes/s of a node) of the usual machine with that device."""
-    node, intra, network = next((m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN)
+    """(devices per node, intra bytes/s, network bytes/s of a node) of the usual machine with that
+    device."""
+    node, intra, network = next(
+        (m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN
+    )
     return node, intra * GBIT, network * GBIT
 
 
@@ -120,7 +132,8 @@ def offer_of(name: str, most: int) -> Offer:
 
 
 def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
-    """The types of a cluster with their counts; of differing nodes of one type the slowest figures count."""
+    """The types of a cluster with their counts; of differing nodes of one type the slowest figures
+    count."""
     offers = []
     for name, count in cluster.counts().items():
         nodes = [node for node in cluster.nodes if node.device == name]

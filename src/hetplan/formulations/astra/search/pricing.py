@@ -1,11 +1,13 @@
 """Seconds per iteration of every strategy at once (Astra, Section 3.5; eq. 22 for the pipeline).
 
-A stage of n layers takes n (forward + backward + recomputation) + h; with v virtual stages the pipeline fills
-v times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each boundary v times:
-    T = (sum_i t_i - max_i t_i) / v + K max_i t_i + reduction + optimizer,          v = 1 gives eq. 22.
-Overlapped communication costs what its window of computation leaves uncovered: tensor-parallel collectives
-hide behind the block's matrix products, gradients behind the last backward, parameters behind the first
-forward.
+A stage of n layers takes n (forward + backward + recomputation) + h; with v virtual stages the
+pipeline fills v times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each
+boundary v times:
+    T = (sum_i t_i - max_i t_i) / v + K max_i t_i + reduction + optimizer,          v = 1 gives eq.
+    22.
+Overlapped communication costs what its window of computation leaves uncovered: tensor-parallel
+collectives hide behind the block's matrix products, gradients behind the last backward, parameters
+behind the first forward.
 """
 
 from __future__ import annotations
@@ -36,15 +38,17 @@ from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import RESERVED_BYTES
 
-# Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two moments).
-# Megatron-LM accumulates bf16 gradients in fp32 (--accumulate-allreduce-grads-in-fp32, forced for bf16).
+# Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
+# moments).
+# Megatron-LM accumulates bf16 gradients in fp32 (--accumulate-allreduce-grads-in-fp32, forced for
+# bf16).
 STATE_BYTES: dict[Precision, tuple[int, int, int]] = {
     "bf16": (2, 4, 12),
     "fp16": (2, 2, 12),
     "fp32": (4, 4, 8),
 }
-# Adam on one parameter reads gradient, master weight and moments (16 bytes) and writes the latter and the
-# weight (14).
+# Adam on one parameter reads gradient, master weight and moments (16 bytes) and writes the latter
+# and the weight (14).
 ADAM_BYTES = 30
 
 
@@ -52,8 +56,8 @@ ADAM_BYTES = 30
 class Host:
     """The machine around the devices, for offloaded optimizer states, per device.
 
-    pcie: bytes/s of PCIe 4.0 x16 less protocol, one direction. memory: bytes/s, one eighth of two sockets of
-    eight DDR4-3200 channels (8 x 25.6 GB/s each).
+    pcie: bytes/s of PCIe 4.0 x16 less protocol, one direction. memory: bytes/s, one eighth of two
+    sockets of eight DDR4-3200 channels (8 x 25.6 GB/s each).
     """
 
     pcie: float = 25e9
@@ -71,9 +75,12 @@ class Assumptions:
 
 
 class Priced:
-    """Figures of the strategies [R] on one type of device; every figure is computed when first asked for."""
+    """Figures of the strategies [R] on one type of device; every figure is computed when first
+    asked for."""
 
-    def __init__(self, facts: ModelFacts, table: Strategies, offer: Offer, given: Assumptions) -> None:
+    def __init__(
+        self, facts: ModelFacts, table: Strategies, offer: Offer, given: Assumptions
+    ) -> None:
         self.facts, self.table, self.offer, self.given = facts, table, offer, given
         columns = table.columns
         self.pp: Ints = columns["pipeline_model_parallel_size"]
@@ -94,16 +101,25 @@ class Priced:
     def blocks(self) -> BlockSeconds:
         """Computation of blocks, embedding and head."""
         return block_seconds(
-            self.facts, self.offer, self.given.efficiency, self.tp, self.mbs, self.sp, self.given.profile
+            self.facts,
+            self.offer,
+            self.given.efficiency,
+            self.tp,
+            self.mbs,
+            self.sp,
+            self.given.profile,
         )
 
     @cached_property
     def tensor_seconds(self) -> Floats:
-        """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or as many gathers and
-        scatters with sequence parallelism, which move the same (Korthikanti et al. 2022, Section 4.2.2)."""
+        """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or as many
+        gathers and scatters with sequence parallelism, which move the same (Korthikanti et al.
+        2022, Section 4.2.2)."""
         size = np.asarray(self.facts.boundary_bytes * self.mbs, dtype=np.float64)
         ones = np.ones_like(self.tp)
-        return 2.0 * ring_seconds(self.offer, "all-reduce", size, ones, self.tp, 2, self.given.efficiency)
+        return 2.0 * ring_seconds(
+            self.offer, "all-reduce", size, ones, self.tp, 2, self.given.efficiency
+        )
 
     @cached_property
     def expert_seconds(self) -> Floats:
@@ -117,7 +133,9 @@ class Priced:
             * (self.ep - 1)
             / self.ep
         )
-        return 2.0 * message_seconds(self.offer, "all-to-all", size, self.tp, self.ep, self.given.efficiency)
+        return 2.0 * message_seconds(
+            self.offer, "all-to-all", size, self.tp, self.ep, self.given.efficiency
+        )
 
     @cached_property
     def forward(self) -> Floats:
@@ -130,18 +148,23 @@ class Priced:
         return self._with_collectives(self.blocks.row(BACKWARD), self.blocks.row(PRODUCTS_BACKWARD))
 
     def _with_collectives(self, compute: Floats, products: Floats) -> Floats:
-        # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node only.
-        overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (self.tp <= self.offer.node_devices)
+        # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node
+        # only.
+        overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (
+            self.tp <= self.offer.node_devices
+        )
         covered = np.where(overlapped, products, 0.0)
         return compute + np.maximum(0.0, self.tensor_seconds - covered) + self.expert_seconds
 
     def fully_recomputed(self, layers: Ints) -> Floats:
-        """How many of a stage's `layers` are computed again in full. The number given counts per virtual
-        stage."""
+        """How many of a stage's `layers` are computed again in full. The number given counts per
+        virtual stage."""
         full = self.granularity == GRANULARITIES.index("full")
         counted = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
         uniform = self.method == METHODS.index("uniform")
-        return np.where(full & uniform, layers, np.where(self.granularity >= 1, counted, 0)).astype(float)
+        return np.where(full & uniform, layers, np.where(self.granularity >= 1, counted, 0)).astype(
+            float
+        )
 
     def layers_seconds(self, layers: Ints) -> Floats:
         """Forward, backward and recomputation of a stage of so many layers, one micro-batch."""
@@ -154,7 +177,8 @@ class Priced:
 
     @cached_property
     def crossing_seconds(self) -> Floats:
-        """One stage boundary, forward and backward, before any overlap: h of eq. 22 (0 for one stage)."""
+        """One stage boundary, forward and backward, before any overlap: h of eq. 22 (0 for one
+        stage)."""
         size = self.facts.boundary_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
         whole = self.tp * self.dp  # stages lie that far apart
         one_way = message_seconds(self.offer, "send", size, whole, self.pp, self.given.efficiency)
@@ -177,11 +201,14 @@ class Priced:
         head = self.facts.last.params + np.where(self.pp > 1, self.facts.last.tied_params, 0)
         return self.facts.first.params / self.tp, head / self.tp
 
-    def exposed_reduction(self, dense: Floats, experts: Floats, forward: Floats, backward: Floats) -> Floats:
-        """Gradient reduction (and parameter gathering) that the given windows of computation leave uncovered.
+    def exposed_reduction(
+        self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
+    ) -> Floats:
+        """Gradient reduction (and parameter gathering) that the given windows of computation leave
+        uncovered.
 
-        dense, experts: parameters per rank. All-reduce; with the distributed optimizer reduce-scatter of
-        gradients and all-gather of weights (Rajbhandari et al. 2020, Section 7).
+        dense, experts: parameters per rank. All-reduce; with the distributed optimizer
+        reduce-scatter of gradients and all-gather of weights (Rajbhandari et al. 2020, Section 7).
         """
         weight, gradient, _ = STATE_BYTES[self.facts.precision]
         rounds = np.where(self.sharded, 1, 2)
@@ -190,13 +217,21 @@ class Priced:
         columns = self.table.columns
         hidden_reduce = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         hidden_gather = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
-        return np.asarray(np.maximum(0.0, reduce - hidden_reduce) + np.maximum(0.0, gather - hidden_gather))
+        return np.asarray(
+            np.maximum(0.0, reduce - hidden_reduce) + np.maximum(0.0, gather - hidden_gather)
+        )
 
     def _over_data(self, dense: Floats, experts: Floats, element: int) -> Floats:
-        """One ring round over the data-parallel group: dense parameters over all of it, experts over its
-        part."""
+        """One ring round over the data-parallel group: dense parameters over all of it, experts
+        over its part."""
         seconds = ring_seconds(
-            self.offer, "reduce-scatter", dense * element, self.tp, self.dp, 1, self.given.efficiency
+            self.offer,
+            "reduce-scatter",
+            dense * element,
+            self.tp,
+            self.dp,
+            1,
+            self.given.efficiency,
         )
         if self.facts.expert_params == 0:
             return seconds
@@ -214,8 +249,8 @@ class Priced:
         )
 
     def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
-        """Adam on the device, and for the `offloaded` share on the host, gradients down and weights up over
-        PCIe.
+        """Adam on the device, and for the `offloaded` share on the host, gradients down and weights
+        up over PCIe.
 
         covered: computation that hides the transfers unless `no_overlap_offload_optimizer`.
         """
@@ -225,31 +260,43 @@ class Priced:
         there = offloaded * params * ADAM_BYTES / host.memory
         moved = offloaded * params * (weight + gradient) / host.pcie
         blocking = self.table.columns["no_overlap_offload_optimizer"] == 1
-        return np.asarray(here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered)))
+        return np.asarray(
+            here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered))
+        )
 
 
 def after_pipeline(
-    priced: Priced, dense: Floats, experts: Floats, forward: Floats, backward: Floats, offloaded: Floats
+    priced: Priced,
+    dense: Floats,
+    experts: Floats,
+    forward: Floats,
+    backward: Floats,
+    offloaded: Floats,
 ) -> tuple[Floats, Floats]:
-    """(exposed reduction, optimizer) seconds of stages with those parameters per rank and windows of computation."""
+    """(exposed reduction, optimizer) seconds of stages with those parameters per rank and windows
+    of computation."""
     reduction = priced.exposed_reduction(dense, experts, forward, backward)
     params = priced.optimizer_params(dense, experts)
     return reduction, priced.optimizer_seconds(params, offloaded, backward)
 
 
 def iteration_seconds(priced: Priced, offloaded: Floats) -> Floats:
-    """T of every strategy [R] whose stages hold the same number of layers. offloaded: share of the states."""
+    """T of every strategy [R] whose stages hold the same number of layers. offloaded: share of the
+    states."""
     pipeline, reduction, optimizer = iteration_parts(priced, offloaded)
     return pipeline + reduction + optimizer
 
 
 def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:
-    """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same number."""
+    """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same
+    number."""
     layers = priced.facts.layers // priced.pp
     work = priced.layers_seconds(layers)
     chunk = work / priced.v
     overlapped = priced.table.columns["overlap_p2p_communication"] == 1
-    crossing = np.where(overlapped, np.maximum(0.0, priced.crossing_seconds - chunk), priced.crossing_seconds)
+    crossing = np.where(
+        overlapped, np.maximum(0.0, priced.crossing_seconds - chunk), priced.crossing_seconds
+    )
     stage = work + priced.v * crossing
     first, last = priced.blocks.row(EMBEDDING), priced.blocks.row(HEAD)
     total = priced.pp * stage + first + last

@@ -16,12 +16,13 @@ Parts = tuple[float, float, float]
 class Candidate:
     """One priced strategy.
 
-    seconds: per iteration. tokens_per_second. money: dollars for the job's tokens, None without a price.
-    devices: number of GPUs by type. stages: (type, layers) of each, in pipeline order. stage_bytes: what each
-    device of a stage holds at its peak. offloaded: share of the optimizer states on the host.
-    segments: mode 2, (type, stages, layers on them together) in pool order.
-    parts: seconds of the pipeline (what an `astra` instance prices), of the exposed gradient reduction and of the
-    optimizer on the stage where the two take longest; they add up to `seconds`.
+    seconds: per iteration. tokens_per_second. money: dollars for the job's tokens, None without a
+    price. devices: number of GPUs by type. stages: (type, layers) of each, in pipeline order.
+    stage_bytes: what each device of a stage holds at its peak. offloaded: share of the optimizer
+    states on the host. segments: mode 2, (type, stages, layers on them together) in pool order.
+    parts: seconds of the pipeline (what an `astra` instance prices), of the exposed gradient
+    reduction and of the optimizer on the stage where the two take longest; they add up to
+    `seconds`.
     """
 
     seconds: float
@@ -59,14 +60,15 @@ class Candidate:
 class Found:
     """The end of a search.
 
-    counts: strategies generated (Table 3's product), after_rules, in_memory, priced. timings: seconds per
-    phase.
-    best: the fastest within the money limit, None when there is none. top: the first by throughput, then
-    money.
-    pareto: nothing else is at least as fast and as cheap. proof: what is proven, in words; proven: whether it
-    is.
-    points: (tokens per second, money) of all priced strategies [n] for plots (mode 2: the Pareto set).
-    instance: mode 2, the best strategy's segments as an `astra` instance. left_out: what the mode does not try.
+    counts: strategies generated (Table 3's product), after_rules, in_memory, priced. timings:
+    seconds per phase.
+    best: the fastest within the money limit, None when there is none. top: the first by throughput,
+    then money.
+    pareto: nothing else is at least as fast and as cheap. proof: what is proven, in words; proven:
+    whether it is.
+    points: (tokens per second, money) of all priced strategies [n] for plots (mode 2: the Pareto
+    set). instance: mode 2, the best strategy's segments as an `astra` instance. left_out: what the
+    mode does not try.
     """
 
     mode: str

@@ -1,14 +1,16 @@
-"""The rule language of Astra's filter (Section 3.3): tokens, syntax tree and recursive-descent parser.
+"""The rule language of Astra's filter (Section 3.3): tokens, syntax tree and recursive-descent
+parser.
 
-    rule       = conjunction { "||" conjunction }                     left to right, && binds tighter
-    conjunction = comparison { "&&" comparison }
+    rule       = conjunction { "||" conjunction }                     left to right, && binds
+    tighter conjunction = comparison { "&&" comparison }
     comparison = sum [ ("==" | "=" | "!=" | "<" | "<=" | ">" | ">=") sum ]
     sum        = product { ("+" | "-") product }
     product    = unary { ("*" | "/" | "%") unary }
     unary      = "-" unary | "$name" | number | "string" | word | None | true | false | "(" rule ")"
 
-A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ × are
-read as != <= >= *. Nothing is evaluated here, and nothing is ever handed to Python's own parser.
+A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ ×
+are read as != <= >= *. Nothing is evaluated here, and nothing is ever handed to Python's own
+parser.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Negative:
 
 @dataclass(frozen=True)
 class Chain:
-    """`first op next op next …`, left to right; all operators of one level (sum, product, && or ||)."""
+    """`first op next op next …`, left to right; all operators of one level (sum, product, && or
+    ||)."""
 
     first: Node
     rest: tuple[tuple[str, Node], ...]
@@ -97,7 +100,9 @@ class Source:
     where: str = "rule"
     line: int | None = None
 
-    def error(self, what: str, column: int, *, got: object = None, expected: str | None = None) -> InputError:
+    def error(
+        self, what: str, column: int, *, got: object = None, expected: str | None = None
+    ) -> InputError:
         """An error at a place of this rule."""
         line = "" if self.line is None else f"line {self.line} "
         place = f"{self.where}: {line}column {column + 1}"
@@ -105,11 +110,13 @@ class Source:
 
 
 def tokenize(source: Source) -> list[Token]:
-    """The rule's tokens with an `end` behind them; raises InputError at the first character that starts
-    none."""
+    """The rule's tokens with an `end` behind them; raises InputError at the first character that
+    starts none."""
     text = source.text
     if len(text) > MAX_LENGTH:
-        raise source.error("rule is too long", MAX_LENGTH, expected=f"at most {MAX_LENGTH} characters")
+        raise source.error(
+            "rule is too long", MAX_LENGTH, expected=f"at most {MAX_LENGTH} characters"
+        )
     tokens, at = [], 0
     while at < len(text):
         if text[at].isspace():
@@ -127,7 +134,9 @@ def tokenize(source: Source) -> list[Token]:
 def _refuse_character(source: Source, at: int) -> NoReturn:
     character = source.text[at]
     if character in "'\"":
-        raise source.error("string is not closed", at, expected=f"another {character} on the same line")
+        raise source.error(
+            "string is not closed", at, expected=f"another {character} on the same line"
+        )
     if character == "$":
         raise source.error("$ without a name", at, expected="$ and the name of a parameter")
     if character in "&|":
@@ -144,8 +153,8 @@ def parse_rule(source: Source) -> Node:
 
 
 class _Parser:
-    """Recursive descent, one method per line of the grammar; recursion only through brackets and minus
-    signs."""
+    """Recursive descent, one method per line of the grammar; recursion only through brackets and
+    minus signs."""
 
     def __init__(self, source: Source, tokens: list[Token]) -> None:
         self.source, self.tokens, self.at, self.depth = source, tokens, 0, 0

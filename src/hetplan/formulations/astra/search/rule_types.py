@@ -1,4 +1,5 @@
-"""Types of the rule language: what columns there are, and whether an expression makes sense over them."""
+"""Types of the rule language: what columns there are, and whether an expression makes sense over
+them."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Kind = Kinds["number", "string", "bool", "none"]
 
 @dataclass(frozen=True)
 class Column:
-    """What a rule may know of a parameter. words: the vocabulary of a string column (rows hold indices into
-    it)."""
+    """What a rule may know of a parameter. words: the vocabulary of a string column (rows hold
+    indices into it)."""
 
     kind: Kind
     words: tuple[str, ...] = ()
@@ -49,7 +50,9 @@ class Checker:
                 return "bool"
             case Literal(value=str(word)):
                 if word in self.columns:
-                    raise self.source.error(f"{word} is a parameter", node.column, expected=f"${word}")
+                    raise self.source.error(
+                        f"{word} is a parameter", node.column, expected=f"${word}"
+                    )
                 return "string"
             case Literal():
                 return "number"
@@ -77,9 +80,13 @@ class Checker:
         if name not in self.columns:
             near = nearest(name, self.columns, most=2)
             expected = (
-                " or ".join(f"${n}" for n in near) if near else "one of " + ", ".join(sorted(self.columns))
+                " or ".join(f"${n}" for n in near)
+                if near
+                else "one of " + ", ".join(sorted(self.columns))
             )
-            raise self.source.error("unknown parameter", node.column, got=f"${name}", expected=expected)
+            raise self.source.error(
+                "unknown parameter", node.column, got=f"${name}", expected=expected
+            )
         self.names.add(name)
         return self.columns[name].kind
 
@@ -95,9 +102,15 @@ class Checker:
         left, right = self.kind(node.left), self.kind(node.right)
         if node.operator in ("==", "!="):
             if "none" not in (left, right) and left != right:
-                raise self.source.error("cannot be compared", node.column, got=f"a {left} and a {right}")
+                raise self.source.error(
+                    "cannot be compared", node.column, got=f"a {left} and a {right}"
+                )
             for one, other in ((node.left, node.right), (node.right, node.left)):
-                if isinstance(one, Name) and isinstance(other, Literal) and isinstance(other.value, str):
+                if (
+                    isinstance(one, Name)
+                    and isinstance(other, Literal)
+                    and isinstance(other.value, str)
+                ):
                     words = self.columns[one.name].words
                     if other.value not in words:
                         raise self.source.error(

@@ -1,9 +1,11 @@
-"""Rules compiled against the columns of a strategy table and evaluated on all rows at once (Astra, eq.
+"""Rules compiled against the columns of a strategy table and evaluated on all rows at once (Astra,
+eq.
 10-19).
 
-A strategy that meets any rule is dropped. Types are checked when a rule is compiled, so that a misspelt name
-or value is an error and never a rule that silently drops nothing. None (an option that is not set) equals
-only None; arithmetic with it gives None, ordering against it is false; so is dividing by zero, row by row.
+A strategy that meets any rule is dropped. Types are checked when a rule is compiled, so that a
+misspelt name or value is an error and never a rule that silently drops nothing. None (an option
+that is not set) equals only None; arithmetic with it gives None, ordering against it is false; so
+is dividing by zero, row by row.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Values:
-    """One column of a table. data: float64 (numbers), codes (strings) or bool; known: False where None (None:
-    all)."""
+    """One column of a table. data: float64 (numbers), codes (strings) or bool; known: False where
+    None (None: all)."""
 
     data: NDArray[np.generic]
     known: Mask | None = None
@@ -66,7 +68,10 @@ def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
     kind = Checker(source, columns, names).kind(tree)
     if kind != "bool":
         raise source.error(
-            "a rule must be true or false", column_of(tree), got=f"a {kind}", expected="a comparison"
+            "a rule must be true or false",
+            column_of(tree),
+            got=f"a {kind}",
+            expected="a comparison",
         )
     return Rule(source, tree, frozenset(names), columns)
 
@@ -92,8 +97,11 @@ def rules_from_file(path: str | os.PathLike[str], columns: Mapping[str, Column])
 
 
 def default_rules(columns: Mapping[str, Column]) -> list[Rule]:
-    """The paper's three examples and Megatron-LM's own constraints, as shipped in `default.rules`."""
-    text = (files("hetplan.formulations.astra.search") / "default.rules").read_text(encoding="utf-8")
+    """The paper's three examples and Megatron-LM's own constraints, as shipped in
+    `default.rules`."""
+    text = (files("hetplan.formulations.astra.search") / "default.rules").read_text(
+        encoding="utf-8"
+    )
     return rules_from_text(text, columns, where="default.rules")
 
 
@@ -129,7 +137,9 @@ def _truth(node: Node, rule: Rule, table: Mapping[str, Values]) -> Mask:
             result = result & other if sign == "&&" else result | other
         return result
     if isinstance(node, Comparison):
-        return _compare(node.operator, _operand(node.left, rule, table), _operand(node.right, rule, table))
+        return _compare(
+            node.operator, _operand(node.left, rule, table), _operand(node.right, rule, table)
+        )
     value, known = _operand(node, rule, table)
     return np.asarray(value, dtype=bool) & known
 
@@ -147,7 +157,9 @@ def _operand(node: Node, rule: Rule, table: Mapping[str, Values]) -> Operand:
             inner, known = _operand(operand, rule, table)
             return -np.asarray(inner, dtype=float), known
         case Chain(first=first, rest=rest) if rest[0][0] not in ("&&", "||"):
-            return _arithmetic(_operand(first, rule, table), [(s, _operand(o, rule, table)) for s, o in rest])
+            return _arithmetic(
+                _operand(first, rule, table), [(s, _operand(o, rule, table)) for s, o in rest]
+            )
         case _:
             return _truth(node, rule, table), True
 
@@ -181,10 +193,14 @@ def _compare(operator: str, left: Operand, right: Operand) -> Mask:
     if operator in ("==", "!="):
         neither = ~np.logical_or(a_known, b_known)
         same = (
-            both & (np.asarray(a) == np.asarray(b)) if a is not None and b is not None else np.asarray(False)
+            both & (np.asarray(a) == np.asarray(b))
+            if a is not None and b is not None
+            else np.asarray(False)
         )
         equal = np.asarray(same | neither)
         return equal if operator == "==" else ~equal
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    ordered = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}[operator](x, y)
+    ordered = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}[
+        operator
+    ](x, y)
     return np.asarray(ordered & both)

@@ -1,11 +1,13 @@
-"""Mode 2: strategies whose stages lie on different types of device (Astra, Section 3.4), proven over all
-segments.
+"""Mode 2: strategies whose stages lie on different types of device (Astra, Section 3.4), proven
+over all segments.
 
-For every strategy of the table the stages become segments of an `astra` problem: c and h per type from the pricing.
-Beyond eq. 22, which knows equal layers alone, the first stage has the embedding's seconds on its type and the last
-one the head's, as in modes 1 and 3; every type is tried for either. max_layers come from the memory filter: the first
-stage with the embedding, the last with the head, those between as if second of the pipeline, so that any order of them
-fits. The exposed gradient reduction and the optimizer add max_s r(n_s).
+For every strategy of the table the stages become segments of an `astra` problem: c and h per type
+from the pricing.
+Beyond eq. 22, which knows equal layers alone, the first stage has the embedding's seconds on its
+type and the last one the head's, as in modes 1 and 3; every type is tried for either. max_layers
+come from the memory filter: the first stage with the embedding, the last with the head, those
+between as if second of the pipeline, so that any order of them fits. The exposed gradient reduction
+and the optimizer add max_s r(n_s).
 Interleaving and block-wise recomputation are left out: Megatron-LM has them for equal stages only.
 """
 
@@ -46,11 +48,13 @@ FIRST, MIDDLE, LAST = range(3)
 
 @dataclass(frozen=True)
 class SegmentFigures:
-    """Per type (rows, pool order) and strategy: c, h [M, R] seconds; ends [2, M, R]: embedding and head, seconds.
+    """Per type (rows, pool order) and strategy: c, h [M, R] seconds; ends [2, M, R]: embedding and
+    head, seconds.
 
-    g [M, R]: a line through 0 below every r(n); cap [3, M, R] layers of a first, middle and last stage (of a pipeline
-    of one stage the first holds both ends); most [M, R] stages; rate [M, R]: money per second of one stage.
-    offloaded [R]: share of the optimizer states on the host. exposed: for strategy r, r(n) as [3, M, N] for n = 1..N.
+    g [M, R]: a line through 0 below every r(n); cap [3, M, R] layers of a first, middle and last
+    stage (of a pipeline of one stage the first holds both ends); most [M, R] stages; rate [M, R]:
+    money per second of one stage. offloaded [R]: share of the optimizer states on the host.
+    exposed: for strategy r, r(n) as [3, M, N] for n = 1..N.
     """
 
     c: Floats
@@ -78,7 +82,8 @@ class SegmentFigures:
         )
 
     def end_seconds(self, r: int, first: int, last: int) -> tuple[float, float]:
-        """Beyond a middle stage's: of the first stage on type `first`, of the last on `last` (-1: they are one)."""
+        """Beyond a middle stage's: of the first stage on type `first`, of the last on `last` (-1:
+        they are one)."""
         before, behind = self.ends[:, :, r]
         if last < 0:
             return float(before[first] + behind[first]), 0.0
@@ -86,12 +91,20 @@ class SegmentFigures:
 
 
 def segment_figures(
-    facts: ModelFacts, table: Strategies, offers: Sequence[Offer], given: Assumptions, *, offload: bool = True
+    facts: ModelFacts,
+    table: Strategies,
+    offers: Sequence[Offer],
+    given: Assumptions,
+    *,
+    offload: bool = True,
 ) -> SegmentFigures:
-    """The figures of all strategies on all types; offload: whether optimizer states may move to the host."""
+    """The figures of all strategies on all types; offload: whether optimizer states may move to the
+    host."""
     priced = [Priced(facts, table, offer, given) for offer in offers]
     layers = -(-facts.layers // priced[0].pp)
-    offloaded = np.clip(np.max([share_needed(p, layers) for p in priced], axis=0), 0.0, float(offload))
+    offloaded = np.clip(
+        np.max([share_needed(p, layers) for p in priced], axis=0), 0.0, float(offload)
+    )
     group = priced[0].tp * priced[0].dp
     ends = np.stack([[p.blocks.row(EMBEDDING), p.blocks.row(HEAD)] for p in priced], axis=1)
 
@@ -114,15 +127,19 @@ def segment_figures(
 def _after(
     priced: Priced, layers: Ints, ends: Floats, passes: tuple[Floats, Floats], share: Floats
 ) -> Floats:
-    """Seconds after the last micro-batch of stages with so many layers and `ends` parameters besides."""
+    """Seconds after the last micro-batch of stages with so many layers and `ends` parameters
+    besides."""
     dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
-    reduction, update = after_pipeline(priced, dense, experts, layers * passes[0], layers * passes[1], share)
+    reduction, update = after_pipeline(
+        priced, dense, experts, layers * passes[0], layers * passes[1], share
+    )
     return reduction + update
 
 
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
-    """g: r(N) / N of a middle stage. r(n) / n never rises with n where links reach one share of their bandwidth at all
-    sizes; under any other model of efficiency 0 is the only line that is surely below."""
+    """g: r(N) / N of a middle stage. r(n) / n never rises with n where links reach one share of
+    their bandwidth at all sizes; under any other model of efficiency 0 is the only line that is
+    surely below."""
     if not isinstance(priced.given.efficiency, Stated):
         return np.zeros(priced.table.rows)
     every = np.full_like(priced.pp, priced.facts.layers)
@@ -132,8 +149,8 @@ def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
 
 
 def _exposed(priced: Priced, r: int, share: float) -> Floats:
-    """r(n) of strategy r on one type [3, N]: falling, then rising (made so, upwards, should a model of efficiency
-    answer otherwise)."""
+    """r(n) of strategy r on one type [3, N]: falling, then rising (made so, upwards, should a model
+    of efficiency answer otherwise)."""
     N = priced.facts.layers
     one = Priced(priced.facts, priced.table.take(np.full(3 * N, r)), priced.offer, priced.given)
     embedding, head = (part[0] for part in one.end_params)
@@ -158,7 +175,8 @@ def _stage(priced: Priced, kind: int, layers: Ints) -> tuple[Floats, Floats]:
 
 
 def _caps(priced: Priced, offloaded: Floats) -> Ints:
-    """The most layers that fit on one stage of each kind [3, R], by bisection (memory grows with layers)."""
+    """The most layers that fit on one stage of each kind [3, R], by bisection (memory grows with
+    layers)."""
     caps = []
     for kind in (FIRST, MIDDLE, LAST):
         low = np.zeros_like(priced.pp)
@@ -180,17 +198,22 @@ def segment_instance(
     r: int,
     shape: Shape,
 ) -> tuple[AstraData, float]:
-    """Strategy r as an `astra` instance, and the seconds of the slowest reduction and optimizer of `shape`.
+    """Strategy r as an `astra` instance, and the seconds of the slowest reduction and optimizer of
+    `shape`.
 
-    The instance has as many stages of each kind and type as `shape` has, the first and the last stage as types of
-    their own with their extra seconds in p2p_seconds, and max_layers such that no reduction is slower. Where a
-    reduction needs some layers to hide behind, those are counted in p2p_seconds as well.
+    The instance has as many stages of each kind and type as `shape` has, the first and the last
+    stage as types of their own with their extra seconds in p2p_seconds, and max_layers such that no
+    reduction is slower. Where a reduction needs some layers to hide behind, those are counted in
+    p2p_seconds as well.
     """
     exposed = figures.exposed(r)
-    group = int(table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r])
+    group = int(
+        table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r]
+    )
     parts = shape.parts
     slowest = max(
-        max(exposed[kind, i, n - 1] for n in spread(count, layers)) for kind, i, count, layers in parts
+        max(exposed[kind, i, n - 1] for n in spread(count, layers))
+        for kind, i, count, layers in parts
     )
     extra = figures.end_seconds(r, shape.first, shape.last)
     kinds, layers = [], facts.layers
@@ -222,8 +245,8 @@ def segment_instance(
 
 @dataclass(frozen=True)
 class Shape:
-    """Which stages a pipeline has: types and layers of the first and the last (-1, 0 where they are one), and of those
-    between the stages and the layers together of each type [M]."""
+    """Which stages a pipeline has: types and layers of the first and the last (-1, 0 where they are
+    one), and of those between the stages and the layers together of each type [M]."""
 
     first: int
     first_layers: int
@@ -234,9 +257,12 @@ class Shape:
 
     @property
     def parts(self) -> list[tuple[int, int, int, int]]:
-        """(kind, type, stages, layers together) in pipeline order, the fullest between the ends last."""
+        """(kind, type, stages, layers together) in pipeline order, the fullest between the ends
+        last."""
         between = [
-            (MIDDLE, i, m, n) for i, (m, n) in enumerate(zip(self.stages, self.layers, strict=True)) if m
+            (MIDDLE, i, m, n)
+            for i, (m, n) in enumerate(zip(self.stages, self.layers, strict=True))
+            if m
         ]
         between.sort(key=lambda part: part[3] / part[2])
         end = [(LAST, self.last, 1, self.last_layers)] if self.last >= 0 else []
@@ -250,7 +276,8 @@ def spread(stages: int, layers: int) -> list[int]:
 
 
 def confirm(instance: AstraData, pipeline_seconds: float) -> None:
-    """The exact method of problem `astra` must find the same optimum; raises DisagreementError otherwise."""
+    """The exact method of problem `astra` must find the same optimum; raises DisagreementError
+    otherwise."""
     found = optimum(compile_problem(instance), Run())
     if found.bound is None or abs(found.bound - pipeline_seconds) > 1e-9 * pipeline_seconds:
         raise DisagreementError(

@@ -1,14 +1,14 @@
-"""Mode 2, compiled: one strategy's segments on several types, for every vector of stage counts that may
-matter.
+"""Mode 2, compiled: one strategy's segments on several types, for every vector of stage counts that
+may matter.
 
-A kind of stage is a type of device, or the first or the last stage on a type (one of each, h with the embedding's
-or the head's seconds). For stage counts m and layers n per stage, with c, h seconds, r(n) exposed seconds of gradient
-reduction and optimizer, cap the layers that fit:
+A kind of stage is a type of device, or the first or the last stage on a type (one of each, h with
+the embedding's or the head's seconds). For stage counts m and layers n per stage, with c, h
+seconds, r(n) exposed seconds of gradient reduction and optimizer, cap the layers that fit:
     T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s r(n_s),      money = T sum_i m_i rate_i.
-{n: r(n) <= phi} is an interval for every phi (falling, then rising: layers hide a reduction, then add to it), and
-g n <= r(n) for all n.
-For fixed m the rate is fixed, so the least T is all that matters; a vector m is skipped when a lower bound on
-its T is already beaten in both time and money by the front found so far.
+{n: r(n) <= phi} is an interval for every phi (falling, then rising: layers hide a reduction, then
+add to it), and g n <= r(n) for all n.
+For fixed m the rate is fixed, so the least T is all that matters; a vector m is skipped when a
+lower bound on its T is already beaten in both time and money by the front found so far.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def dominated(seconds: float, money: float, front_seconds: Floats, front_money: 
 
 @kernel
 def least_work_of(c: Floats, h: Floats, m: Ints, low: Ints, cap: Ints, N: int, n: Ints) -> float:
-    """Least sum of stage times for counts m and low <= layers <= cap; n [M] receives the layers per kind.
+    """Least sum of stage times for counts m and low <= layers <= cap; n [M] receives the layers per
+    kind.
 
     Kinds by ascending c.
     """
@@ -67,8 +68,8 @@ def least_work_of(c: Floats, h: Floats, m: Ints, low: Ints, cap: Ints, N: int, n
 def lower_bound(
     c: Floats, h: Floats, g: Floats, m: Ints, low: Ints, cap: Ints, N: int, K: int, n: Ints
 ) -> tuple[float, float, float, float]:
-    """What T is at least: the least work, and divisible layers for the slowest stage and the slowest
-    reduction."""
+    """What T is at least: the least work, and divisible layers for the slowest stage and the
+    slowest reduction."""
     work = least_work_of(c, h, m, low, cap, N, n)
     if work == np.inf:
         return np.inf, 0.0, 0.0, work
@@ -131,9 +132,9 @@ def least_time(
 ) -> float:
     """Least T for counts m (+inf: none); `chosen` [M] receives the layers per kind.
 
-    thetas, phis: ascending values of the slowest stage and reduction; least, most [phis, M]: the layers whose
-    reduction keeps to it (none: least > most). Only those between the bounds and what the incumbent leaves room for
-    are tried. lows, caps [M]: scratch.
+    thetas, phis: ascending values of the slowest stage and reduction; least, most [phis, M]: the
+    layers whose reduction keeps to it (none: least > most). Only those between the bounds and what
+    the incumbent leaves room for are tried. lows, caps [M]: scratch.
     """
     for i in range(len(c)):
         lows[i] = 1
@@ -144,7 +145,8 @@ def least_time(
         theta = thetas[a]
         if work_low + (K - 1) * theta + phi_low >= best:
             break
-        settled, slack = False, True  # slack: theta sets no cap, so that a larger one changes nothing
+        # slack: theta sets no cap, so that a larger one changes nothing
+        settled, slack = False, True
         for i in range(M):
             if m[i] > 0 and capped(c[i], h[i], theta, cap[i]) < cap[i]:
                 slack = False
@@ -194,14 +196,14 @@ def explore(
     patience: int,
     scratch: Ints,
 ) -> int:
-    """Solve stage counts from `m` on until they are exhausted, the output is full, or after `patience` steps; returns
-    the points found.
+    """Solve stage counts from `m` on until they are exhausted, the output is full, or after
+    `patience` steps; returns the points found.
 
-    c, h, g, cap, need, room [M] by ascending c: need <= m <= room; rate [M]: money per second of one stage. m [M]:
-    the first vector to look at (start with `need`; the last entry is overwritten), afterwards the next one, or -1 in
-    m[0] when none is left.
-    front_*: the front so far, seconds ascending; out_seconds [B], out_m, out_n [B, M]. counts [2]: vectors
-    seen, solved. scratch [5, M].
+    c, h, g, cap, need, room [M] by ascending c: need <= m <= room; rate [M]: money per second of
+    one stage. m [M]: the first vector to look at (start with `need`; the last entry is
+    overwritten), afterwards the next one, or -1 in m[0] when none is left.
+    front_*: the front so far, seconds ascending; out_seconds [B], out_m, out_n [B, M]. counts [2]:
+    vectors seen, solved. scratch [5, M].
     """
     M = len(c)
     n, chosen, ones, lows, caps = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
@@ -221,8 +223,12 @@ def explore(
             bound, _, _, _ = lower_bound(c, h, g, m, ones, cap, N, K, n)
             if bound < np.inf and not dominated(bound, bound * paid, front_seconds, front_money):
                 counts[1] += 1
-                found = least_time(c, h, g, m, cap, N, K, thetas, phis, least, most, n, chosen, lows, caps)
-                if found < np.inf and not dominated(found, found * paid, front_seconds, front_money):
+                found = least_time(
+                    c, h, g, m, cap, N, K, thetas, phis, least, most, n, chosen, lows, caps
+                )
+                if found < np.inf and not dominated(
+                    found, found * paid, front_seconds, front_money
+                ):
                     out_seconds[points] = found
                     for i in range(M):
                         out_m[points, i] = m[i]

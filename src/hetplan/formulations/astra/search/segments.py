@@ -1,7 +1,7 @@
 """Mode 2: the Pareto set over strategies and their segments, proven (Astra, Section 3.4 and 3.6).
 
-Strategies are taken by their lower bound; one that the set so far beats in time and money is skipped, the others go
-through the compiled search of `segment_kernels`.
+Strategies are taken by their lower bound; one that the set so far beats in time and money is
+skipped, the others go through the compiled search of `segment_kernels`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ import numpy as np
 
 from hetplan.formulations.astra.search.efficiency import Floats
 from hetplan.formulations.astra.search.pareto import ROUNDING, tied
-from hetplan.formulations.astra.search.segment_figures import FIRST, LAST, MIDDLE, SegmentFigures, Shape
+from hetplan.formulations.astra.search.segment_figures import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    SegmentFigures,
+    Shape,
+)
 from hetplan.formulations.astra.search.segment_kernels import dominated, explore
 from hetplan.formulations.astra.search.table import Ints, Strategies
 from hetplan.solvers.run import Run
@@ -23,12 +29,13 @@ PATIENCE = 512  # vectors of stage counts after which it looks at the clock agai
 
 @dataclass(frozen=True)
 class SegmentFront:
-    """The Pareto set over strategies and segments: seconds ascending, money per iteration descending [F].
+    """The Pareto set over strategies and segments: seconds ascending, money per iteration
+    descending [F].
 
-    strategy [F]: row of the table; stages, layers [F, M]: per type in pool order, of the stages between the ends; ends
-    [F, 4]: type and layers of the first stage, then of the last (-1, 0: they are one). explored: strategies not
-    skipped; seen, solved: vectors of stage counts. finished: whether every strategy was looked at (else nothing is
-    proven).
+    strategy [F]: row of the table; stages, layers [F, M]: per type in pool order, of the stages
+    between the ends; ends [F, 4]: type and layers of the first stage, then of the last (-1, 0: they
+    are one). explored: strategies not skipped; seen, solved: vectors of stage counts. finished:
+    whether every strategy was looked at (else nothing is proven).
     """
 
     seconds: Floats
@@ -49,7 +56,9 @@ class SegmentFront:
         return Shape(first, first_layers, last, last_layers, *between)
 
 
-def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: Run) -> SegmentFront:
+def segment_front(
+    layers: int, table: Strategies, figures: SegmentFigures, run: Run
+) -> SegmentFront:
     """Every strategy that may matter, best lower bound first; layers: of the model."""
     P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
     bounds, least, pairs = _strategy_bounds(figures, P, K, layers)
@@ -72,7 +81,9 @@ def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: 
             if low == np.inf:
                 break
             if not dominated(low, least[q, r], front.seconds, front.money):
-                front, whole = _explore(figures, int(r), pairs[q], exposed, sizes, front, counts, run)
+                front, whole = _explore(
+                    figures, int(r), pairs[q], exposed, sizes, front, counts, run
+                )
                 finished &= whole
         if not finished:
             break
@@ -83,9 +94,15 @@ def segment_front(layers: int, table: Strategies, figures: SegmentFigures, run: 
 
 
 def fastest(
-    layers: int, table: Strategies, figures: SegmentFigures, run: Run, count: int, front: SegmentFront
+    layers: int,
+    table: Strategies,
+    figures: SegmentFigures,
+    run: Run,
+    count: int,
+    front: SegmentFront,
 ) -> SegmentFront:
-    """The `count` fastest strategies, each on its fastest segments, in a front's form (nothing is dominated there)."""
+    """The `count` fastest strategies, each on its fastest segments, in a front's form (nothing is
+    dominated there)."""
     P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
     bounds, _, pairs = _strategy_bounds(figures, P, K, layers)
     bound = bounds.min(axis=0)
@@ -108,14 +125,21 @@ def fastest(
             # A point that costs nothing keeps everything slower out.
             none = np.zeros((1, len(figures.c)), np.int64)
             wall = _Points(
-                np.array([limit]), np.array([-1.0]), np.array([-1]), none, none, np.zeros((1, 4), np.int64)
+                np.array([limit]),
+                np.array([-1.0]),
+                np.array([-1]),
+                none,
+                none,
+                np.zeros((1, 4), np.int64),
             )
             better, whole = _explore(figures, int(r), pairs[q], exposed, sizes, wall, counts, run)
             finished &= whole
             mine = better.head() if better.strategy[0] >= 0 else mine
         if len(mine.seconds):
             found.append(mine)
-            order = np.argsort(tied(np.array([points.seconds[0] for points in found])), kind="stable")
+            order = np.argsort(
+                tied(np.array([points.seconds[0] for points in found])), kind="stable"
+            )
             found = [found[i] for i in order[:count]]
     every = [_Points.empty(len(figures.c)), *found]
     return replace(
@@ -132,7 +156,8 @@ def fastest(
 
 @dataclass(frozen=True)
 class _Points:
-    """A front: seconds ascending, money descending [F]; strategy [F]; stages, layers [F, M]; ends [F, 4]."""
+    """A front: seconds ascending, money descending [F]; strategy [F]; stages, layers [F, M]; ends
+    [F, 4]."""
 
     seconds: Floats
     money: Floats
@@ -144,10 +169,13 @@ class _Points:
     @classmethod
     def empty(cls, types: int) -> _Points:
         none = np.zeros((0, types), np.int64)
-        return cls(np.zeros(0), np.zeros(0), np.zeros(0, np.int64), none, none, np.zeros((0, 4), np.int64))
+        return cls(
+            np.zeros(0), np.zeros(0), np.zeros(0, np.int64), none, none, np.zeros((0, 4), np.int64)
+        )
 
     def merged(self, other: _Points) -> _Points:
-        """What neither set's points dominate; of equals, up to rounding, the one that was there before."""
+        """What neither set's points dominate; of equals, up to rounding, the one that was there
+        before."""
         joined = [np.concatenate(pair) for pair in zip(self._parts, other._parts, strict=True)]
         order = np.lexsort((tied(joined[1]), tied(joined[0])))
         money = joined[1][order]
@@ -180,8 +208,9 @@ def _explore(
     counts: Ints,
     run: Run,
 ) -> tuple[_Points, bool]:
-    """One strategy with its first and last stage on the types of `pair` through the compiled search; returns the front
-    with its points, and whether these are all (the run may stop it on the way)."""
+    """One strategy with its first and last stage on the types of `pair` through the compiled
+    search; returns the front with its points, and whether these are all (the run may stop it on the
+    way)."""
     P, N, K = sizes
     kinds = _Kinds.of(figures, r, pair, exposed, (P, N))
     x = np.arange(1, N + 1)
@@ -206,7 +235,8 @@ def _explore(
 
 
 def _allowed(exposed: Floats, phis: Floats) -> tuple[Ints, Ints]:
-    """(least, most) [phis, M]: layers whose r(n) keeps to each phi; r falls, then rises. None: least 1 > most 0."""
+    """(least, most) [phis, M]: layers whose r(n) keeps to each phi; r falls, then rises. None:
+    least 1 > most 0."""
     fine = exposed[None, :, :] <= phis[:, None, None]
     some = fine.any(axis=2)
     least = np.where(some, fine.argmax(axis=2) + 1, 1)
@@ -216,8 +246,9 @@ def _allowed(exposed: Floats, phis: Floats) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Kinds of stages for one strategy and one pair of ends, by ascending c: the first stage, the last (unless they are
-    one), then every type that may lie between. place [kinds]: 0 first, 1 last, 2 + type between."""
+    """Kinds of stages for one strategy and one pair of ends, by ascending c: the first stage, the
+    last (unless they are one), then every type that may lie between. place [kinds]: 0 first, 1
+    last, 2 + type between."""
 
     place: Ints
     c: Floats
@@ -231,14 +262,23 @@ class _Kinds:
 
     @classmethod
     def of(
-        cls, figures: SegmentFigures, r: int, pair: tuple[int, int], exposed: Floats, sizes: tuple[int, int]
+        cls,
+        figures: SegmentFigures,
+        r: int,
+        pair: tuple[int, int],
+        exposed: Floats,
+        sizes: tuple[int, int],
     ) -> _Kinds:
         """Types without room for a stage between are left out."""
         first, last = pair
         P, N = sizes
         widest = np.minimum(figures.cap[:, :, r], N - P + 1)
-        spare = figures.most[:, r] - np.bincount([i for i in pair if i >= 0], minlength=len(figures.c))
-        between = [i for i in range(len(figures.c)) if spare[i] > 0 and widest[MIDDLE, i] > 0 and P > 2]
+        spare = figures.most[:, r] - np.bincount(
+            [i for i in pair if i >= 0], minlength=len(figures.c)
+        )
+        between = [
+            i for i in range(len(figures.c)) if spare[i] > 0 and widest[MIDDLE, i] > 0 and P > 2
+        ]
         rows = [(0, FIRST, first)] + ([(1, LAST, last)] if last >= 0 else [])
         rows += [(2 + i, MIDDLE, i) for i in between]
         place, kind, of = (np.array(column, np.int64) for column in zip(*rows, strict=True))
@@ -272,11 +312,12 @@ class _Kinds:
 def _strategy_bounds(
     figures: SegmentFigures, P: Ints, K: Ints, N: int
 ) -> tuple[Floats, Floats, list[tuple[int, int]]]:
-    """(lower bound on T, on its money) [Q, R] for every pair of types at the ends, and the pairs (last -1: one stage).
+    """(lower bound on T, on its money) [Q, R] for every pair of types at the ends, and the pairs
+    (last -1: one stage).
 
-    +inf where the segments cannot exist. With W the work in layers and theta the slowest stage's time,
-    theta >= W / sum_i(m_i / c_i) and money per second sum_i(m_i rate_i) >= min_i(rate_i c_i) sum_i(m_i / c_i), so that
-    theta's money is at least W min_i(rate_i c_i), however the stages lie.
+    +inf where the segments cannot exist. With W the work in layers and theta the slowest stage's
+    time, theta >= W / sum_i(m_i / c_i) and money per second sum_i(m_i rate_i) >= min_i(rate_i c_i)
+    sum_i(m_i / c_i), so that theta's money is at least W min_i(rate_i c_i), however the stages lie.
     """
     rows = P.size
     widest = figures.cap.max(axis=0)
@@ -303,13 +344,16 @@ def _strategy_bounds(
     possible = (left == 0) & (room >= N) & (P <= N)
     speed = np.where(speed > 0, speed, np.inf)
     least_h = h.min(axis=0)
-    base = N * c.min(axis=0) + P * least_h + N / P * g.min(axis=0)  # the work once, and the least reduction
+    # the work once, and the least reduction
+    base = N * c.min(axis=0) + P * least_h + N / P * g.min(axis=0)
     per_layer = np.where(usable > 0, figures.rate * figures.c, np.inf).min(axis=0)
     M = len(c)
     pairs = [(i, -1) for i in range(M)] + [(i, j) for i in range(M) for j in range(M)]
     bounds, money = np.full((2, len(pairs), rows), np.inf)
     for q, (i, j) in enumerate(pairs):
-        fine = possible & (figures.cap[FIRST, i] >= 1) & (figures.most[i] >= 1) & ((P == 1) == (j < 0))
+        fine = (
+            possible & (figures.cap[FIRST, i] >= 1) & (figures.most[i] >= 1) & ((P == 1) == (j < 0))
+        )
         before, behind = figures.ends[0, i], figures.ends[1, i if j < 0 else j]
         if j >= 0:
             fine &= (figures.cap[LAST, j] >= 1) & (figures.most[j] >= 1 + (i == j))

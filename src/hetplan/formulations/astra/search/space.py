@@ -1,6 +1,7 @@
 """The parameter space of Astra's Table 3, and the columns that a strategy table has.
 
-Values that follow from others (data parallelism, overlap flags) are columns too, so that rules can name them.
+Values that follow from others (data parallelism, overlap flags) are columns too, so that rules can
+name them.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ OPTIONS = (
     "recompute_num_layers",
     "no_overlap_offload_optimizer",
 )
-# Known from the pipeline size and the options: rules over these drop options before they meet the base.
-DERIVED = ("num_layers_per_stage", "virtual_pipeline_model_parallel_size", "overlap_p2p_communication")
+# Known from the pipeline size and the options: rules over these drop options before they meet the
+# base.
+DERIVED = (
+    "num_layers_per_stage",
+    "virtual_pipeline_model_parallel_size",
+    "overlap_p2p_communication",
+)
 FLAGS = ("sequence_parallel", "use_distributed_optimizer", "no_overlap_offload_optimizer",
          "overlap_p2p_communication", "tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather",
          "use_flash_attn")  # fmt: skip
@@ -57,11 +63,12 @@ LATE = ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather", "gpu_t
 class Space:
     """Which values each parameter may take; None: the whole range of Table 3 for the model at hand.
 
-    pipeline, tensor: degrees, 1..N layers and 1..number of heads. micro_batch: 1..M, M = 8 by default.
-    virtual: layers per virtual stage, 1..pipeline degree, beside "not interleaved". recompute_layers:
-    1..layers per stage. interleaving: whether virtual stages are tried at all. expert: 1..number of experts.
-    offload: whether optimizer states may move to the host where they do not fit. overlap: communication
-    overlapped wherever Megatron-LM can.
+    pipeline, tensor: degrees, 1..N layers and 1..number of heads. micro_batch: 1..M, M = 8 by
+    default. virtual: layers per virtual stage, 1..pipeline degree, beside "not interleaved".
+    recompute_layers:
+    1..layers per stage. interleaving: whether virtual stages are tried at all. expert: 1..number of
+    experts. offload: whether optimizer states may move to the host where they do not fit. overlap:
+    communication overlapped wherever Megatron-LM can.
     """
 
     pipeline: tuple[int, ...] | None = None
@@ -83,7 +90,9 @@ class Space:
         for name in ("pipeline", "tensor", "micro_batch", "expert", "virtual", "recompute_layers"):
             values = getattr(self, name)
             if values is not None and (not values or min(values) < 1):
-                raise InputError(f"values of {name}", got=values, expected="at least one, each 1 or more")
+                raise InputError(
+                    f"values of {name}", got=values, expected="at least one, each 1 or more"
+                )
         for word in self.recompute:
             if word is not None and word not in GRANULARITIES:
                 raise unknown_name("unknown kind of recomputation", word, ("none", *GRANULARITIES))
@@ -92,8 +101,8 @@ class Space:
                 raise unknown_name("unknown method of recomputation", word, METHODS)
 
     def recomputations(self, stage_layers: int) -> list[tuple[int, int, int]]:
-        """All (granularity, method, layers), as indices and numbers with NONE, for stages of that many
-        layers."""
+        """All (granularity, method, layers), as indices and numbers with NONE, for stages of that
+        many layers."""
         counts = self.recompute_layers or tuple(range(1, stage_layers + 1))
         found: list[tuple[int, int, int]] = []
         for granularity in self.recompute:
@@ -103,11 +112,16 @@ class Space:
                 continue
             for method in self.recompute_method if granularity == "full" else ("block",):
                 code = GRANULARITIES.index(granularity)
-                found += [(code, METHODS.index(method), count) for count in counts if count <= stage_layers]
+                found += [
+                    (code, METHODS.index(method), count)
+                    for count in counts
+                    if count <= stage_layers
+                ]
         return found
 
     def virtual_layers(self, pipeline: int, stage_layers: int) -> list[int]:
-        """Layers per virtual stage that Table 3 lists: NONE, then 1..pipeline (at most a stage's layers)."""
+        """Layers per virtual stage that Table 3 lists: NONE, then 1..pipeline (at most a stage's
+        layers)."""
         if not self.interleaving:
             return [NONE]
         values = self.virtual or tuple(range(1, pipeline + 1))

@@ -1,9 +1,10 @@
-"""The strategy table: Table 3's product, rules pushed down to where their columns are known, rows as arrays.
+"""The strategy table: Table 3's product, rules pushed down to where their columns are known, rows
+as arrays.
 
-A row is a base (degrees, micro-batch) times an option (interleaving, sequence parallelism, optimizer,
-recomputation, offload). Rules over base columns alone are applied to the bases, rules over the pipeline size
-and options to the options of each pipeline size, the rest to the joined rows: the same rows survive, far
-fewer are made.
+A row is a base (degrees, micro-batch) times an option (interleaving, sequence parallelism,
+optimizer, recomputation, offload). Rules over base columns alone are applied to the bases, rules
+over the pipeline size and options to the options of each pipeline size, the rest to the joined
+rows: the same rows survive, far fewer are made.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Strategies:
 
     def take(self, rows: NDArray[np.generic]) -> Strategies:
         """Those rows (indices or mask)."""
-        return Strategies({name: column[rows] for name, column in self.columns.items()}, self.generated)
+        return Strategies(
+            {name: column[rows] for name, column in self.columns.items()}, self.generated
+        )
 
     def row(self, number: int) -> dict[str, int | bool | str | None]:
         """One strategy with Megatron's names and plain values."""
@@ -86,8 +89,8 @@ def strategies(
 ) -> Strategies:
     """All strategies for `gpus` devices that no rule drops.
 
-    gpu_type: index for the column of that name. whole_stages: every stage holds the same number of layers;
-    else stages may differ (mode 2) and `num_layers_per_stage` is the average, rounded up.
+    gpu_type: index for the column of that name. whole_stages: every stage holds the same number of
+    layers; else stages may differ (mode 2) and `num_layers_per_stage` is the average, rounded up.
     """
     rules = list(rules)
     constants = constants_of(facts, global_batch)
@@ -105,7 +108,9 @@ def strategies(
     for pipeline, bases in count.items():
         generated += bases * _option_count(space, pipeline, -(-facts.layers // pipeline))
     columns = (
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _nothing()
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if parts
+        else _nothing()
     )
     _add_late_columns(columns, space, gpu_type)
     return Strategies(_keep(columns, late, constants), generated)
@@ -114,17 +119,25 @@ def strategies(
 def _bases(
     facts: ModelFacts, space: Space, constants: Mapping[str, int], *, gpus: int, whole_stages: bool
 ) -> tuple[Columns, dict[int, int]]:
-    """The bases whose derived numbers are whole, and how many bases Table 3 lists for each pipeline size."""
-    pipelines = [p for p in space.pipeline or range(1, facts.layers + 1) if p <= min(gpus, facts.layers)]
+    """The bases whose derived numbers are whole, and how many bases Table 3 lists for each pipeline
+    size."""
+    pipelines = [
+        p for p in space.pipeline or range(1, facts.layers + 1) if p <= min(gpus, facts.layers)
+    ]
     tensors = [t for t in space.tensor or range(1, facts.heads + 1) if t <= gpus]
     experts = list(space.expert or range(1, (facts.experts or 1) + 1))
-    grid = np.array(list(product(pipelines, tensors, experts, space.micro_batch)), dtype=np.int64).reshape(
-        -1, 4
-    )
+    grid = np.array(
+        list(product(pipelines, tensors, experts, space.micro_batch)), dtype=np.int64
+    ).reshape(-1, 4)
     p, t, e, b = grid.T
     d = gpus // (p * t)
     gas = constants["global_batch_size"] // np.maximum(b * d, 1)
-    whole = (d >= 1) & (d * p * t == gpus) & (gas >= 1) & (gas * b * d == constants["global_batch_size"])
+    whole = (
+        (d >= 1)
+        & (d * p * t == gpus)
+        & (gas >= 1)
+        & (gas * b * d == constants["global_batch_size"])
+    )
     whole &= d % e == 0
     if whole_stages:
         whole &= facts.layers % p == 0
@@ -158,13 +171,24 @@ def _options(space: Space, pipeline: int, stage_layers: int) -> Columns:
 
 
 def _option_count(space: Space, pipeline: int, stage_layers: int) -> int:
-    flags = len(space.sequence_parallel) * len(space.distributed_optimizer) * len(space.no_overlap_offload)
-    return flags * len(space.virtual_layers(pipeline, stage_layers)) * len(space.recomputations(stage_layers))
+    flags = (
+        len(space.sequence_parallel)
+        * len(space.distributed_optimizer)
+        * len(space.no_overlap_offload)
+    )
+    return (
+        flags
+        * len(space.virtual_layers(pipeline, stage_layers))
+        * len(space.recomputations(stage_layers))
+    )
 
 
 def _sorted_rules(rules: list[Rule]) -> tuple[list[Rule], list[Rule], list[Rule]]:
     """Rules by the earliest level at which all their columns are known."""
-    bases, options = {*BASE, *CONSTANTS}, {*OPTIONS, *DERIVED, *CONSTANTS, "pipeline_model_parallel_size"}
+    bases, options = (
+        {*BASE, *CONSTANTS},
+        {*OPTIONS, *DERIVED, *CONSTANTS, "pipeline_model_parallel_size"},
+    )
     early = [rule for rule in rules if rule.names <= bases]
     middle = [rule for rule in rules if not rule.names <= bases and rule.names <= options]
     late = [rule for rule in rules if not rule.names <= bases and not rule.names <= options]
@@ -175,7 +199,10 @@ def _keep(columns: Columns, rules: list[Rule], constants: Mapping[str, int]) -> 
     """The rows that none of the rules drops."""
     rows = len(next(iter(columns.values())))
     needed = {name for rule in rules for name in rule.names}
-    table = {name: _values(name, columns[name] if name in columns else constants[name]) for name in needed}
+    table = {
+        name: _values(name, columns[name] if name in columns else constants[name])
+        for name in needed
+    }
     keep = ~dropped(rules, table, rows)
     return columns if keep.all() else {name: column[keep] for name, column in columns.items()}
 
@@ -192,7 +219,9 @@ def _joined_rows(base: Columns, options: Columns) -> Columns:
     """Every base with every option."""
     bases, count = len(base["num_gpus"]), len(options["sequence_parallel"])
     columns = {name: np.repeat(column, count) for name, column in base.items()}
-    return columns | {name: np.tile(column, bases) for name, column in options.items() if name not in base}
+    return columns | {
+        name: np.tile(column, bases) for name, column in options.items() if name not in base
+    }
 
 
 def _nothing() -> Columns:

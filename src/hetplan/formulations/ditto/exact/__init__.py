@@ -1,1 +1,2 @@
-"""Problem `ditto` to proven optimality: two-phase shortest paths inside a search over the slowest stage."""
+"""Problem `ditto` to proven optimality: two-phase shortest paths inside a search over the slowest
+stage."""

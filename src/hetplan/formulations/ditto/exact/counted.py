@@ -1,7 +1,9 @@
-"""Counting stages where a relaxation without the count cannot decide: label setting on what it leaves open.
+"""Counting stages where a relaxation without the count cannot decide: label setting on what it
+leaves open.
 
-The relaxation's shortest paths, from the back and from the front, bound every template through a state. Few states
-stay below the cut-off; on these the stages are counted (`labels`), which is exact for the interval as charged.
+The relaxation's shortest paths, from the back and from the front, bound every template through a
+state. Few states stay below the cut-off; on these the stages are counted (`labels`), which is exact
+for the interval as charged.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class TooManyLabels(Exception):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Shortest paths from the back, with `fee` per stage; cost: of the whole path, fees included."""
+    """Shortest paths from the back, with `fee` per stage; cost: of the whole path, fees
+    included."""
 
     value: Floats
     first: Ints
@@ -53,7 +56,8 @@ def cheapest_counted(
 ) -> tuple[float, Stages] | None:
     """The cheapest template of the interval as charged and its cost, None if none is below `limit`.
 
-    Raises TooManyLabels where there would be more than `room` labels, `Stopped` where `run` should stop.
+    Raises TooManyLabels where there would be more than `room` labels, `Stopped` where `run` should
+    stop.
     """
     p = space.problem
     if states.total > MOST_STATES:
@@ -88,10 +92,12 @@ def cheapest_counted(
 def from_the_front(
     space: Space, run: Run, windows: Windows, states: States, charge: Charge, relaxed: Relaxed
 ) -> Floats:
-    """[2, states] the least cost of the layers [0, a) by the devices that u leaves, fees included; mirrored.
+    """[2, states] the least cost of the layers [0, a) by the devices that u leaves, fees included;
+    mirrored.
 
-    The instance read from its end is another one: its state (full - u, L - a) is what lies in front of (u, a), its
-    tables are these in reverse order, and of its phases 1 is past k* (seen from the front) and 0 is not.
+    The instance read from its end is another one: its state (full - u, L - a) is what lies in front
+    of (u, a), its tables are these in reverse order, and of its phases 1 is past k* (seen from the
+    front) and 0 is not.
     """
     p = space.problem
     layers, sizes = p.layers, np.maximum(states.last - states.first + 1, 0)
@@ -112,7 +118,8 @@ def from_the_front(
 def mirrored(space: Space, windows: Windows) -> tuple[Ints, Ints]:
     """`after` and `peak_first` of the instance read from its end, never too narrow.
 
-    Stages that differ by less than a tie count as equal here: sums over the same layers from another end may.
+    Stages that differ by less than a tie count as equal here: sums over the same layers from
+    another end may.
     """
     layers, ends = space.problem.layers, np.arange(space.problem.layers + 1)
     after = np.ascontiguousarray((layers - windows.back)[:, :, ::-1])

@@ -1,7 +1,8 @@
-"""The best fee per stage of an interval: a concave function of the fee, maximised by cutting planes.
+"""The best fee per stage of an interval: a concave function of the fee, maximised by cutting
+planes.
 
-A path of S stages that costs C without fees bounds the interval, for a fee f, by C + f (S - N_b): a line that rises
-where the path has too many stages and falls where it has fewer than it may.
+A path of S stages that costs C without fees bounds the interval, for a fee f, by C + f (S - N_b): a
+line that rises where the path has too many stages and falls where it has fewer than it may.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ NEAR = 1.3
 
 @dataclass
 class Ascent:
-    """Fees of one interval. over, under: the last lines (stages, cost without fees) of too many and of few stages."""
+    """Fees of one interval. over, under: the last lines (stages, cost without fees) of too many and
+    of few stages."""
 
     most: int
     over: tuple[int, float] | None = None
@@ -36,7 +38,11 @@ class Ascent:
             self.over = line
         else:
             self.under = line
-        if not math.isfinite(limit) or stages == self.most or (stages < self.most and relaxed.fee == 0):
+        if (
+            not math.isfinite(limit)
+            or stages == self.most
+            or (stages < self.most and relaxed.fee == 0)
+        ):
             return None
         if self.over is None or self.under is None:
             fee = max(0.0, (limit - line[1]) / (stages - self.most))
@@ -56,7 +62,8 @@ class Known:
     def likely(self, low: float) -> float | None:
         """The fee between those of the neighbours, None without any.
 
-        Where devices are priced as well, the best fee may be far off; neighbours' fees are those of true paths.
+        Where devices are priced as well, the best fee may be far off; neighbours' fees are those of
+        true paths.
         """
         near = sorted(at for at in self.fees if low / NEAR <= at <= low * NEAR)
         return float(np.interp(low, near, [self.fees[at] for at in near])) if near else None

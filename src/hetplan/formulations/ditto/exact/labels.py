@@ -1,10 +1,13 @@
-"""The compiled kernel of the counted paths: label setting on the states that a relaxation cannot rule out.
+"""The compiled kernel of the counted paths: label setting on the states that a relaxation cannot
+rule out.
 
-Legend as in `paths`. A label (cost, count) of a state (u, a, phase) stands for stages that cover [a, L) with at most
-u devices: `count` of them, `cost` without any fee. One label dominates another if neither is larger, since fewer
-stages behind leave more memory and more stages to those in front. A label is *fresh* at the least u that has it and
-inherited by larger ones; arcs start at fresh labels only, for what they lead to is inherited just the same.
-State number: offset[u] + a; the labels of (phase, state) are begin[phase, state] .. until[phase, state] - 1.
+Legend as in `paths`. A label (cost, count) of a state (u, a, phase) stands for stages that cover
+[a, L) with at most u devices: `count` of them, `cost` without any fee. One label dominates another
+if neither is larger, since fewer stages behind leave more memory and more stages to those in front.
+A label is *fresh* at the least u that has it and inherited by larger ones; arcs start at fresh
+labels only, for what they lead to is inherited just the same.
+State number: offset[u] + a; the labels of (phase, state) are begin[phase, state] .. until[phase,
+state] - 1.
 """
 
 from __future__ import annotations
@@ -62,13 +65,14 @@ def set_labels(
     best: Floats,
     best_links: Shorts,
 ) -> int:
-    """All labels that can still lead to a template below `cutoff`; returns their number, -1 if they do not fit.
+    """All labels that can still lead to a template below `cutoff`; returns their number, -1 if they
+    do not fit.
 
     Of the vectors from first_vector to end_vector; used: labels of those before.
-    lines: behind k*, k*, ahead of it, without fees. value, front [2, states]: least costs behind and in front of
-    a state with `fee` per stage, front mirrored (see `mirror`). after, before [C, R, L + 1]: by stages behind.
-    cost [N]; links [N, 4]: count, fresh, the label behind (-1: none), option · L + first layer.
-    best [S + 1], best_links [S + 1, 4]: room for the labels of one state.
+    lines: behind k*, k*, ahead of it, without fees. value, front [2, states]: least costs behind
+    and in front of a state with `fee` per stage, front mirrored (see `mirror`). after, before [C,
+    R, L + 1]: by stages behind. cost [N]; links [N, 4]: count, fresh, the label behind (-1: none),
+    option · L + first layer. best [S + 1], best_links [S + 1, 4]: room for the labels of one state.
     """
     columns = coords.shape[1]
     layers, states, most, room = time.shape[1] - 1, value.shape[1], len(best) - 1, len(cost)
@@ -108,7 +112,11 @@ def set_labels(
                             more = line[0] + line[1] * time[r, a, b]
                             for n in range(begin[to, offset[s] + b], until[to, offset[s] + b]):
                                 c = links[n, 0] + 1
-                                if links[n, 1] == 0 or c > most or b > window[min(c - 1, rows), r, a]:
+                                if (
+                                    links[n, 1] == 0
+                                    or c > most
+                                    or b > window[min(c - 1, rows), r, a]
+                                ):
                                     continue
                                 if cost[n] + more < best[c]:
                                     best[c] = cost[n] + more

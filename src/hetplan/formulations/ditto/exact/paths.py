@@ -1,11 +1,13 @@
-"""Compiled kernels of the exact method: shortest paths over (devices used, layer, phase), last layer first.
+"""Compiled kernels of the exact method: shortest paths over (devices used, layer, phase), last
+layer first.
 
-Legend  u   index of a vector of devices used (mixed radix over kinds, then perhaps stages counted); U of them
-        a,b layers: a state (u, a) has covered [a, L) with at most u
-        r   option: `kind[r]` its coordinate, `size[r]` its devices, `delta[r]` what one stage adds to u
-        c   stages[u], a lower bound on the stages used so far: it picks the row of the windows (memory)
-Phase 0 lies after the slowest stage k*, phase 1 holds k* already. A stage costs base + rate t, a Line each:
-        behind   2 t - credit   after k*                   (its share of T1 + T3 - S θ)
+Legend  u   index of a vector of devices used (mixed radix over kinds, then perhaps stages counted);
+        U of them a,b layers: a state (u, a) has covered [a, L) with at most u
+        r   option: `kind[r]` its coordinate, `size[r]` its devices, `delta[r]` what one stage adds
+        to u c   stages[u], a lower bound on the stages used so far: it picks the row of the windows
+        (memory)
+Phase 0 lies after the slowest stage k*, phase 1 holds k* already. A stage costs base + rate t, a
+        Line each: behind   2 t - credit   after k*                   (its share of T1 + T3 - S θ)
         peak                    k* itself, low <= t <= high
         ahead    t              before k*
 and a fee in every base, where a stage has a price.
@@ -41,7 +43,8 @@ def reach_back(
     window: Ints,
     reach: Ints,
 ) -> None:
-    """reach[u]: the first layer a such that stages within `window` cover [a, L) with at most u devices.
+    """reach[u]: the first layer a such that stages within `window` cover [a, L) with at most u
+    devices.
 
     window [C, R, L + 1]: the first layer of a stage that ends at b.
     """
@@ -73,10 +76,11 @@ def reach_forward(
     window: Ints,
     reach: Ints,
 ) -> None:
-    """reach[u]: the last layer b such that stages within `window` cover [0, b) with at most u devices.
+    """reach[u]: the last layer b such that stages within `window` cover [0, b) with at most u
+    devices.
 
-    window [C, R, L + 1]: the last layer of a stage that begins at a. Stages behind these are not known yet,
-    so memory is taken at its least (row 0): the result is never too small.
+    window [C, R, L + 1]: the last layer of a stage that begins at a. Stages behind these are not
+    known yet, so memory is taken at its least (row 0): the result is never too small.
     """
     vectors, columns = coords.shape
     for u in range(vectors):
@@ -104,9 +108,9 @@ def prefix_costs(
 ) -> None:
     """out [2, L + 1]: least cost of covering [0, b) by unlimited stages that pay price[r] each.
 
-    out[1, b]: all of them before k*; out[0, b]: with k* among them. after, before [R, L + 1]: the last layer
-    of a stage that begins at a; peak_first [R, L + 1]: the first layer at which it is long enough for k*.
-    charge: (base, rate), peak(t) = base + rate t.
+    out[1, b]: all of them before k*; out[0, b]: with k* among them. after, before [R, L + 1]: the
+    last layer of a stage that begins at a; peak_first [R, L + 1]: the first layer at which it is
+    long enough for k*. charge: (base, rate), peak(t) = base + rate t.
     """
     options, layers = time.shape[0], time.shape[1] - 1
     for b in range(layers + 1):
@@ -142,7 +146,8 @@ def prefix_devices(
     kind: Ints,
     used: Ints,
 ) -> None:
-    """used [K + 1]: devices of each kind and stages on the path behind out[0, L] of `prefix_costs`: its slope."""
+    """used [K + 1]: devices of each kind and stages on the path behind out[0, L] of `prefix_costs`:
+    its slope."""
     options, b = time.shape[0], time.shape[1] - 1
     for i in range(len(used)):
         used[i] = 0
@@ -176,7 +181,9 @@ def pieces(time: Floats, vectors: int) -> Iterator[tuple[int, int]]:
     return ((begin, min(begin + size, vectors)) for begin in range(0, vectors, size))
 
 
-def relax(run: Run, time: Floats, behind: Line, peak: Line, ahead: Line, coords: Ints, *rest: Any) -> None:
+def relax(
+    run: Run, time: Floats, behind: Line, peak: Line, ahead: Line, coords: Ints, *rest: Any
+) -> None:
     """`relax_all` for all vectors, in pieces; raises `Stopped` where `run` should stop."""
     for begin, end in pieces(time, len(coords)):
         run.check()
@@ -210,11 +217,14 @@ def relax_all(
     cutoff: float,
     value: Floats,
 ) -> None:
-    """Fill value [2, states]; a state whose value + togo [2, L + 1] + rent [U] reaches `cutoff` becomes +inf.
+    """Fill value [2, states]; a state whose value + togo [2, L + 1] + rent [U] reaches `cutoff`
+    becomes +inf.
 
-    togo, rent: a lower bound of what the layers [0, a) still cost. first, last: narrowed to the states kept.
+    togo, rent: a lower bound of what the layers [0, a) still cost. first, last: narrowed to the
+    states kept.
     Of the vectors from first_vector to end_vector, those before being done.
-    lag: 1 where `stages` counts for the vector behind a stage; 0: for the vector with it (see `mirror`).
+    lag: 1 where `stages` counts for the vector behind a stage; 0: for the vector with it (see
+    `mirror`).
     """
     columns = coords.shape[1]
     layers = time.shape[1] - 1

@@ -1,8 +1,9 @@
-"""Lagrangian bound of the exact search: device limits are priced, what remains is a path over layers alone.
+"""Lagrangian bound of the exact search: device limits are priced, what remains is a path over
+layers alone.
 
-For any prices λ >= 0 per device, and one per stage where micro-batches limit their number: T >= min over unlimited
-templates of (cost + λ · what they use) - λ · what there is. The path's costs from the front also bound what a partial
-template still has to pay.
+For any prices λ >= 0 per device, and one per stage where micro-batches limit their number: T >= min
+over unlimited templates of (cost + λ · what they use) - λ · what there is. The path's costs from
+the front also bound what a partial template still has to pay.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Prices:
         self.space, self.run = space, run
         p = space.problem
         self.limited = min(p.layers, int(space.devices.sum())) > p.micro_batches
-        # Prices of stages and of devices pull against each other: more and smaller steps, still cheaper than a path.
+        # Prices of stages and of devices pull against each other: more and smaller steps, still
+        # cheaper than a path.
         self.patience, self.least_pace, self.more = (10, 0.001, 5) if self.limited else (5, 0.01, 1)
         self.budget = np.append(space.devices, p.micro_batches)
         self.value: Floats = np.zeros(len(self.budget))
@@ -34,10 +36,11 @@ class Prices:
     def bound(
         self, windows: Windows, charge: Charge, limit: float, steps: int, fee: float | None = None
     ) -> float:
-        """The best bound of at most `steps` steps (stops at `limit`); `value` and `togo` belong to the best.
+        """The best bound of at most `steps` steps (stops at `limit`); `value` and `togo` belong to
+        the best.
 
-        fee: the price of a stage, which else is sought with the others. +inf where no template has its slowest
-        stage in the interval.
+        fee: the price of a stage, which else is sought with the others. +inf where no template has
+        its slowest stage in the interval.
         """
         current = self._start(windows, charge) if fee is None else np.append(self.value[:-1], fee)
         best, best_value = -np.inf, current
@@ -66,15 +69,19 @@ class Prices:
             if norm == 0:
                 break
             aim = target if target is not None else bound + 0.02 * abs(bound)
-            current = np.maximum(0.0, current + pace * max(aim - bound, 1e-4 * abs(aim)) / norm * slope)
+            current = np.maximum(
+                0.0, current + pace * max(aim - bound, 1e-4 * abs(aim)) / norm * slope
+            )
         self.value = best_value
         self._evaluate(best_value, windows, charge)
         return best
 
     def _start(self, windows: Windows, charge: Charge) -> Floats:
-        """The prices so far, or the same with a stage at the credit that it earns, whichever bounds better.
+        """The prices so far, or the same with a stage at the credit that it earns, whichever bounds
+        better.
 
-        A short stage behind k* costs less than nothing; from prices of smaller θ steps would hardly get there.
+        A short stage behind k* costs less than nothing; from prices of smaller θ steps would hardly
+        get there.
         """
         if not self.limited:
             return self.value
@@ -90,7 +97,8 @@ class Prices:
     def rent(self) -> Floats:
         """[U] -λ · (what is left at u): turns `togo` into a bound for a partial template.
 
-        Where stages are not counted their whole budget is taken off: the partial template has paid its fees.
+        Where stages are not counted their whole budget is taken off: the partial template has paid
+        its fees.
         """
         space = self.space
         kinds = len(space.devices)

@@ -1,6 +1,8 @@
-"""The relaxation of an interval of θ: Lagrangian bound, shortest paths, and stages counted where these cannot decide.
+"""The relaxation of an interval of θ: Lagrangian bound, shortest paths, and stages counted where
+these cannot decide.
 
-Where the states do not count stages, a path pays a fee for each. The best fee for the interval is sought first
+Where the states do not count stages, a path pays a fee for each. The best fee for the interval is
+sought first
 (cutting planes: every path is a line over the fee); what it leaves open is left to `counted`.
 """
 
@@ -23,22 +25,27 @@ from hetplan.formulations.ditto.problem import Stages
 from hetplan.solvers.bottleneck import Relaxation
 from hetplan.solvers.run import Run
 
-# The first incumbent comes from templates whose θ exceeds the least possible one by this share at most.
+# The first incumbent comes from templates whose θ exceeds the least possible one by this share at
+# most.
 FIRST_SHARE = 0.02
 # Proofs go deeper than the gap asked for by this factor, so that exact methods agree to that gap.
 DEPTH = 0.1
-# Beyond this many arcs an interval is split on its Lagrangian bound alone; beyond these states it has to be.
-# Wider intervals than this ratio are split on it as well: their paths mix stages that no template would.
+# Beyond this many arcs an interval is split on its Lagrangian bound alone; beyond these states it
+# has to be.
+# Wider intervals than this ratio are split on it as well: their paths mix stages that no template
+# would.
 WIDE = 1.3
-# Where stages are not counted, the first template is sought near so many values of θ, evenly spaced by ratio.
+# Where stages are not counted, the first template is sought near so many values of θ, evenly spaced
+# by ratio.
 TRIES = 16
 STEPS, WIDE_STEPS = 40, 200
 # Cut-offs over the least Lagrangian bound seen, where stages are not counted.
 GUESSES = (1.01, 1.04, 1.1, 1.25, 1.6, 2.5)
 MOST_ARCS = 4e9
 MOST_STATES = 60_000_000
-# Without a count, intervals up to this ratio have their stages counted; where that takes too many labels, better fees
-# are tried, so often at most, then the interval is split. A single value gets all the labels that memory allows.
+# Without a count, intervals up to this ratio have their stages counted; where that takes too many
+# labels, better fees are tried, so often at most, then the interval is split. A single value gets
+# all the labels that memory allows.
 NARROW = 1.1
 FEES = 6
 FEW_LABELS, MOST_LABELS = 4_000_000, 20_000_000
@@ -67,7 +74,8 @@ class Undisturbed(Run):
 
 
 class Relaxer:
-    """The relaxation of one interval of θ; see the module. Keeps prices and counts between intervals."""
+    """The relaxation of one interval of θ; see the module. Keeps prices and counts between
+    intervals."""
 
     def __init__(self, space: Space, run: Run) -> None:
         self.space, self.gap = space, run.options.gap * DEPTH
@@ -78,7 +86,8 @@ class Relaxer:
         self.leaks = 0  # single values of θ whose stages cannot be counted for want of memory
 
     def __call__(self, low: float, high: float, cutoff: float) -> Relaxation[Stages]:
-        """Bound, template and split of [low, high]; what costs `cutoff` less the gap is not sought."""
+        """Bound, template and split of [low, high]; what costs `cutoff` less the gap is not
+        sought."""
         return self._relax(low, high, cutoff, count=not self.space.exact)
 
     def _relax(self, low: float, high: float, cutoff: float, *, count: bool) -> Relaxation[Stages]:
@@ -98,7 +107,9 @@ class Relaxer:
         states = space.states(windows)
         if states is None:
             return Relaxation(None)
-        if states.total > MOST_STATES or (low < high and states.total * self._arcs(windows) > MOST_ARCS):
+        if states.total > MOST_STATES or (
+            low < high and states.total * self._arcs(windows) > MOST_ARCS
+        ):
             return Relaxation(bound)
         likely = self.known.likely(low) if prices.limited else None
         if likely is not None and prices.bound(windows, charge, limit, STEPS, likely) >= limit:
@@ -122,15 +133,24 @@ class Relaxer:
         return relaxed.cost - relaxed.fee * self.space.problem.micro_batches
 
     def _counted(
-        self, windows: Windows, states: States, charge: Charge, prices: Prices, relaxed: Relaxed, limit: float
+        self,
+        windows: Windows,
+        states: States,
+        charge: Charge,
+        prices: Prices,
+        relaxed: Relaxed,
+        limit: float,
     ) -> Relaxation[Stages]:
-        """Stages counted if few labels suffice, else with better fees, until one or the other decides."""
+        """Stages counted if few labels suffice, else with better fees, until one or the other
+        decides."""
         best: Relaxation[Stages] = Relaxation(None)
         ascent, chosen = Ascent(self.space.problem.micro_batches), relaxed
         single = windows.low == windows.high
         for _ in range(FEES):
             answer = self._answer(self._net(relaxed), relaxed.template, windows)
-            if answer.objective is not None and (best.objective is None or answer.objective < best.objective):
+            if answer.objective is not None and (
+                best.objective is None or answer.objective < best.objective
+            ):
                 best, limit = answer, min(limit, answer.objective * (1 - self.gap))
             chosen = max(chosen, relaxed, key=self._net)
             self.known.fees[windows.low] = chosen.fee
@@ -158,12 +178,21 @@ class Relaxer:
         return replace(best, bound=self._net(chosen), split=split)
 
     def _count(
-        self, windows: Windows, states: States, charge: Charge, relaxed: Relaxed, limit: float, room: int
+        self,
+        windows: Windows,
+        states: States,
+        charge: Charge,
+        relaxed: Relaxed,
+        limit: float,
+        room: int,
     ) -> Relaxation[Stages] | None:
-        """The cheapest template of the interval as charged; None where counting takes more than `room` labels."""
+        """The cheapest template of the interval as charged; None where counting takes more than
+        `room` labels."""
         self.counts["counted"] += 1
         try:
-            found = cheapest_counted(self.space, self.run, windows, states, charge, relaxed, limit, room)
+            found = cheapest_counted(
+                self.space, self.run, windows, states, charge, relaxed, limit, room
+            )
         except TooManyLabels:
             return None
         if found is None:
@@ -175,7 +204,8 @@ class Relaxer:
     def first(self, least: float, most: float, cutoff: float) -> Relaxation[Stages]:
         """The relaxation just above the least θ, with a first template.
 
-        Without the count a template of few stages, hence of a larger θ, may be the first one possible.
+        Without the count a template of few stages, hence of a larger θ, may be the first one
+        possible.
         """
         with (
             self.run.undisturbed()
@@ -186,7 +216,9 @@ class Relaxer:
         best = answer
         for low in np.geomspace(least, min(most, least * self.space.problem.layers), TRIES)[1:]:
             limit = cutoff if best.objective is None else min(cutoff, best.objective)
-            other = self._relax(float(low), min(most, float(low) * (1 + FIRST_SHARE)), limit, count=False)
+            other = self._relax(
+                float(low), min(most, float(low) * (1 + FIRST_SHARE)), limit, count=False
+            )
             if other.objective is not None and other.objective < limit:
                 best = other
             elif best.objective is not None:
@@ -196,8 +228,9 @@ class Relaxer:
     def guesses(self, least: float, most: float, best: float) -> list[float]:
         """Cut-offs to try one after the other, the last being `best`.
 
-        Shortest paths are cheap under a cut-off that is close, so where a first template is far from the optimum,
-        it is faster to prove that nothing costs less than a little above the Lagrangian bound, then somewhat more.
+        Shortest paths are cheap under a cut-off that is close, so where a first template is far
+        from the optimum, it is faster to prove that nothing costs less than a little above the
+        Lagrangian bound, then somewhat more.
         """
         if self.space.exact or least <= 0:
             return [best]
@@ -215,7 +248,8 @@ class Relaxer:
     def _cheapest(
         self, windows: Windows, states: States, charge: Charge, prices: Prices, limit: float
     ) -> Relaxed | None:
-        """The shortest path, with the price of a stage where they are not counted; None: none below `limit`."""
+        """The shortest path, with the price of a stage where they are not counted; None: none below
+        `limit`."""
         space, value = self.space, np.full((2, states.total), np.inf)
         fee = 0.0 if space.counted else prices.fee
         first, last = states.first.copy(), states.last.copy()
@@ -233,10 +267,14 @@ class Relaxer:
         template = trace(space, windows, states, costs, first, last, value)
         return Relaxed(value, first, last, fee, float(value[1, at]), template)
 
-    def _best_charge(self, windows: Windows, limit: float, steps: int) -> tuple[float, Charge, Prices]:
+    def _best_charge(
+        self, windows: Windows, limit: float, steps: int
+    ) -> tuple[float, Charge, Prices]:
         """The Lagrangian bound and the way of charging that gives it."""
         best: tuple[float, Charge, Prices] | None = None
-        for charge, prices in zip(self.space.charges(windows.low, windows.high), self.prices, strict=False):
+        for charge, prices in zip(
+            self.space.charges(windows.low, windows.high), self.prices, strict=False
+        ):
             bound = prices.bound(windows, charge, limit, steps)
             if best is None or bound > best[0]:
                 best = bound, charge, prices
@@ -271,7 +309,8 @@ class Relaxer:
         return float(lengths.sum(axis=1).mean()) * 2
 
     def _split(self, template: Stages, low: float, high: float) -> float | None:
-        """Where the relaxation's own template is excluded on one side and priced truly on the other."""
+        """Where the relaxation's own template is excluded on one side and priced truly on the
+        other."""
         longest = max(float(self.space.problem.time[r, a, b]) for a, b, r in template)
         return min(longest, middle(low, high)) if longest > low else None
 
@@ -288,6 +327,8 @@ def nothing_below(limit: float) -> Relaxation[Stages]:
 
 def better(known: Relaxation[Stages], found: Relaxation[Stages]) -> Relaxation[Stages]:
     """`found`, with the template of `known` if that one costs less."""
-    if known.objective is None or (found.objective is not None and found.objective <= known.objective):
+    if known.objective is None or (
+        found.objective is not None and found.objective <= known.objective
+    ):
         return found
     return replace(found, objective=known.objective, decision=known.decision)

@@ -1,18 +1,23 @@
-"""Method `exact`: interval branch and bound over θ, the slowest stage's time, with shortest paths inside.
+"""Method `exact`: interval branch and bound over θ, the slowest stage's time, with shortest paths
+inside.
 
-With k* the slowest stage and θ its time,  T = N_b θ + sum_{k < k*} t_k + sum_{k > k*} (2 t_k - θ),  so that for a
-given θ the cheapest template is a shortest path over (devices used, layers covered, k* passed or not). For θ in
-[low, high] stages up to `high` are allowed, and θ where it multiplies the number of stages behind k* is charged as
-`low` or as `high`, whichever bounds better: never too much, and exact at low = high (`Charge` has the proof). States
-are kept only where the remaining devices can still cover the remaining layers, and where the Lagrangian bound of the
-rest leaves a chance to beat the incumbent.
-Memory depends on the number of stages behind, and micro-batches limit their number: both need a count of stages in
-the state, which multiplies the states. Without the count, stages behind are at least the devices used over the largest
-group, and too many stages pay a price each (`prices`): every template stays a path and costs no more, so this is a
-relaxation. Where it cannot decide a narrow interval, its shortest paths from both ends leave few states below the
-cut-off, and on these the stages are counted by label setting (`relaxer`, `counted`). Should a single θ take more labels
-than memory allows, it leaks: it is let go with the bound that it has, and only states that count can close it.
-Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section 3).
+With k* the slowest stage and θ its time,  T = N_b θ + sum_{k < k*} t_k + sum_{k > k*} (2 t_k - θ),
+so that for a given θ the cheapest template is a shortest path over (devices used, layers covered,
+k* passed or not). For θ in [low, high] stages up to `high` are allowed, and θ where it multiplies
+the number of stages behind k* is charged as `low` or as `high`, whichever bounds better: never too
+much, and exact at low = high (`Charge` has the proof). States are kept only where the remaining
+devices can still cover the remaining layers, and where the Lagrangian bound of the rest leaves a
+chance to beat the incumbent.
+Memory depends on the number of stages behind, and micro-batches limit their number: both need a
+count of stages in the state, which multiplies the states. Without the count, stages behind are at
+least the devices used over the largest group, and too many stages pay a price each (`prices`):
+every template stays a path and costs no more, so this is a relaxation. Where it cannot decide a
+narrow interval, its shortest paths from both ends leave few states below the cut-off, and on these
+the stages are counted by label setting (`relaxer`, `counted`). Should a single θ take more labels
+than memory allows, it leaks: it is let go with the bound that it has, and only states that count
+can close it.
+Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section
+3).
 """
 
 from __future__ import annotations
@@ -26,13 +31,19 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.exact.relaxer import Relaxer
 from hetplan.formulations.ditto.exact.space import Space
-from hetplan.formulations.ditto.problem import DittoProblem, Stages, compile_problem, infeasible_because
+from hetplan.formulations.ditto.problem import (
+    DittoProblem,
+    Stages,
+    compile_problem,
+    infeasible_because,
+)
 from hetplan.solvers.bottleneck import Found, Grid, search
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
-# Spaces with a count and no more vectors than FEW are explored at once, without the relaxation that lacks it; the
-# relaxation gives up after LEAKS single values that it cannot decide, unless the count makes more than MANY vectors.
+# Spaces with a count and no more vectors than FEW are explored at once, without the relaxation that
+# lacks it; the relaxation gives up after LEAKS single values that it cannot decide, unless the
+# count makes more than MANY vectors.
 FEW_VECTORS, MANY_VECTORS = 150_000, 2_000_000
 LEAKS = 20
 
@@ -43,7 +54,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun)
+        return Outcome(
+            stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun
+        )
     built = time.perf_counter()
     found, counts = optimum(problem, run)
     messages = {
@@ -70,8 +83,9 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
 def optimum(problem: DittoProblem, run: Run) -> tuple[Found[Stages], dict[str, int]]:
     """The best stages, and how many intervals, shortest paths and states it took.
 
-    Where stages have to be counted on a large cluster, a relaxation without the count comes first: it mostly finds
-    the optimum and proves it, and else leaves a cut-off. Where the count makes too many states, it is all there is.
+    Where stages have to be counted on a large cluster, a relaxation without the count comes first:
+    it mostly finds the optimum and proves it, and else leaves a cut-off. Where the count makes too
+    many states, it is all there is.
     """
     relaxed = Space(problem, counted=False)
     vectors = relaxed.vectors * (problem.most_stages + 1)
@@ -113,23 +127,30 @@ def closed(found: Found[Stages], gap: float) -> bool:
 
 
 def explore(relax: Relaxer, run: Run, cutoff: float) -> tuple[Found[Stages], dict[str, int]]:
-    """All of a space: a first template, a ceiling for θ, then the search; better ones than `cutoff` are sought."""
+    """All of a space: a first template, a ceiling for θ, then the search; better ones than `cutoff`
+    are sought."""
     space = relax.space
     least = space.least_theta()
     if least is None:
-        return Found(None, None, None, finished=True, proven_empty=True, evaluations=0), relax.counts
+        return Found(
+            None, None, None, finished=True, proven_empty=True, evaluations=0
+        ), relax.counts
     most = float(space.candidates[-1])
     try:
         first = relax.first(least, most, cutoff)
     except Stopped:
-        return Found(None, None, None, finished=False, proven_empty=False, evaluations=0), relax.counts
+        return Found(
+            None, None, None, finished=False, proven_empty=False, evaluations=0
+        ), relax.counts
     better = first.objective is not None and first.objective < cutoff
     best = first.objective if better and first.objective is not None else cutoff
     bounds: list[float] = []
     found = Found[Stages](None, None, None, finished=False, proven_empty=False, evaluations=0)
     limit, bound = best, None
     for limit, (top, above) in ceilings(relax, least, most, best):
-        found = search(relax, (least, top), Grid(space.candidates), run, cutoff=limit, gap=relax.gap)
+        found = search(
+            relax, (least, top), Grid(space.candidates), run, cutoff=limit, gap=relax.gap
+        )
         bound = found.bound if found.bound is None or above is None else min(found.bound, above)
         bounds += [] if bound is None else [bound]
         if found.decision is not None or not found.finished:
@@ -156,9 +177,11 @@ def ceilings(
 
 
 def first_template(problem: DittoProblem, run: Run) -> Stages | None:
-    """A good template at once: the cheapest of those whose θ is about the least possible; None: none at hand.
+    """A good template at once: the cheapest of those whose θ is about the least possible; None:
+    none at hand.
 
-    A start for other methods. It may be None although templates exist, where there are too many device vectors.
+    A start for other methods. It may be None although templates exist, where there are too many
+    device vectors.
     """
     try:
         space = Space(problem)

@@ -1,4 +1,5 @@
-"""What every interval of the exact search shares: vectors of devices, options, candidates for θ, windows."""
+"""What every interval of the exact search shares: vectors of devices, options, candidates for θ,
+windows."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ MOST_VECTORS = 4_000_000
 class Windows:
     """Where stages may begin and end when θ lies in [low, high].
 
-    after, before [C, R, L + 1]: the last layer of a stage that begins at a, behind k* (as long as `high`,
-    ties included) or in front of it. back [C, R, L + 1]: the first layer of a stage behind k* that ends at b.
-    peak_first [R, L + 1]: the least last layer that makes a stage beginning at a last `low` at least.
+    after, before [C, R, L + 1]: the last layer of a stage that begins at a, behind k* (as long as
+    `high`, ties included) or in front of it. back [C, R, L + 1]: the first layer of a stage behind
+    k* that ends at b. peak_first [R, L + 1]: the least last layer that makes a stage beginning at a
+    last `low` at least.
     """
 
     low: float
@@ -34,12 +36,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Charge:
-    """What the relaxation of an interval [low, high] charges: 2 t - credit behind k*, base + rate t for k* itself.
+    """What the relaxation of an interval [low, high] charges: 2 t - credit behind k*, base + rate t
+    for k* itself.
 
-    peak: (base, rate). Truly it is 2 t - θ for each of the stages behind, at most A = S_max - 1 of them, and N_b θ
-    with θ = t. Credit `low` charges each of them θ - low too much, A (θ - low) at most, which k* is charged less:
-    (N_b - A) t + A low. Credit `high` charges them no more than their due, so that k* pays all of it: N_b t. Both
-    sums are at most T, and both are T where low = high.
+    peak: (base, rate). Truly it is 2 t - θ for each of the stages behind, at most A = S_max - 1 of
+    them, and N_b θ with θ = t. Credit `low` charges each of them θ - low too much, A (θ - low) at
+    most, which k* is charged less:
+    (N_b - A) t + A low. Credit `high` charges them no more than their due, so that k* pays all of
+    it: N_b t. Both sums are at most T, and both are T where low = high.
     """
 
     credit: float
@@ -48,7 +52,8 @@ class Charge:
 
 @dataclass(frozen=True)
 class States:
-    """The states of an interval, ragged: of vector u the layers first[u] .. last[u], at offset[u]; `total` of them."""
+    """The states of an interval, ragged: of vector u the layers first[u] .. last[u], at offset[u];
+    `total` of them."""
 
     first: Ints
     last: Ints
@@ -57,10 +62,12 @@ class States:
 
 
 class Space:
-    """Vectors of devices used, mixed radix over the kinds; `counted`: a last coordinate counts the stages.
+    """Vectors of devices used, mixed radix over the kinds; `counted`: a last coordinate counts the
+    stages.
 
-    Stages are counted where their number matters: memory (a stage holds as many micro-batches as there are
-    stages behind it, itself included) or fewer micro-batches than stages would be possible.
+    Stages are counted where their number matters: memory (a stage holds as many micro-batches as
+    there are stages behind it, itself included) or fewer micro-batches than stages would be
+    possible.
     """
 
     def __init__(self, problem: DittoProblem, *, counted: bool | None = None) -> None:
@@ -69,7 +76,8 @@ class Space:
         self.counted = needed if counted is None else counted
         # Whether single values of θ are solved exactly, or only relaxed for want of a count.
         self.exact = self.counted or not needed
-        # A stage takes at most the largest group, so more devices than layers times that are of no use.
+        # A stage takes at most the largest group, so more devices than layers times that are of no
+        # use.
         most = p.layers * (int(p.option_devices.max()) if p.options else 0)
         self.devices = np.minimum(p.devices, most)
         sizes = [int(d) + 1 for d in self.devices] + ([p.most_stages + 1] if self.counted else [])
@@ -80,14 +88,17 @@ class Space:
                 expected=f"at most {MOST_VECTORS} (cp-sat and milp have no such limit)",
             )
         self.coords = np.indices(sizes).reshape(len(sizes), -1).T.astype(np.int64).copy()
-        self.strides = np.array([int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))], dtype=np.int64)
+        self.strides = np.array(
+            [int(np.prod(sizes[i + 1 :])) for i in range(len(sizes))], dtype=np.int64
+        )
         self.kind = np.ascontiguousarray(p.option_kind, dtype=np.int64)
         self.size = np.ascontiguousarray(p.option_devices, dtype=np.int64)
         self.stages = self._stages()
         self.delta = self.size * self.strides[self.kind] + (1 if self.counted else 0)
 
     def _stages(self) -> Ints:
-        """[U] the stages so far, or without a count the least number that uses u up (0 where nobody asks)."""
+        """[U] the stages so far, or without a count the least number that uses u up (0 where nobody
+        asks)."""
         p = self.problem
         if self.counted:
             return np.ascontiguousarray(self.coords[:, -1])
@@ -111,7 +122,8 @@ class Space:
 
     @cached_property
     def memory_last(self) -> Ints:
-        """[C, R, L + 1] the last layer that memory allows a stage from a on, with c stages behind it."""
+        """[C, R, L + 1] the last layer that memory allows a stage from a on, with c stages behind
+        it."""
         p = self.problem
         behind = range(int(self.stages.max()) + 1)
         return np.array([p.last_in_memory(c + 1) for c in behind])
@@ -121,7 +133,9 @@ class Space:
         """[C, R, L + 1] the first layer that memory allows a stage that ends at b."""
         ends = np.arange(self.problem.layers + 1)
         # last is non-decreasing in a: the first a with last[a] >= b.
-        return np.array([[np.searchsorted(row, ends) for row in table] for table in self.memory_last])
+        return np.array(
+            [[np.searchsorted(row, ends) for row in table] for table in self.memory_last]
+        )
 
     @cached_property
     def mirrored_time(self) -> Floats:
@@ -132,7 +146,9 @@ class Space:
     def counted_last(self) -> Ints:
         """`memory_last` for every number of stages behind, one row where there is no memory."""
         p = self.problem
-        return np.array([p.last_in_memory(c + 1) for c in range(p.most_stages if p.has_memory else 1)])
+        return np.array(
+            [p.last_in_memory(c + 1) for c in range(p.most_stages if p.has_memory else 1)]
+        )
 
     def counted_windows(self, windows: Windows) -> tuple[Ints, Ints]:
         """(after, before) [C, R, L + 1] as in `Windows`, by the true number of stages behind."""
@@ -140,7 +156,8 @@ class Space:
         return np.minimum(self.counted_last, after), np.minimum(self.counted_last, before)
 
     def _lasts(self, high: float) -> tuple[Ints, Ints]:
-        """[R, L + 1] the last layers of stages behind k* and ahead of it that last `high` at most."""
+        """[R, L + 1] the last layers of stages behind k* and ahead of it that last `high` at
+        most."""
         time, starts = self.problem.time, np.arange(self.problem.layers + 1)
         return starts + (time <= high + tie(high)).sum(axis=2), starts + (time <= high).sum(axis=2)
 
@@ -176,7 +193,8 @@ class Space:
         return reach
 
     def reach_forward(self, windows: Windows) -> Ints:
-        """[U] the last layer that stages from the front can reach with at most u (memory at its least)."""
+        """[U] the last layer that stages from the front can reach with at most u (memory at its
+        least)."""
         reach = np.empty(self.vectors, dtype=np.int64)
         reach_forward(
             self.coords,
@@ -192,7 +210,8 @@ class Space:
         return reach
 
     def states(self, windows: Windows) -> States | None:
-        """States from which both ends can be reached; None where no stages within the windows cover the layers."""
+        """States from which both ends can be reached; None where no stages within the windows cover
+        the layers."""
         first = self.reach_back(windows)
         if first[-1] > 0:
             return None
@@ -201,7 +220,8 @@ class Space:
         return States(first, last, np.cumsum(sizes) - sizes - first, int(sizes.sum()))
 
     def least_theta(self) -> float | None:
-        """The least candidate under which some template fits (ties granted); None: not even without a limit.
+        """The least candidate under which some template fits (ties granted); None: not even without
+        a limit.
 
         A lower limit of θ in every template; without counted stages one is attained there.
         """

@@ -1,4 +1,5 @@
-"""The stages behind a table of shortest paths; plain numpy, since compiling it would take longer than it ever runs."""
+"""The stages behind a table of shortest paths; plain numpy, since compiling it would take longer
+than it ever runs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def trace(
     last: Ints,
     value: Floats,
 ) -> Stages:
-    """The path behind value[1, full, layer 0]; lines, first, last, value: as given to and left by `relax_all`.
+    """The path behind value[1, full, layer 0]; lines, first, last, value: as given to and left by
+    `relax_all`.
 
     The sums are the very floats of `relax_all`, so equality finds the arc taken.
     """
@@ -26,13 +28,17 @@ def trace(
     stages: Stages = []
     while a < space.problem.layers:
         here = float(value[phase, states.offset[u] + a])
-        smaller = (u - int(stride) for i, stride in enumerate(space.strides) if space.coords[u, i] > 0)
+        smaller = (
+            u - int(stride) for i, stride in enumerate(space.strides) if space.coords[u, i] > 0
+        )
         for s in smaller:
             if first[s] <= a <= last[s] and value[phase, states.offset[s] + a] == here:
                 u = s
                 break
         else:
-            r, b, u, to = _step(space, windows, states, lines, first, last, value, (u, a, phase), here)
+            r, b, u, to = _step(
+                space, windows, states, lines, first, last, value, (u, a, phase), here
+            )
             stages.append((a, b, r))
             a, phase = b, to
     return stages
@@ -49,7 +55,8 @@ def _step(
     state: tuple[int, int, int],
     here: float,
 ) -> Step:
-    """The arc out of a state that costs what the state does: option, last layer, vector and phase behind it."""
+    """The arc out of a state that costs what the state does: option, last layer, vector and phase
+    behind it."""
     u, a, phase = state
     window = windows.after if phase == 0 else windows.before
     for r, s in enumerate((u - space.delta).tolist()):
@@ -58,7 +65,11 @@ def _step(
             continue
         end = min(window[space.stages[s], r, a], last[s]) + 1
         for to in range(phase, -1, -1):
-            begin = max(a + 1, first[s]) if to == phase else max(a + 1, first[s], windows.peak_first[r, a])
+            begin = (
+                max(a + 1, first[s])
+                if to == phase
+                else max(a + 1, first[s], windows.peak_first[r, a])
+            )
             if begin >= end:
                 continue
             base, rate = lines[2 if to == 1 else phase]

@@ -15,11 +15,11 @@ from hetplan.formulations.hap.states import Graph
 
 @dataclass(frozen=True)
 class Arrays:
-    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds; shared [A], or [A, g]
-    where several segments have ratios of their own; `ordered`: whether
-    its paths are programs in their order (not in a canonical graph). missing: the share of the threshold that was
-    missing to it where arcs were last left out. chains: where arcs are whole stages (`staging`), the steps behind each
-    number in graph.step, as a program runs them."""
+    """A graph's arcs with their costs: compute in seconds of the fastest type, comm in seconds;
+    shared [A], or [A, g] where several segments have ratios of their own; `ordered`: whether
+    its paths are programs in their order (not in a canonical graph). missing: the share of the
+    threshold that was missing to it where arcs were last left out. chains: where arcs are whole
+    stages (`staging`), the steps behind each number in graph.step, as a program runs them."""
 
     graph: Graph
     comm: kernels.Flags
@@ -44,7 +44,8 @@ class Arrays:
 
     @cached_property
     def reverse(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The graph read backwards, nodes numbered from the end: first, head, component, and each arc's number here."""
+        """The graph read backwards, nodes numbered from the end: first, head, component, and each
+        arc's number here."""
         g, last = self.graph, self.graph.n - 1
         tails = self.tails
         arcs = np.argsort(last - g.head, kind="stable")
@@ -53,8 +54,9 @@ class Arrays:
         return first, (last - tails)[arcs], (g.component[-1] - g.component)[::-1].copy(), arcs
 
     def without(self, hopeless: kernels.Flags, missing: float) -> tuple[Arrays, Ints]:
-        """The same without the arcs marked, and the numbers of the nodes left: the ends and those with arcs in and
-        out. Where none leads to the last node any more, none is left: what remains are circles without cost."""
+        """The same without the arcs marked, and the numbers of the nodes left: the ends and those
+        with arcs in and out. Where none leads to the last node any more, none is left: what remains
+        are circles without cost."""
         g = self.graph
         if hopeless[g.head == g.n - 1].all():
             hopeless = np.ones_like(hopeless)
@@ -85,7 +87,8 @@ class Arrays:
         return self.program(found)
 
     def program(self, arcs: Iterable[int]) -> list[int]:
-        """The triple numbers of a program in order, given by its arcs from the last node to the first."""
+        """The triple numbers of a program in order, given by its arcs from the last node to the
+        first."""
         g, found = self.graph, []
         for a in arcs:
             step = int(g.step[a])
@@ -99,7 +102,10 @@ def priced_graph(problem: HapProblem, graph: Graph, *, ordered: bool = True) -> 
     steps = graph.theory.steps
     comm = np.array([s.comm for s in steps], dtype=np.bool_)
     unit = np.where(comm, 1.0, problem.speeds[-1])
-    fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
+    fixed, shared = (
+        np.array([s.fixed for s in steps]) / unit,
+        np.array([s.shared for s in steps]) / unit,
+    )
     slow = problem.speeds[-1] / problem.speeds
     of = graph.step
     return Arrays(graph, comm[of], fixed[of], shared[of], slow, graph.start, ordered)

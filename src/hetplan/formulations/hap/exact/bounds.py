@@ -1,4 +1,5 @@
-"""What a cell of ratios costs at least: by labels on a graph of needs, or by sums where the graph is too wide."""
+"""What a cell of ratios costs at least: by labels on a graph of needs, or by sums where the graph
+is too wide."""
 
 from __future__ import annotations
 
@@ -72,8 +73,9 @@ class Incumbent:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """bound: of all programs in the cell, up to the threshold asked for; where to split it (None: anywhere);
-    labels set; arrays: a graph that suffices for every part of the cell, if there is one."""
+    """bound: of all programs in the cell, up to the threshold asked for; where to split it (None:
+    anywhere); labels set; arrays: a graph that suffices for every part of the cell, if there is
+    one."""
 
     bound: float
     point: Floats | None
@@ -81,13 +83,15 @@ class Evaluated:
     arrays: Arrays | None = None
 
 
-# (cell, reference point or None, threshold, what the cell that it is part of left) -> what it costs at least
+# (cell, reference point or None, threshold, what the cell that it is part of left) -> what it costs
+# at least
 Evaluate = Callable[[Floats, Floats | None, float, Arrays | None], Evaluated]
 
 
 @dataclass
 class Failed:
-    """The smallest cell and the least missing share of the threshold at which something was too much."""
+    """The smallest cell and the least missing share of the threshold at which something was too
+    much."""
 
     size: float = np.inf
     missing: float = np.inf
@@ -110,8 +114,8 @@ def _size(cell: Floats) -> float:
 class LabelCell:
     """Bounds by sums over the graph and, in cells small enough, by labels.
 
-    After a cell in which labels were too many, only those are tried again that are clearly smaller, or of which
-    sums leave clearly less missing to the threshold.
+    After a cell in which labels were too many, only those are tried again that are clearly smaller,
+    or of which sums leave clearly less missing to the threshold.
     """
 
     problem: HapProblem
@@ -125,13 +129,16 @@ class LabelCell:
     ) -> Evaluated:
         """One cell, on the arrays handed down or else on its own.
 
-        Arrays that lack arcs were made for programs below a threshold, which bounds from them cannot exceed.
+        Arrays that lack arcs were made for programs below a threshold, which bounds from them
+        cannot exceed.
         """
         found = self._evaluated(cell, hint, threshold, arrays or self.arrays)
         whole = found.arrays is self.arrays
         return found if whole else replace(found, bound=min(found.bound, threshold))
 
-    def _evaluated(self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays) -> Evaluated:
+    def _evaluated(
+        self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays
+    ) -> Evaluated:
         duals = Duals(self.problem, cell, arrays.slow, self.incumbent.stages, hint)
         found = sums(arrays, cell, duals)
         if found.bound >= threshold:
@@ -161,7 +168,8 @@ class LabelCell:
     def _listed(
         self, cell: Floats, arrays: Arrays, duals: Duals, known: Sums, threshold: float
     ) -> tuple[float, int]:
-        """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too many."""
+        """All programs that can be best somewhere in the cell, priced: (bound, labels); -inf if too
+        many."""
         size, found = labels(
             arrays, cell, duals.point, known.potential, known.weights, threshold, slack=slack_of(threshold),
             room=room_for(arrays, self.incumbent.run), per_node=PER_NODE,
@@ -190,9 +198,9 @@ def slack_of(threshold: float) -> float:
 
 @dataclass(frozen=True)
 class Sums:
-    """Bounds by sums over one cell: potential [n, L, V] from each state; weights [L, K]: what the stage under way
-    counts as; bound: of all programs in the cell. Each potential is affine, so that the least of the largest of them
-    is the value of a matrix game."""
+    """Bounds by sums over one cell: potential [n, L, V] from each state; weights [L, K]: what the
+    stage under way counts as; bound: of all programs in the cell. Each potential is affine, so that
+    the least of the largest of them is the value of a matrix game."""
 
     bound: float
     potential: Floats
@@ -200,9 +208,12 @@ class Sums:
 
 
 def sums(arrays: Arrays, cell: Floats, duals: Duals) -> Sums:
-    """One potential per mean over types for the first stage; where arcs are stages, one per criterion besides."""
+    """One potential per mean over types for the first stage; where arcs are stages, one per
+    criterion besides."""
     weights = duals.weights
-    potential = kernels.potentials(*arrays.common, cell, arrays.slow, weights, duals.inside, arrays.ordered)
+    potential = kernels.potentials(
+        *arrays.common, cell, arrays.slow, weights, duals.inside, arrays.ordered
+    )
     if arrays.chains is not None:
         own = kernels.lengths(*arrays.common[:2], arrays.common[5], duals.prices(arrays))
         potential = np.concatenate([potential, own], axis=1)
@@ -213,7 +224,8 @@ def sums(arrays: Arrays, cell: Floats, duals: Duals) -> Sums:
 def narrowed(
     arrays: Arrays, cell: Floats, duals: Duals, found: Sums, threshold: float, *, stages: bool
 ) -> tuple[Arrays, Sums]:
-    """What the cell leaves open, if asked for with whole stages as arcs where they are few enough, and its bounds."""
+    """What the cell leaves open, if asked for with whole stages as arcs where they are few enough,
+    and its bounds."""
     left, found = fewer(arrays, cell, duals, found, threshold)
     if not len(left.graph.head):
         return left, replace(found, bound=threshold)
@@ -230,8 +242,11 @@ def narrowed(
     return whole, replace(again, bound=max(found.bound, again.bound))
 
 
-def fewer(arrays: Arrays, cell: Floats, duals: Duals, found: Sums, threshold: float) -> tuple[Arrays, Sums]:
-    """The graph and its potentials without the arcs that no program below the threshold takes in the cell.
+def fewer(
+    arrays: Arrays, cell: Floats, duals: Duals, found: Sums, threshold: float
+) -> tuple[Arrays, Sums]:
+    """The graph and its potentials without the arcs that no program below the threshold takes in
+    the cell.
 
     Tried again only where clearly less is missing to the threshold than when it was done last.
     """
@@ -248,9 +263,9 @@ def fewer(arrays: Arrays, cell: Floats, duals: Duals, found: Sums, threshold: fl
 
 
 def best_at(duals: Duals, arrays: Arrays, incumbent: Incumbent, known: Sums) -> tuple[int, bool]:
-    """Offer the best program (among the orders that the graph has) at the duals' point, a cell of one vertex, and
-    learn from it if it is better than all before: (labels, whether it is). known: of the cell that the point is in;
-    its potentials being affine there, they hold at the point."""
+    """Offer the best program (among the orders that the graph has) at the duals' point, a cell of
+    one vertex, and learn from it if it is better than all before: (labels, whether it is). known:
+    of the cell that the point is in; its potentials being affine there, they hold at the point."""
     point, threshold = duals.point, incumbent.threshold
     size, found = labels(
         arrays, point[None, :], point, _at(known.potential, duals.inside), known.weights, threshold,
@@ -265,15 +280,16 @@ def best_at(duals: Duals, arrays: Arrays, incumbent: Incumbent, known: Sums) -> 
 
 
 def _at(potential: Floats, mu: Floats) -> Floats:
-    """[n, L, 1]: affine functions told by their values [n, L, V] at vertices, at barycentric mu [V]."""
+    """[n, L, 1]: affine functions told by their values [n, L, V] at vertices, at barycentric mu
+    [V]."""
     used = mu > 0
     return np.ascontiguousarray((potential[:, :, used] @ mu[used])[:, :, None])
 
 
 @dataclass
 class WideCell:
-    """Bounds by sums on the canonical graph, whose labels give programs; and by labels as soon as the states that
-    the sums leave open in a cell are few enough for a graph of all orders."""
+    """Bounds by sums on the canonical graph, whose labels give programs; and by labels as soon as
+    the states that the sums leave open in a cell are few enough for a graph of all orders."""
 
     problem: HapProblem
     arrays: Arrays
@@ -306,7 +322,9 @@ class WideCell:
             opened = self.explorer.open(cell, duals.weights, threshold, room, self.incumbent.run)
             if opened is not None and opened.graph.n > 1:
                 inside = self._exact(cell, hint, threshold, opened)
-                return Evaluated(max(bound, inside.bound), inside.point, size + inside.labels, opened)
+                return Evaluated(
+                    max(bound, inside.bound), inside.point, size + inside.labels, opened
+                )
             if opened is None:
                 self._failed.note(cell, missing)
             else:

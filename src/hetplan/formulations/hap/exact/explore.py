@@ -1,18 +1,20 @@
 """Compiled: the part of a graph of needs that one cell of ratios and one cost leave open.
 
-All orders of a wide theory's parallel branches are far too many states, but most of them compute tensors twice or
-communicate without need. Where a stage's time is taken as a mean over types, costs add up and the order of a
-program is irrelevant: from any state the canonical order (the needed properties of the highest level first) gives
-the least cost to the empty set, h, after few states. With g, the least cost from {goal} to a state over all orders
-found so far, a state is left out when g + h reaches the cost `enough` at every vertex of the cell for one mean:
-g + h bounds every program through it from below, on the whole cell because it is affine there for each pair of
-paths, hence concave as a minimum. g is corrected until nothing changes, so a state once left out may return.
+All orders of a wide theory's parallel branches are far too many states, but most of them compute
+tensors twice or communicate without need. Where a stage's time is taken as a mean over types, costs
+add up and the order of a program is irrelevant: from any state the canonical order (the needed
+properties of the highest level first) gives the least cost to the empty set, h, after few states.
+With g, the least cost from {goal} to a state over all orders found so far, a state is left out when
+g + h reaches the cost `enough` at every vertex of the cell for one mean: g + h bounds every program
+through it from below, on the whole cell because it is affine there for each pair of paths, hence
+concave as a minimum. g is corrected until nothing changes, so a state once left out may return.
 
 States that no optimal program needs are left out besides (`parking`).
 
-Kernels take a theory as six arrays, three pairs of compressed rows: steps that give a property (by_first, by),
-properties that a step needs (pre_first, pre) and gives (post_first, post). A state is a row of `rows` [·, W]: its
-properties in ascending order, -1 behind them; `table` is a hash table of states' numbers + 1, 0 where it is free.
+Kernels take a theory as six arrays, three pairs of compressed rows: steps that give a property
+(by_first, by), properties that a step needs (pre_first, pre) and gives (post_first, post). A state
+is a row of `rows` [·, W]: its properties in ascending order, -1 behind them; `table` is a hash
+table of states' numbers + 1, 0 where it is free.
 """
 
 from __future__ import annotations
@@ -25,13 +27,21 @@ from hetplan.formulations.hap.exact.parking import given_free, parked
 from hetplan.formulations.hap.problem import Floats, Ints
 
 DONE, TOO_MANY, TOO_WIDE, UNDER_WAY = 0, 1, 2, 3
-# Places in the counters: states met; the queue's first place and length; states looked at; arcs written down.
+# Places in the counters: states met; the queue's first place and length; states looked at; arcs
+# written down.
 COUNT, BEGIN, QUEUED, SEEN, ARCS = 0, 1, 2, 3, 4
 
 
 @kernel
 def _after(
-    rows: Ints, u: int, step: int, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, after: Ints
+    rows: Ints,
+    u: int,
+    step: int,
+    pre_first: Ints,
+    pre: Ints,
+    post_first: Ints,
+    post: Ints,
+    after: Ints,
 ) -> bool:
     """Fill `after` [W] with the state (u - post) + pre; whether it is narrow enough."""
     W, size = len(after), 0
@@ -86,10 +96,11 @@ def ways(
     level: Ints, free: Flags, without: Flags, rows: Ints, table: Ints, counters: Ints, after: Ints,
     g: Floats, h: Floats, arcs: int, head: Ints, step: Ints,
 ) -> int:  # fmt: skip
-    """Write down the arcs of state u at head, step [arcs …]: the next free place; -TOO_WIDE, -TOO_MANY otherwise.
+    """Write down the arcs of state u at head, step [arcs …]: the next free place; -TOO_WIDE,
+    -TOO_MANY otherwise.
 
-    canonical: the steps that give a property of the highest level; else those of all properties that neither
-    what comes for nothing nor what is parked forbids.
+    canonical: the steps that give a property of the highest level; else those of all properties
+    that neither what comes for nothing nor what is parked forbids.
     """
     W = rows.shape[1]
     highest, only, begun = -1, -1, arcs
@@ -155,11 +166,12 @@ def explore(
     arc_first: Ints, arc_end: Ints, head: Ints, step: Ints,
     pending: Ints, first: Ints, some_head: Ints, some_step: Ints, after: Ints,
 ) -> int:  # fmt: skip
-    """Look at the states in the queue until it is empty (DONE), or UNDER_WAY after `pause` of them, to be called again.
+    """Look at the states in the queue until it is empty (DONE), or UNDER_WAY after `pause` of them,
+    to be called again.
 
-    cost [steps, LV]; g, h [·, LV] as above, for each mean the V vertices; arc_first, arc_end [·]: a state's place in
-    head, step, the end 0 as long as it has none. Gives up beyond `most` states looked at or what the arrays hold. The
-    rest is scratch.
+    cost [steps, LV]; g, h [·, LV] as above, for each mean the V vertices; arc_first, arc_end [·]: a
+    state's place in head, step, the end 0 as long as it has none. Gives up beyond `most` states
+    looked at or what the arrays hold. The rest is scratch.
     """
     LV = cost.shape[1]
     pause += counters[SEEN]

@@ -1,6 +1,7 @@
 """Compiled: potentials on a graph of needs over one cell of ratios.
 
-A cell is a simplex of ratio vectors with vertices x [K, K]; b ascends with speed there, so max b = b[K - 1].
+A cell is a simplex of ratio vectors with vertices x [K, K]; b ascends with speed there, so max b =
+b[K - 1].
 Work is in seconds of the fastest type: `slow` [K] = v_max / v_d turns it into seconds of type d.
 """
 
@@ -18,12 +19,15 @@ CLOSE = 1e-9
 
 
 def means(x: Floats, slow: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """What means over types, weights [L, K], make of a unit of fixed [L] and of shared [L, V] work."""
+    """What means over types, weights [L, K], make of a unit of fixed [L] and of shared [L, V]
+    work."""
     rows = weights * slow
     return rows.sum(axis=1), np.ascontiguousarray(rows @ x.T)
 
 
-def prices(comm: Flags, fixed: Floats, shared: Floats, x: Floats, slow: Floats, weights: Floats) -> Floats:
+def prices(
+    comm: Flags, fixed: Floats, shared: Floats, x: Floats, slow: Floats, weights: Floats
+) -> Floats:
     """[A, L, V]: seconds of each arc at the vertices when its stage counts as a mean over types."""
     (L, V), kinds = (len(weights), len(x)), np.empty((4, len(comm)))
     kinds[:2], kinds[2:] = (fixed, shared), (fixed, shared)
@@ -47,13 +51,15 @@ def potentials(
     mu: Floats,
     ordered: bool,
 ) -> Floats:
-    """[n, L, V]: a lower bound, affine over the cell and told by its values at the vertices, of the cost from each
-    node to the empty set when the stage under way counts as the mean over types with weights[l].
+    """[n, L, V]: a lower bound, affine over the cell and told by its values at the vertices, of the
+    cost from each node to the empty set when the stage under way counts as the mean over types with
+    weights[l].
 
-    A mean never exceeds the maximum, and adds up. Where the graph's paths are programs in their order (`ordered`;
-    not in a canonical graph, whose paths stand for other orders with other stages), any mean may price any stage,
-    so that each stage takes the one that tells most at the point mu [V] (barycentric) from the node where it
-    begins, read from the program's end; of those that tell the same, where types tie, the first.
+    A mean never exceeds the maximum, and adds up. Where the graph's paths are programs in their
+    order (`ordered`; not in a canonical graph, whose paths stand for other orders with other
+    stages), any mean may price any stage, so that each stage takes the one that tells most at the
+    point mu [V] (barycentric) from the node where it begins, read from the program's end; of those
+    that tell the same, where types tie, the first.
     """
     step = prices(comm, fixed, shared, x, slow, weights)
     return potentials_of(first, head, comm, component, step, mu, ordered)
@@ -71,11 +77,15 @@ def potentials_of(
     return value.reshape(n, L, V)
 
 
-def through(reverse: tuple[Ints, Ints, Ints, Ints], head: Ints, step: Floats, value: Floats) -> Floats:
-    """[A, L]: a lower bound over the cell of every path with an arc: what leads to its tail, itself (step [A, L, V])
-    and the potential value [n, L, V] of its head, all with one mean before the head.
+def through(
+    reverse: tuple[Ints, Ints, Ints, Ints], head: Ints, step: Floats, value: Floats
+) -> Floats:
+    """[A, L]: a lower bound over the cell of every path with an arc: what leads to its tail, itself
+    (step [A, L, V]) and the potential value [n, L, V] of its head, all with one mean before the
+    head.
 
-    reverse: the graph read backwards, whose first node is where paths end and whose last one where they begin.
+    reverse: the graph read backwards, whose first node is where paths end and whose last one where
+    they begin.
     """
     first, back, component, arcs = reverse
     A, L, V = step.shape
@@ -96,7 +106,9 @@ def lengths(first: Ints, head: Ints, component: Ints, step: Floats) -> Floats:
     value = np.full((n, L * V), np.inf)
     value[-1] = 0.0
     plain, scratch = np.zeros(A, dtype=np.bool_), (np.full((1, L * V), np.inf), np.empty(V))
-    _potentials(first, head, plain, component, step.reshape(A, -1), np.ones(V), False, value, *scratch)
+    _potentials(
+        first, head, plain, component, step.reshape(A, -1), np.ones(V), False, value, *scratch
+    )
     return value.reshape(n, L, V)
 
 
@@ -105,8 +117,8 @@ def _potentials(
     first: Ints, head: Ints, comm: Flags, component: Ints, step: Floats, mu: Floats, ordered: bool,
     value: Floats, begun: Floats, finer: Floats,
 ) -> None:  # fmt: skip
-    """Fill value [n, LV], for each mean the V vertices; begun [n, LV]: from nodes where a stage begins, with the mean
-    that it takes, the same for all."""
+    """Fill value [n, LV], for each mean the V vertices; begun [n, LV]: from nodes where a stage
+    begins, with the mean that it takes, the same for all."""
     LV, V = value.shape[1], len(mu)
     end = len(value) - 1
     while end > 0:
@@ -134,7 +146,8 @@ def _potentials(
                         if cost < value[u, j]:
                             value[u, j] = cost
                             changed = True
-        # the means that stages take; within a component twice, with the means that its stages took before
+        # the means that stages take; within a component twice, with the means that its stages took
+        # before
         for _ in range(0 if not ordered else 1 if end - begin == 1 else 2):
             for u in range(begin, end):
                 best, chosen = -np.inf, 0

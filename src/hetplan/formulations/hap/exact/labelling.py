@@ -1,21 +1,26 @@
 """Compiled: label setting on a graph of needs over one cell of ratios.
 
-A cell is a simplex of ratio vectors with vertices x [K, K]; b ascends with speed there, so max b = b[K - 1].
+A cell is a simplex of ratio vectors with vertices x [K, K]; b ascends with speed there, so max b =
+b[K - 1].
 Work is in seconds of the fastest type: `slow` [K] = v_max / v_d turns it into seconds of type d.
 
-Label a is never worse than label b at its node when, for every way to go on and all ratios of the cell,
+Label a is never worse than label b at its node when, for every way to go on and all ratios of the
+cell,
 
-    C_a - C_b + phi(F_a + f, S_a + s) - phi(F_b + f, S_b + s) <= C_a - C_b + max_d (dF + dS b_d) / v_d <= 0,
+    C_a - C_b + phi(F_a + f, S_a + s) - phi(F_b + f, S_b + s) <= C_a - C_b + max_d (dF + dS b_d) /
+    v_d <= 0,
 
-C being the closed stages' cost: a maximum of sums exceeds another by at most the largest difference. The right
-term is convex in b, so the vertices decide once C_a - C_b is bounded by a convex function. There are two such
-bounds. (1) C_a is convex, below its interpolation `upper`; C_b lies above the affine `lower`. (2) A stage of work
-(F, S), S > 0, lasts between S phi0 + F and S phi0 + F slow_0, phi0(b) = phi(0, 1) being convex; so the difference is
-affine (communication, stages without shared work) + dW phi0 + an interval, W the shared and R the fixed work of
-such stages; where dW < 0, phi0 is replaced by an affine minorant. In both, what a and b closed before they parted
-cancels exactly, so the error of their last common ancestor is taken off. Dominance in this sense is transitive
-(it compares the true costs), so the labels kept at the empty set hold an optimal program for every ratio of the
-cell, unless none costs less than the threshold.
+C being the closed stages' cost: a maximum of sums exceeds another by at most the largest
+difference. The right term is convex in b, so the vertices decide once C_a - C_b is bounded by a
+convex function. There are two such bounds. (1) C_a is convex, below its interpolation `upper`; C_b
+lies above the affine `lower`. (2) A stage of work
+(F, S), S > 0, lasts between S phi0 + F and S phi0 + F slow_0, phi0(b) = phi(0, 1) being convex; so
+the difference is affine (communication, stages without shared work) + dW phi0 + an interval, W the
+shared and R the fixed work of such stages; where dW < 0, phi0 is replaced by an affine minorant. In
+both, what a and b closed before they parted cancels exactly, so the error of their last common
+ancestor is taken off. Dominance in this sense is transitive
+(it compares the true costs), so the labels kept at the empty set hold an optimal program for every
+ratio of the cell, unless none costs less than the threshold.
 """
 
 from __future__ import annotations
@@ -27,8 +32,8 @@ from hetplan.formulations.hap.exact.kernels import Flags
 from hetplan.formulations.hap.problem import Floats, Ints
 
 OPEN, USED, DEAD = 0, 1, 2
-# Columns of a label's sums: open work; seconds of communication (and of stages of fixed work alone), and those
-# per largest ratio; shared and fixed work of closed stages that share any.
+# Columns of a label's sums: open work; seconds of communication (and of stages of fixed work
+# alone), and those per largest ratio; shared and fixed work of closed stages that share any.
 F, S, FIXED, TOP, SHARED, REST = 0, 1, 2, 3, 4, 5
 # Steps back towards a common ancestor; stages compared one by one.
 STEPS, LISTED = 400, 64
@@ -36,7 +41,8 @@ STEPS, LISTED = 400, 64
 
 @kernel
 def _parting(a: int, b: int, parent: Ints) -> int:
-    """The last common ancestor of two labels, -1 where it is further back than STEPS. Parents come first."""
+    """The last common ancestor of two labels, -1 where it is further back than STEPS. Parents come
+    first."""
     for _ in range(STEPS):
         if a == b:
             return a
@@ -89,7 +95,8 @@ def _never_worse(
 def _stages_since(
     label: int, z: int, parent: Ints, arc: Ints, comm: Flags, sums: Floats, found: Floats
 ) -> int:
-    """Fill `found` [LISTED, 2] with the work of the stages closed since label z; their number, -1 for too many."""
+    """Fill `found` [LISTED, 2] with the work of the stages closed since label z; their number, -1
+    for too many."""
     count = 0
     while label != z:
         if comm[arc[label]]:
@@ -113,7 +120,8 @@ def _twins(
     mine: Floats,
     other: Floats,
 ) -> bool:
-    """Whether two labels of the same node, not the empty set, have the same stages in another order."""
+    """Whether two labels of the same node, not the empty set, have the same stages in another
+    order."""
     for c in range(sums.shape[1]):
         if abs(sums[a, c] - sums[b, c]) > tiny:
             return False
@@ -125,7 +133,9 @@ def _twins(
         return False
     for s in range(count):
         t = s
-        while t < count and (abs(mine[s, 0] - other[t, 0]) > tiny or abs(mine[s, 1] - other[t, 1]) > tiny):
+        while t < count and (
+            abs(mine[s, 0] - other[t, 0]) > tiny or abs(mine[s, 1] - other[t, 1]) > tiny
+        ):
             t += 1
         if t == count:
             return False
@@ -177,9 +187,10 @@ def set_labels(
 ) -> int:  # fmt: skip
     """The labels' number, -1 - that where there is no room for more.
 
-    Label 0 is set. upper, lower [room, V] as above; sums [room, 6]; parent, arc [room]; state [room]: OPEN, USED,
-    DEAD; a node's labels are a list, newest [n] first, -1 last, by after [room]; alive [n] counts them. What bounds
-    the open stage: means over types, mean [L], share [L, V]; potential [n, L, V]. The rest is scratch.
+    Label 0 is set. upper, lower [room, V] as above; sums [room, 6]; parent, arc [room]; state
+    [room]: OPEN, USED, DEAD; a node's labels are a list, newest [n] first, -1 last, by after
+    [room]; alive [n] counts them. What bounds the open stage: means over types, mean [L], share [L,
+    V]; potential [n, L, V]. The rest is scratch.
     """
     n, V, K, L = len(newest), len(x), len(slow), len(mean)
     size, begin = 1, 0
@@ -234,7 +245,12 @@ def set_labels(
                         for l in range(L):
                             least = np.inf
                             for i in range(V):
-                                level = lower[new, i] + nF * mean[l] + nS * share[l, i] + potential[h, l, i]
+                                level = (
+                                    lower[new, i]
+                                    + nF * mean[l]
+                                    + nS * share[l, i]
+                                    + potential[h, l, i]
+                                )
                                 least = min(least, level)
                             if least >= threshold:
                                 promising = False
@@ -246,7 +262,9 @@ def set_labels(
                                     other, new, parent, upper, lower, sums, x, slow, top, low, slack
                                 ) and (
                                     h == n - 1
-                                    or not _twins(new, other, parent, arc, comm, sums, slack, mine, others)
+                                    or not _twins(
+                                        new, other, parent, arc, comm, sums, slack, mine, others
+                                    )
                                 )
                             other = after[other]
                         if not promising:
@@ -282,8 +300,9 @@ def stages_of(
     shared: Floats,
     found: Floats,
 ) -> int:
-    """Fill `found` [·, 2] with the program of a label at the empty set: seconds of its communication, fixed and per
-    largest ratio, in row 0, then the work of its stages, the last first; the number of rows."""
+    """Fill `found` [·, 2] with the program of a label at the empty set: seconds of its
+    communication, fixed and per largest ratio, in row 0, then the work of its stages, the last
+    first; the number of rows."""
     count = 1
     found[0, 0] = found[0, 1] = 0.0
     a = arc[label]

@@ -17,8 +17,9 @@ NO_MIXTURES = np.zeros(0)
 
 @dataclass(frozen=True)
 class Labels:
-    """size: labels set; parent, arc [size], sums [size, 6]. last: those at the empty set, the one of the least
-    bound first. bound: holds for every program and ratio of the cell, up to the threshold."""
+    """size: labels set; parent, arc [size], sums [size, 6]. last: those at the empty set, the one
+    of the least bound first. bound: holds for every program and ratio of the cell, up to the
+    threshold."""
 
     arrays: Arrays
     size: int
@@ -33,8 +34,8 @@ class Labels:
         return self.arrays.path(self.parent, self.arc, label)
 
     def price(self, x: Floats, enough: float) -> tuple[Floats, Floats, Floats]:
-        """Each program's least cost over the cell x [V, K]: (lower bounds [c], costs [c] at points [c, K]), for the
-        labels `last` [c]. A bound of `enough` suffices."""
+        """Each program's least cost over the cell x [V, K]: (lower bounds [c], costs [c] at points
+        [c, K]), for the labels `last` [c]. A bound of `enough` suffices."""
         rows = [self._priced(int(label), x, enough) for label in self.last]
         bounds, costs, points = zip(*rows, strict=True)
         return np.array(bounds), np.array(costs), np.array(points)
@@ -42,7 +43,9 @@ class Labels:
     def _priced(self, label: int, x: Floats, enough: float) -> tuple[float, float, Floats]:
         slow = self.arrays.slow
         found = np.empty((self.size + 1, 2))
-        count = labelling.stages_of(label, self.parent, self.arc, self.sums, *self.arrays.common[2:5], found)
+        count = labelling.stages_of(
+            label, self.parent, self.arc, self.sums, *self.arrays.common[2:5], found
+        )
         constant, top = found[0]
         F, S = found[1:count].T
         constant += slow[0] * F[S == 0].sum()
@@ -68,13 +71,16 @@ def labels(
     mixtures: Floats = NO_MIXTURES,
     blends: Floats | None = None,
 ) -> tuple[int, Labels | None]:
-    """Label setting from {goal} to the empty set over one cell: (labels set, all there is; None: too many of them).
+    """Label setting from {goal} to the empty set over one cell: (labels set, all there is; None:
+    too many of them).
 
-    A label holds, per vertex, the closed stages' true cost (convex in b, so its interpolation is an upper bound)
-    and an affine lower bound, and sums (`labelling`). The lower bound takes a stage by its slowest type at
-    `reference` or, where its mixture F / (F + S) stands in `mixtures` [m] (ascending), by the blend of types
-    blends [m, K] (a convex combination, so never above the maximum).
-    Labels that cannot stay below `threshold` at any vertex by a potential [n, L, V] with weights [L, K] are dropped.
+    A label holds, per vertex, the closed stages' true cost (convex in b, so its interpolation is an
+    upper bound) and an affine lower bound, and sums (`labelling`). The lower bound takes a stage by
+    its slowest type at `reference` or, where its mixture F / (F + S) stands in `mixtures` [m]
+    (ascending), by the blend of types blends [m, K] (a convex combination, so never above the
+    maximum).
+    Labels that cannot stay below `threshold` at any vertex by a potential [n, L, V] with weights
+    [L, K] are dropped.
     The labels kept at the empty set hold an optimal program for each ratio of the cell.
     """
     slow, graph = arrays.slow, arrays.graph
@@ -108,5 +114,7 @@ def labels(
         best = int(np.argmin(least))
         last[0], last[best] = last[best], last[0]
     bound = min(threshold, float(least.min(initial=np.inf)))
-    found = Labels(arrays, size, parent[:size], arc[:size], sums[:size], np.array(last, np.int64), bound)
+    found = Labels(
+        arrays, size, parent[:size], arc[:size], sums[:size], np.array(last, np.int64), bound
+    )
     return size, found

@@ -1,4 +1,5 @@
-"""The graph of what a cell leaves open of a theory too wide for all its states (kernels in `explore`)."""
+"""The graph of what a cell leaves open of a theory too wide for all its states (kernels in
+`explore`)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ PAUSE = 2_000
 
 
 class Explorer:
-    """A theory in compressed rows; properties are numbered anew, in the order of `properties` [P]."""
+    """A theory in compressed rows; properties are numbered anew, in the order of `properties`
+    [P]."""
 
     def __init__(self, problem: HapProblem, theory: Theory) -> None:
         self._problem, self._theory = problem, theory
@@ -39,7 +41,10 @@ class Explorer:
         self._level = np.array([level[int(p)] for p in self.properties], dtype=np.int64)
         comm = np.array([s.comm for s in steps], dtype=np.bool_)
         unit = np.where(comm, 1.0, problem.speeds[-1])
-        fixed, shared = np.array([s.fixed for s in steps]) / unit, np.array([s.shared for s in steps]) / unit
+        fixed, shared = (
+            np.array([s.fixed for s in steps]) / unit,
+            np.array([s.shared for s in steps]) / unit,
+        )
         self._comm, self._work = comm, (fixed, shared)
         self._free = ~comm & (fixed == 0) & (shared == 0)
         assert theory.goal is not None
@@ -52,10 +57,13 @@ class Explorer:
             self._without = parking(*self._by, *self._pre, *self._post, self._free, run)
         return self._without
 
-    def open(self, cell: Floats, weights: Floats, enough: float, limit: int, run: Run) -> Arrays | None:
-        """The states and arcs on programs of which sums with `weights` [L, K] do not show that they cost `enough`
-        all over the cell; only the empty set where there are none; None beyond `limit` states left open, 4 `limit`
-        met, 16 `limit` looked at or MOST_PROPERTIES, and where the run should stop."""
+    def open(
+        self, cell: Floats, weights: Floats, enough: float, limit: int, run: Run
+    ) -> Arrays | None:
+        """The states and arcs on programs of which sums with `weights` [L, K] do not show that they
+        cost `enough` all over the cell; only the empty set where there are none; None beyond
+        `limit` states left open, 4 `limit` met, 16 `limit` looked at or MOST_PROPERTIES, and where
+        the run should stop."""
         slow = self._problem.speeds[-1] / self._problem.speeds
         cost = kernels.prices(self._comm, *self._work, cell, slow, weights)
         graph = self.left_open(cost, enough, limit, run)
@@ -82,7 +90,8 @@ class Explorer:
         return None if left is None else self._ordered(*left)
 
     def _ordered(self, rows: Ints, first: Ints, head: Ints, step: Ints) -> Graph:
-        """Nodes by components in topological order; the empty set, which leads nowhere, may well be the last."""
+        """Nodes by components in topological order; the empty set, which leads nowhere, may well be
+        the last."""
         n = len(rows)
         component = components(first, head)
         component[n - 1] = component.max() + 1
@@ -93,12 +102,15 @@ class Explorer:
         arcs = np.argsort(tail, kind="stable")
         moved = np.zeros(n + 1, dtype=np.int64)
         np.cumsum(np.bincount(tail, minlength=n), out=moved[1:])
-        needs = tuple(frozenset(int(p) for p in self.properties[row[row >= 0]]) for row in rows[order])
+        needs = tuple(
+            frozenset(int(p) for p in self.properties[row[row >= 0]]) for row in rows[order]
+        )
         return Graph(self._theory, moved, place[head[arcs]], step[arcs], component[order], needs)
 
 
 class _States:
-    """The kernel's arrays for at most `most` states besides the empty one: node 0 needs nothing, node 1 is the goal."""
+    """The kernel's arrays for at most `most` states besides the empty one: node 0 needs nothing,
+    node 1 is the goal."""
 
     def __init__(self, goal: int, most: int, cost: Floats) -> None:
         room, width, self._vertices = most + 1, WIDTH, cost.shape[2]
@@ -108,7 +120,11 @@ class _States:
         table = np.zeros(1 << (3 * most).bit_length(), np.int64)
         self.counters = np.array([2, 0, 1, 0, 0])
         self.g, self.h = np.empty((room, *shape)), np.empty((room, *shape))
-        settled, waiting, queue = np.zeros(room, np.bool_), np.zeros(room, np.bool_), np.empty(most, np.int64)
+        settled, waiting, queue = (
+            np.zeros(room, np.bool_),
+            np.zeros(room, np.bool_),
+            np.empty(most, np.int64),
+        )
         self.first, self.end = np.zeros(room, np.int64), np.zeros(room, np.int64)
         self.head, self.step = np.empty(16 * most, np.int64), np.empty(16 * most, np.int64)
         self.rows[:2] = -1
@@ -128,8 +144,9 @@ class _States:
         )  # fmt: skip
 
     def left(self, enough: float, limit: int) -> tuple[Ints, Ints, Ints, Ints] | None:
-        """(rows [n, W] of properties, arcs: first [n + 1], head, step) of the states left open and the arcs among
-        them that are open themselves, {goal} first, the empty set last; None where there are more than `limit`."""
+        """(rows [n, W] of properties, arcs: first [n + 1], head, step) of the states left open and
+        the arcs among them that are open themselves, {goal} first, the empty set last; None where
+        there are more than `limit`."""
         count = int(self.counters[COUNT])
         nodes = 1 + np.flatnonzero(self._open(self.g[1:count] + self.h[1:count], enough))
         if len(nodes) > limit:
@@ -138,7 +155,9 @@ class _States:
         number = np.full(count, -1, np.int64)
         number[kept] = np.arange(len(kept))
         lengths = self.end[nodes] - self.first[nodes]
-        arc = np.repeat(self.first[nodes] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        arc = np.repeat(self.first[nodes] - np.cumsum(lengths) + lengths, lengths) + np.arange(
+            lengths.sum()
+        )
         tail, head, step = np.repeat(nodes, lengths), self.head[arc], self.step[arc]
         open_ = number[head] >= 0
         tail, head, step = tail[open_], head[open_], step[open_]

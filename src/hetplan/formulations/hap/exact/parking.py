@@ -1,14 +1,16 @@
 """Steps that some optimal program never takes in a state of needs.
 
-Where a computation of no cost gives a needed property from others that are needed anyway (a slice of a whole
-tensor), only that is done: the state without the property is reached at no cost, and whatever completes the
-larger state completes the smaller one, in the same stages and with no more work.
+Where a computation of no cost gives a needed property from others that are needed anyway (a slice
+of a whole tensor), only that is done: the state without the property is reached at no cost, and
+whatever completes the larger state completes the smaller one, in the same stages and with no more
+work.
 
-A property p is parked while something else is needed, q, that cannot be derived without p or what gives p at no cost:
-a step that costs anything does not settle p now. For in a program where it did, q is there before that
-step, and with it p for nothing; dropping the step takes work from a stage or joins two, which costs no more. So of
-the optimal programs one with the fewest costly steps never settles a parked property. This keeps the search from
-computing a residual stream anew late in a block, which sums alone forbid only when almost nothing is missing.
+A property p is parked while something else is needed, q, that cannot be derived without p or what
+gives p at no cost: a step that costs anything does not settle p now. For in a program where it did,
+q is there before that step, and with it p for nothing; dropping the step takes work from a stage or
+joins two, which costs no more. So of the optimal programs one with the fewest costly steps never
+settles a parked property. This keeps the search from computing a residual stream anew late in a
+block, which sums alone forbid only when almost nothing is missing.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from hetplan.solvers.run import Run
 
 
 @kernel
-def given_free(rows: Ints, u: int, free: Flags, by_first: Ints, by: Ints, pre_first: Ints, pre: Ints) -> int:
-    """A step of no cost that gives a property of state u, rows [·, W], from others of it that it does not give; -1:
-    none."""
+def given_free(
+    rows: Ints, u: int, free: Flags, by_first: Ints, by: Ints, pre_first: Ints, pre: Ints
+) -> int:
+    """A step of no cost that gives a property of state u, rows [·, W], from others of it that it
+    does not give; -1: none."""
     W = rows.shape[1]
     for i in range(W):
         p = rows[u, i]
@@ -46,9 +50,17 @@ def given_free(rows: Ints, u: int, free: Flags, by_first: Ints, by: Ints, pre_fi
 
 
 def parking(
-    by_first: Ints, by: Ints, pre_first: Ints, pre: Ints, post_first: Ints, post: Ints, free: Flags, run: Run
+    by_first: Ints,
+    by: Ints,
+    pre_first: Ints,
+    pre: Ints,
+    post_first: Ints,
+    post: Ints,
+    free: Flags,
+    run: Run,
 ) -> Flags:
-    """[P, P]: entry (p, q) tells that q cannot be derived without p or a property that gives p at no cost.
+    """[P, P]: entry (p, q) tells that q cannot be derived without p or a property that gives p at
+    no cost.
 
     Raises `Stopped` where `run` should stop.
     """
@@ -85,7 +97,8 @@ def parking(
 
 @kernel
 def parked(rows: Ints, u: int, step: int, post_first: Ints, post: Ints, without: Flags) -> bool:
-    """Whether everything of state u, rows [·, W], that a step gives is parked by what is needed besides."""
+    """Whether everything of state u, rows [·, W], that a step gives is parked by what is needed
+    besides."""
     W = rows.shape[1]
     for i in range(W):
         here = False

@@ -43,8 +43,8 @@ def search(
 ) -> Ended:
     """Explore cells until the gap asked for is proven or the run should stop.
 
-    patience: give up after so many cells without a graph that suffices for their parts, while the bound rose by less
-    than a hundredth of the gap. most: cells at most.
+    patience: give up after so many cells without a graph that suffices for their parts, while the
+    bound rose by less than a hundredth of the gap. most: cells at most.
     """
     order = itertools.count()
     open_cells: list[tuple[float, int, Floats, Floats | None, Arrays | None]] = [

@@ -1,5 +1,6 @@
-"""Good means over types where several segments have ratios of their own: what the best ratios of a program in one cell
-tell, by the matrix game of its cutting planes, and the prices of arcs and steps that they make. See `segments`."""
+"""Good means over types where several segments have ratios of their own: what the best ratios of a
+program in one cell tell, by the matrix game of its cutting planes, and the prices of arcs and steps
+that they make. See `segments`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from hetplan.formulations.hap.states import Graph
 
 # Cutting planes for the best ratios of a program in a cell.
 CUTS = 60
-# Shares of a segment's work in what tells mixtures apart: any numbers between 0 and 1 that are no simple fractions of
-# each other. Stages taken for one another would take each other's means, which bounds nothing wrongly.
+# Shares of a segment's work in what tells mixtures apart: any numbers between 0 and 1 that are no
+# simple fractions of each other. Stages taken for one another would take each other's means, which
+# bounds nothing wrongly.
 APART = np.modf(np.sqrt(np.array([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])))[0]
 
 
@@ -68,8 +70,9 @@ def by_segment(problem: HapProblem, graph: Graph, *, ordered: bool) -> Arrays:
 def best_in_product(
     F: Floats, S: Floats, comm: Floats, x: Floats, slow: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """(mu [V], blends [s, K], tops [g, K], rows of sum 1): the best ratios mu x of stages F [s], S [s, g] and largest
-    ratios that cost comm [g] over the vertices x [V, g, K], and the means that show it, by cutting planes."""
+    """(mu [V], blends [s, K], tops [g, K], rows of sum 1): the best ratios mu x of stages F [s], S
+    [s, g] and largest ratios that cost comm [g] over the vertices x [V, g, K], and the means that
+    show it, by cutting planes."""
     V, g, K = x.shape
     mu = best = np.full(V, 1.0 / V)
     least, cuts, slowest, largest = np.inf, [], [], []
@@ -98,7 +101,9 @@ def best_in_product(
 class Means:
     """What the best ratios of a program in one cell tell about good means; see `duals.Duals`."""
 
-    def __init__(self, problem: HapProblem, cell: Floats, known: Stages | None, hint: Floats | None) -> None:
+    def __init__(
+        self, problem: HapProblem, cell: Floats, known: Stages | None, hint: Floats | None
+    ) -> None:
         self._problem, self.x = problem, product(cell)
         self._slow = problem.speeds[-1] / problem.speeds
         self._table, K, V = Blends(problem.K), problem.K, len(self.x)
@@ -142,7 +147,10 @@ class Means:
 
     def own(self, arrays: Arrays) -> Floats:
         """[A, C, V]: the same where arcs are stages, by a mean for each."""
-        weights, (known, which) = self._weights, self._table.of(*_apart(arrays.fixed, arrays.shared))
+        weights, (known, which) = (
+            self._weights,
+            self._table.of(*_apart(arrays.fixed, arrays.shared)),
+        )
         fixed, shared = self._units(np.vstack([weights, self._table.blends]))
         step = by_criteria(
             arrays.fixed, arrays.shared, fixed, shared, len(weights), known, which, self.inside

@@ -1,12 +1,15 @@
 """Several segments: bounds of cells of ratios in which one stage may mix work of several segments.
 
-A cell is a product of simplices, one for each segment's ratios; x are its V = K^g vertices. For one mean over types
-per stage, and one per segment in place of the largest ratio, a program's cost is affine in all ratios together, so
-that sums over a graph of needs bound a cell as for one segment (`bounds`), V values each. Whole stages as arcs
-(`staging`), work shared by segment, make that exact at a point; there is no listing of programs here, so that cells are
-divided until sums close them. Means come from the matrix game of the best ratios of the incumbent in the cell.
+A cell is a product of simplices, one for each segment's ratios; x are its V = K^g vertices. For one
+mean over types per stage, and one per segment in place of the largest ratio, a program's cost is
+affine in all ratios together, so that sums over a graph of needs bound a cell as for one segment
+(`bounds`), V values each. Whole stages as arcs
+(`staging`), work shared by segment, make that exact at a point; there is no listing of programs
+here, so that cells are divided until sums close them. Means come from the matrix game of the best
+ratios of the incumbent in the cell.
 
-Ratios are any of sum 1: those of one segment that are concave in speed need not hold an optimum where stages mix.
+Ratios are any of sum 1: those of one segment that are concave in speed need not hold an optimum
+where stages mix.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from hetplan.formulations.hap.problem import Floats, HapProblem
 
 @dataclass
 class SegmentsCell:
-    """Bounds by sums, over the graph of all orders or of what sums on the canonical one leave open."""
+    """Bounds by sums, over the graph of all orders or of what sums on the canonical one leave
+    open."""
 
     problem: HapProblem
     arrays: Arrays
@@ -49,7 +53,8 @@ class SegmentsCell:
     def __call__(
         self, cell: Floats, hint: Floats | None, threshold: float, arrays: Arrays | None = None
     ) -> Evaluated:
-        """One cell [g, K, K]; the point [g, K]. A graph handed down bounds no more than the threshold."""
+        """One cell [g, K, K]; the point [g, K]. A graph handed down bounds no more than the
+        threshold."""
         most = np.inf if arrays is None else threshold
         arrays = self.arrays if arrays is None else arrays
         means = Means(self.problem, cell, self.incumbent.stages, hint)
@@ -78,12 +83,16 @@ class SegmentsCell:
     def _told(self, bound: float, means: Means, arrays: Arrays) -> Evaluated:
         return Evaluated(bound, means.point, 0, arrays if arrays.ordered else None)
 
-    def _opened(self, cell: Floats, means: Means, threshold: float, missing: float) -> Arrays | None:
+    def _opened(
+        self, cell: Floats, means: Means, threshold: float, missing: float
+    ) -> Arrays | None:
         """All orders of what sums leave open, if that is not too much."""
         if not self._failed.unlike(cell, missing) or self.incumbent.run.should_stop:
             return None
         cost = means.prices(self._steps)
-        found = self.explorer.left_open(cost, threshold, open_room(self.incumbent.run), self.incumbent.run)
+        found = self.explorer.left_open(
+            cost, threshold, open_room(self.incumbent.run), self.incumbent.run
+        )
         if found is None:
             self._failed.note(cell, missing)
             return None
@@ -97,7 +106,8 @@ class SegmentsCell:
         known: tuple[float, Floats, Floats],
         threshold: float,
     ) -> tuple[Arrays, float]:
-        """(Without the arcs of no program below the threshold, and by stages where these are few; the bound)."""
+        """(Without the arcs of no program below the threshold, and by stages where these are few;
+        the bound)."""
         bound, potential, step = known
         missing = 1 - bound / threshold
         if not missing < FEWER * arrays.missing or arrays.start > 0:
@@ -124,7 +134,8 @@ class SegmentsCell:
         return whole, bound
 
     def _offer(self, means: Means, arrays: Arrays) -> bool:
-        """Price the best program at the point; whether it is better than all before, from which means learn."""
+        """Price the best program at the point; whether it is better than all before, from which
+        means learn."""
         g = arrays.graph
         _, arc = shortest_paths(g.first, g.head, g.component, means.at_point(arrays)[:, None])
         node, taken = arrays.start, []
@@ -143,9 +154,13 @@ def sums(arrays: Arrays, means: Means) -> tuple[float, Floats, Floats]:
     """(Bound of all programs in the cell, potential [n, L, V], prices [A, L, V])."""
     step = means.prices(arrays)
     first, head, component = arrays.graph.first, arrays.graph.head, arrays.graph.component
-    potential = kernels.potentials_of(first, head, arrays.comm, component, step, means.inside, arrays.ordered)
+    potential = kernels.potentials_of(
+        first, head, arrays.comm, component, step, means.inside, arrays.ordered
+    )
     if arrays.chains is not None:
         own = means.own(arrays)
-        potential = np.concatenate([potential, kernels.lengths(first, head, component, own)], axis=1)
+        potential = np.concatenate(
+            [potential, kernels.lengths(first, head, component, own)], axis=1
+        )
         step = np.concatenate([step, own], axis=1)
     return game_value(potential[arrays.start]), potential, step

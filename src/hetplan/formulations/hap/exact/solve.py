@@ -1,12 +1,13 @@
 """Problem `hap` to proven optimality, jointly over programs and ratios.
 
-One segment: branch and bound over cells of ratios (`cells`, `search`); a cell is bounded by sums over the graph of
-needs, and closed by listing all programs that can be best in it (`bounds`, `labelling`). Where the graph of all
-orders has too many states, sums on the canonical graph bound a cell until the states that they leave open are few
-(`opened`, `explore`, `parking`). Several segments: the same over all their ratios, without listing (`segments`),
-because the argument for the simplex fails where a stage mixes segments, and then or for more device types the
-mixed-integer programme. Theories too wide even so get a bound in which the order of parallel branches is relaxed,
-and say so. With memory: module `limited`.
+One segment: branch and bound over cells of ratios (`cells`, `search`); a cell is bounded by sums
+over the graph of needs, and closed by listing all programs that can be best in it (`bounds`,
+`labelling`). Where the graph of all orders has too many states, sums on the canonical graph bound a
+cell until the states that they leave open are few
+(`opened`, `explore`, `parking`). Several segments: the same over all their ratios, without listing
+(`segments`), because the argument for the simplex fails where a stage mixes segments, and then or
+for more device types the mixed-integer programme. Theories too wide even so get a bound in which
+the order of parallel branches is relaxed, and say so. With memory: module `limited`.
 Source: hetplan, for HAP, Section 3.2.
 """
 
@@ -34,8 +35,9 @@ from hetplan.solvers.run import Run
 
 STATES, CANONICAL_STATES = 3_000, 300_000
 MOST_TYPES = 6
-# Free ratios of all segments beyond which cells are too many; the share of the time that they get where the programme
-# may do better; how many they may be on a graph of so few arcs that it surely takes seconds.
+# Free ratios of all segments beyond which cells are too many; the share of the time that they get
+# where the programme may do better; how many they may be on a graph of so few arcs that it surely
+# takes seconds.
 MOST_DIMENSIONS, SEGMENTS_SHARE = 4, 0.5
 MOST_CELLS, FEW_ARCS = 400, 2_000
 MANY = f"more than {MOST_DIMENSIONS} free ratios (segments x types less one): by the mixed-integer programme"
@@ -74,7 +76,9 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
         late = chosen.graph is None and run.should_stop
         stop = stopped(run) if late else Stop.LIMIT if chosen.graph is None else Stop.OPTIMAL
         message = WIDE if chosen.graph is None and not late else ""
-        return ended(posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message)
+        return ended(
+            posed, incumbent.program, run=run, stop=stop, bound=floor, built=built, message=message
+        )
     arrays = priced_graph(problem, chosen.graph, ordered=chosen.exact)
     evaluate = (
         LabelCell(problem, arrays, incumbent)
@@ -94,8 +98,9 @@ def joint(posed: Posed, run: Run) -> Outcome[HapDecision]:
 
 
 def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
-    """The search over the ratios of several segments, and of more types than one segment's search takes; where it
-    does not end, or dimensions are too many for it, the mixed-integer programme from what it found."""
+    """The search over the ratios of several segments, and of more types than one segment's search
+    takes; where it does not end, or dimensions are too many for it, the mixed-integer programme
+    from what it found."""
     from hetplan.solvers import highs
 
     theory, problem = posed.theory, posed.problem
@@ -115,7 +120,9 @@ def by_segments(posed: Posed, run: Run) -> Outcome[HapDecision]:
     evaluate = SegmentsCell(problem, arrays, incumbent, Explorer(problem, theory))
     patience = None if chosen.exact else SEGMENTS_PATIENCE
     most = MOST_CELLS if chosen.exact and len(chosen.graph.head) <= FEW_ARCS else None
-    done = search(problem, evaluate, incumbent, part, patience=patience, most=most, shape=Segments())
+    done = search(
+        problem, evaluate, incumbent, part, patience=patience, most=most, shape=Segments()
+    )
     bound, details = max(simple_bound(theory), done.bound), {"cells": done.cells}
     if chosen.exact and not done.finished and not run.should_stop:
         known = incumbent.program
@@ -134,9 +141,12 @@ def one_segment(theory: Theory) -> Theory:
     """The theory with all triples in segment 0: only one segment's ratios cost anything."""
     if theory.problem.g == 1:
         return theory
-    moved = replace(theory.problem, g=1, steps=tuple(replace(s, segment=0) for s in theory.problem.steps))
+    moved = replace(
+        theory.problem, g=1, steps=tuple(replace(s, segment=0) for s in theory.problem.steps)
+    )
     return replace(theory, problem=moved, steps=tuple(replace(s, segment=0) for s in theory.steps))
 
 
-# Cells without progress after which a relaxed bound is taken as it is; of several segments it takes longer to see.
+# Cells without progress after which a relaxed bound is taken as it is; of several segments it takes
+# longer to see.
 PATIENCE, SEGMENTS_PATIENCE = 40, 400

@@ -1,13 +1,17 @@
-"""A graph of needs whose arcs are whole stages: what one cell of ratios leaves open of a graph of single steps.
+"""A graph of needs whose arcs are whole stages: what one cell of ratios leaves open of a graph of
+single steps.
 
-A stage's slowest type depends on all its computations, so that a mean over types chosen before they are known
-(`kernels.potentials`) leaves something missing even at a single point. Once few programs are open, their stages are
-few, too: for each node where a stage begins, the computations up to the next communication, as sums of fixed and
-shared work. An arc for each has a minorant of its own, exact at a point, and bounds by sums become exact there.
+A stage's slowest type depends on all its computations, so that a mean over types chosen before they
+are known
+(`kernels.potentials`) leaves something missing even at a single point. Once few programs are open,
+their stages are few, too: for each node where a stage begins, the computations up to the next
+communication, as sums of fixed and shared work. An arc for each has a minorant of its own, exact at
+a point, and bounds by sums become exact there.
 
-Left out are stages of which sums show that no program below the threshold has them in the cell, and those with no
-less work than another between the same nodes: with F + S b no less for the smallest and the largest ratio of the
-cell it is so for all in between, on every type. So the graph serves for every part of the cell and lower threshold.
+Left out are stages of which sums show that no program below the threshold has them in the cell, and
+those with no less work than another between the same nodes: with F + S b no less for the smallest
+and the largest ratio of the cell it is so for all in between, on every type. So the graph serves
+for every part of the cell and lower threshold.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ MOST_ROUNDS, PER_ARC = 256, 4
 
 @dataclass(frozen=True)
 class _Begun:
-    """Stages under way, parallel arrays [m]: the node where each began and where it is, its work, shared by segment
-    where there are several, its seconds [m, L, V] by the means; what it went on from (a number among all begun; -1:
-    nothing) and by which arc."""
+    """Stages under way, parallel arrays [m]: the node where each began and where it is, its work,
+    shared by segment where there are several, its seconds [m, L, V] by the means; what it went on
+    from (a number among all begun; -1: nothing) and by which arc."""
 
     begin: Ints
     node: Ints
@@ -47,15 +51,21 @@ class _Begun:
 def staged(
     arrays: Arrays, step: Floats, mu: Floats, potential: Floats, threshold: float, extremes: Floats
 ) -> Arrays | None:
-    """The graph of stages left open in a cell by sums with the arcs' prices step [A, L, V], whose potential [n, L, V]
-    is given for the reference point mu [V]; None where they are too many, or computations lead round in a circle.
+    """The graph of stages left open in a cell by sums with the arcs' prices step [A, L, V], whose
+    potential [n, L, V] is given for the reference point mu [V]; None where they are too many, or
+    computations lead round in a circle.
 
-    extremes [C, g]: ratios of each segment; work that is less on one type for all of these is less all over the cell.
+    extremes [C, g]: ratios of each segment; work that is less on one type for all of these is less
+    all over the cell.
     """
     arrive = _arrivals(arrays, step, mu)
     begins = np.flatnonzero(np.isfinite(arrive[:-1]).all(axis=1))
     count, none = len(begins), np.full(len(begins), -1)
-    work = np.zeros(count), np.zeros((count, *arrays.shared.shape[1:])), np.zeros((count, *step.shape[1:]))
+    work = (
+        np.zeros(count),
+        np.zeros((count, *arrays.shared.shape[1:])),
+        np.zeros((count, *step.shape[1:])),
+    )
     here = _Begun(begins, begins, *work, none, none)
     rounds, total = [], 0
     while len(here.node):
@@ -68,17 +78,22 @@ def staged(
         here = here.only(np.flatnonzero((least < threshold).all(axis=1)))
         here = here.only(_least_work(here, extremes))
     every = _Begun(
-        *(np.concatenate([getattr(r, name) for r in rounds]) for name in _Begun.__dataclass_fields__)
+        *(
+            np.concatenate([getattr(r, name) for r in rounds])
+            for name in _Begun.__dataclass_fields__
+        )
     )
     return _graph(arrays, every, extremes)
 
 
 def _arrivals(arrays: Arrays, step: Floats, mu: Floats) -> Floats:
-    """[n, V]: a lower bound, affine over the cell, of what leads to a stage's begin at each node; infinite where none
-    begins. The graph read backwards has the same stages."""
+    """[n, V]: a lower bound, affine over the cell, of what leads to a stage's begin at each node;
+    infinite where none begins. The graph read backwards has the same stages."""
     first, back, component, arcs = arrays.reverse
     plain = arrays.comm[arcs]
-    before = kernels.potentials_of(first, back, plain, component, step[arcs], mu, arrays.ordered)[::-1]
+    before = kernels.potentials_of(first, back, plain, component, step[arcs], mu, arrays.ordered)[
+        ::-1
+    ]
     level = np.where(np.isfinite(before), before, 0.0) @ mu
     closed = before[np.arange(len(before)), level.argmax(axis=1)]
     comm, tails = np.flatnonzero(arrays.comm), arrays.tails
@@ -93,7 +108,9 @@ def _gone_on(arrays: Arrays, step: Floats, here: _Begun, number: int) -> _Begun:
     first = arrays.graph.first
     lengths = first[here.node + 1] - first[here.node]
     origin = np.repeat(np.arange(len(lengths)), lengths)
-    arc = np.arange(lengths.sum()) + np.repeat(first[here.node] - np.cumsum(lengths) + lengths, lengths)
+    arc = np.arange(lengths.sum()) + np.repeat(
+        first[here.node] - np.cumsum(lengths) + lengths, lengths
+    )
     origin, arc = origin[~arrays.comm[arc]], arc[~arrays.comm[arc]]
     return _Begun(
         here.begin[origin], arrays.graph.head[arc], here.fixed[origin] + arrays.fixed[arc],
@@ -102,7 +119,8 @@ def _gone_on(arrays: Arrays, step: Floats, here: _Begun, number: int) -> _Begun:
 
 
 def _least_work(here: _Begun, extremes: Floats) -> Ints:
-    """Numbers of the stages without those that another between the same nodes, next in order, makes needless."""
+    """Numbers of the stages without those that another between the same nodes, next in order, makes
+    needless."""
     shared = here.shared.reshape(len(here.fixed), extremes.shape[1])
     work = here.fixed[:, None] + shared @ extremes.T
     kept = np.lexsort((*work.T[::-1], here.node, here.begin))
@@ -125,7 +143,9 @@ def _graph(arrays: Arrays, every: _Begun, extremes: Floats) -> Arrays:
     whole = np.flatnonzero(closing[every.node])
     whole = whole[_least_work(every.only(whole), extremes)]
     # chain numbers: stages, then collectives
-    chains = [_chain(every, int(w), graph.step) for w in whole] + [(int(s),) for s in graph.step[comm]]
+    chains = [_chain(every, int(w), graph.step) for w in whole] + [
+        (int(s),) for s in graph.step[comm]
+    ]
     out: dict[tuple[int, bool], list[tuple[tuple[int, bool], int]]] = {}
     for number, w in enumerate(whole):
         after = int(every.node[w])

@@ -1,4 +1,5 @@
-"""Warmers (see `solvers.warm`): the kernels of the joint search, in two parts, on a theory of one computation."""
+"""Warmers (see `solvers.warm`): the kernels of the joint search, in two parts, on a theory of one
+computation."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ ONE = np.ones((1, 1))
 
 def theory() -> Theory:
     """The goal is what one computation on one device gives."""
-    triple = Compute(kind="compute", instruction="o", pre=[], post=["p"], fixed_flops=1.0, shared_flops=1.0)
+    triple = Compute(
+        kind="compute", instruction="o", pre=[], post=["p"], fixed_flops=1.0, shared_flops=1.0
+    )
     data = HapData(devices=[Device(name="d", flops_per_second=1.0)], triples=[triple], goal="p")
     return reduce_theory(compile_problem(data))
 

@@ -1,1 +1,2 @@
-"""From a single-device program to a theory of triples, and from a synthesised program back to its numbers."""
+"""From a single-device program to a theory of triples, and from a synthesised program back to its
+numbers."""

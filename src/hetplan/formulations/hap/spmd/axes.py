@@ -1,8 +1,9 @@
 """Which dimensions are sliced together, and where the cuts fall.
 
-Two dimensions belong to one axis where some way slices both: a reshape's 768 columns and 12 heads, a weight's rows
-and its input's columns. All lengths of an axis are multiples of its number of units, and devices get whole units, so
-that the slices of all its dimensions fit one another whatever the ratios.
+Two dimensions belong to one axis where some way slices both: a reshape's 768 columns and 12 heads,
+a weight's rows and its input's columns. All lengths of an axis are multiples of its number of
+units, and devices get whole units, so that the slices of all its dimensions fit one another
+whatever the ratios.
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ class Axes:
         }
 
     def sliceable(self, node: Node, way: Way, devices: int, *, all_dimensions: bool) -> bool:
-        """Whether every axis that the way slices has a unit for each device, and is not marked `unsliced`."""
+        """Whether every axis that the way slices has a unit for each device, and is not marked
+        `unsliced`."""
         axes = {self._find(dimension) for dimension in sliced(node, way)}
         if not all_dimensions and axes & self.unsliced:
             return False
         return all(self.units[axis] >= devices for axis in axes)
 
     def lengths(self, tensor: str, d: int, ratios: Sequence[float]) -> list[int]:
-        """How long each device's slice of dimension d is. Source of the rounding: HAP, Section 5.1."""
+        """How long each device's slice of dimension d is. Source of the rounding: HAP, Section
+        5.1."""
         units = self.units[self._find((tensor, d))]
         each = self.program.node(tensor).shape[d] // units
         return [each * part for part in shard_lengths(ratios, units)]
@@ -80,7 +83,9 @@ def ways_of(program: SingleProgram, node: Node) -> list[Way]:
     whole: list[Shape] = [source.shape for source in inputs]
     ways = operator(node.kind).ways(whole, node.attributes)
     return [
-        w for w in ways if not any(s.source and form == -2 for s, form in zip(inputs, w.inputs, strict=True))
+        w
+        for w in ways
+        if not any(s.source and form == -2 for s, form in zip(inputs, w.inputs, strict=True))
     ]
 
 

@@ -1,4 +1,5 @@
-"""What devices do together under a distributed program, as an interface; and all of them simulated in one process."""
+"""What devices do together under a distributed program, as an interface; and all of them simulated
+in one process."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from hetplan.formulations.hap.spmd.operators.base import Array
 
 Slices = list[Array]  # one array for each device here
 Bounds = list[tuple[int, int]]  # [m] where each device's slice begins and ends along a dimension
-Manner = Literal["padded", "grouped"]  # one collective of slices padded to the largest, or one per slice
+# one collective of slices padded to the largest, or one per slice
+Manner = Literal["padded", "grouped"]
 
 
 class Exchange(ABC):
-    """What devices do together. here: numbers of the devices whose arrays are given and returned."""
+    """What devices do together. here: numbers of the devices whose arrays are given and
+    returned."""
 
     here: Sequence[int]
 
@@ -33,8 +36,11 @@ class Exchange(ABC):
         """Everyone gets its slice of the sum."""
 
     @abstractmethod
-    def swap(self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds) -> Slices:
-        """From slices along one dimension to slices along another one, or to others along the same."""
+    def swap(
+        self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds
+    ) -> Slices:
+        """From slices along one dimension to slices along another one, or to others along the
+        same."""
 
 
 class Simulated(Exchange):
@@ -55,7 +61,9 @@ class Simulated(Exchange):
         """The sum, cut."""
         return pieces(added(slices), dimension, bounds)
 
-    def swap(self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds) -> Slices:
+    def swap(
+        self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds
+    ) -> Slices:
         """Put together, cut again."""
         return pieces(np.concatenate(slices, axis=source), target, after)
 

@@ -1,4 +1,5 @@
-"""A distributed program on simulated devices: every device's arrays in one process (`machine`), put together.
+"""A distributed program on simulated devices: every device's arrays in one process (`machine`), put
+together.
 
 `reference` is the single device. float64 throughout, so that both agree to rounding.
 """
@@ -89,7 +90,9 @@ class Together(Machine):
     """All devices, reading slices of whole tensors; parameters: gradients put together."""
 
     def __init__(self, theory: Theory, decision: HapDecision, values: Mapping[str, Array]) -> None:
-        super().__init__(theory.program, theory.axes, decision.ratios, Simulated(len(theory.data.devices)))
+        super().__init__(
+            theory.program, theory.axes, decision.ratios, Simulated(len(theory.data.devices))
+        )
         self.data = values
         self.parameters: dict[str, Array] = {}
 
@@ -98,10 +101,16 @@ class Together(Machine):
         value = self.data[node.name]
         return [value] * self.m if form == WHOLE else self.cut(value, node.name, form, segment)
 
-    def given(self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool) -> None:
+    def given(
+        self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool
+    ) -> None:
         """Added up, or side by side."""
         side_by_side = form != WHOLE
         whole = (
-            np.concatenate(slices, axis=form) if side_by_side else slices[0] if complete else added(slices)
+            np.concatenate(slices, axis=form)
+            if side_by_side
+            else slices[0]
+            if complete
+            else added(slices)
         )
         self.parameters[node.name] = self.parameters.get(node.name, np.zeros(())) + whole

@@ -1,8 +1,10 @@
-"""Bytes that the instructions of a program leave on the devices until the backward pass has been there.
+"""Bytes that the instructions of a program leave on the devices until the backward pass has been
+there.
 
-A parameter is held with its gradient and optimizer states: whole on every device, or a slice on each. Of every tensor
-that an operator works out, and of what a collective makes of it, the devices keep the form that they come to have;
-summands are not kept, views (operators without work) cost nothing. A copy of a parameter is not counted again.
+A parameter is held with its gradient and optimizer states: whole on every device, or a slice on
+each. Of every tensor that an operator works out, and of what a collective makes of it, the devices
+keep the form that they come to have; summands are not kept, views (operators without work) cost
+nothing. A copy of a parameter is not counted again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.work import work_of
 
-# Of a parameter's entry: weight, gradient and Adam's two moments in fp32, or 2 + 2 and fp32 copies in 16 bit.
+# Of a parameter's entry: weight, gradient and Adam's two moments in fp32, or 2 + 2 and fp32 copies
+# in 16 bit.
 STATE_BYTES = 16.0
 # What makes no new form of a tensor.
 VIEWS = ("Slice", "Share")
@@ -23,8 +26,8 @@ VIEWS = ("Slice", "Share")
 
 @dataclass(frozen=True)
 class Holding:
-    """device_bytes [m]; state_bytes per entry of a parameter; saved: node -> bytes of its whole tensor (0 where left
-    out)."""
+    """device_bytes [m]; state_bytes per entry of a parameter; saved: node -> bytes of its whole
+    tensor (0 where left out)."""
 
     device_bytes: tuple[float, ...]
     state_bytes: float

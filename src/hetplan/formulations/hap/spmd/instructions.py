@@ -21,8 +21,9 @@ Collective = Literal[
 
 @dataclass(frozen=True)
 class Run:
-    """An operator on every device. waits: its output is not had before the gradients of `unsynchronised`
-    parameters are synchronised. factors: these gradients are computed from gathered factors."""
+    """An operator on every device. waits: its output is not had before the gradients of
+    `unsynchronised` parameters are synchronised. factors: these gradients are computed from
+    gathered factors."""
 
     node: str
     way: Way
@@ -55,8 +56,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Synchronise:
-    """The gradients of whole parameters, all-reduced; or, for sufficient factors, the gathering of what they are
-    computed from. Only the backward pass has it."""
+    """The gradients of whole parameters, all-reduced; or, for sufficient factors, the gathering of
+    what they are computed from. Only the backward pass has it."""
 
     node: str
     parameters: tuple[str, ...]

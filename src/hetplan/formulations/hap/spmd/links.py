@@ -27,8 +27,9 @@ class Price:
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second of each collective, for m devices: all-reduces count the whole tensor, the others m times
-    the largest slice, grouped broadcasts the tensor and one latency per device. latency: seconds per launch."""
+    """Bytes per second of each collective, for m devices: all-reduces count the whole tensor, the
+    others m times the largest slice, grouped broadcasts the tensor and one latency per device.
+    latency: seconds per launch."""
 
     devices: int
     all_gather: float
@@ -65,8 +66,10 @@ def measured_by_hap(devices: int) -> Links:
 
 
 def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: int = 1) -> Links:
-    """Rings over links of that speed: an all-gather passes (m - 1) / m of the tensor, an all-reduce twice that
-    (Thakur et al. 2005); in an all-to-all `sharing` devices send (m - 1) / m of their slices over one link."""
+    """Rings over links of that speed: an all-gather passes (m - 1) / m of the tensor, an all-reduce
+    twice that
+    (Thakur et al. 2005); in an all-to-all `sharing` devices send (m - 1) / m of their slices over
+    one link."""
     part = max(devices - 1, 1) / devices
     once = bytes_per_second / part
     exchange = once * devices / sharing
@@ -79,7 +82,9 @@ def links_of(cluster: Cluster) -> Links:
     m = len(cluster.devices)
     if m == 1:
         return ring(1, 1e15, 0.0)
-    i, j = min(((i, j) for i in range(m) for j in range(m) if i != j), key=lambda pair: matrix[pair])
+    i, j = min(
+        ((i, j) for i in range(m) for j in range(m) if i != j), key=lambda pair: matrix[pair]
+    )
     nodes = [device.node for device in cluster.devices]
     sharing = max(nodes.count(node) for node in set(nodes)) if len(set(nodes)) > 1 else 1
     return ring(m, float(matrix[i, j]), max(float(delay[i, j]), 1e-6), sharing)

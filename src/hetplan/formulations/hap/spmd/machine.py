@@ -1,8 +1,10 @@
-"""What devices do under a distributed program: forward in order, backward in the opposite order, mirrored.
+"""What devices do under a distributed program: forward in order, backward in the opposite order,
+mirrored.
 
-A `Machine` holds the arrays of the devices that are *here*: all of them when one process simulates them (`execute`),
-its own when a rank is one of many (the runtime). What devices do together goes through an `Exchange`; everything else
-is local and the same in both. What each device holds is said in `forms`.
+A `Machine` holds the arrays of the devices that are *here*: all of them when one process simulates
+them (`execute`), its own when a rank is one of many (the runtime). What devices do together goes
+through an `Exchange`; everything else is local and the same in both. What each device holds is said
+in `forms`.
 """
 
 from __future__ import annotations
@@ -53,15 +55,18 @@ class Machine(ABC):
         """Data or a parameter as the devices here hold it."""
 
     @abstractmethod
-    def given(self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool) -> None:
-        """The gradient of a parameter on the devices here: slices, or of a whole one summands; complete: no summands,
-        the same on every device."""
+    def given(
+        self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool
+    ) -> None:
+        """The gradient of a parameter on the devices here: slices, or of a whole one summands;
+        complete: no summands, the same on every device."""
 
     def turn(self) -> None:  # noqa: B027 (a hook that may do nothing)
         """Called between the passes."""
 
     def run(self, order: Sequence[Instruction], goal: str, weight: float = 1.0) -> Slices:
-        """Both passes; the summands of the loss on the devices here. weight: of the loss in the gradients."""
+        """Both passes; the summands of the loss on the devices here. weight: of the loss in the
+        gradients."""
         order = useful(order)
         self.prepare(order)
         for instruction in order:
@@ -133,14 +138,18 @@ class Machine(ABC):
             self.values[instruction.after] = [
                 self.typed(
                     of.forward(
-                        [row[i] for row in inputs], node.attributes, self.place(instruction, node, starts, i)
+                        [row[i] for row in inputs],
+                        node.attributes,
+                        self.place(instruction, node, starts, i),
                     )
                 )
                 for i in range(len(self.here))
             ]
         else:
             change = CHANGES[instruction.how][0]
-            self.values[instruction.after] = change(self, instruction, self.values[instruction.before])
+            self.values[instruction.after] = change(
+                self, instruction, self.values[instruction.before]
+            )
 
     def backward(self, instruction: Instruction) -> None:
         """Its mirror: from the gradients of what it made to those of what it read."""
@@ -162,7 +171,9 @@ class Machine(ABC):
 
     def _add(self, key: str, gradient: Slices) -> None:
         old = self.gradients.get(key)
-        self.gradients[key] = gradient if old is None else [a + b for a, b in zip(old, gradient, strict=True)]
+        self.gradients[key] = (
+            gradient if old is None else [a + b for a, b in zip(old, gradient, strict=True)]
+        )
 
     def _run_back(self, run: Run, gradient: Slices) -> None:
         node, inputs, starts = self.inputs(run)
@@ -175,7 +186,9 @@ class Machine(ABC):
             for i in range(len(self.here))
         ]  # fmt: skip
         by_factors = self._by_factors(run, node, inputs, gradient) if run.factors else None
-        for number, (source, form) in enumerate(zip(self.program.inputs(node), run.way.inputs, strict=True)):
+        for number, (source, form) in enumerate(
+            zip(self.program.inputs(node), run.way.inputs, strict=True)
+        ):
             parts = [row[number] for row in by_device]
             if source.kind == PLACEHOLDER or any(part is None for part in parts):
                 continue
@@ -190,9 +203,12 @@ class Machine(ABC):
     def _by_factors(
         self, run: Run, node: Node, inputs: list[Slices], gradient: Slices
     ) -> Mapping[int, Slices]:
-        """Gradients of whole parameters, by input: from the gathered input and output gradient, on every device."""
+        """Gradients of whole parameters, by input: from the gathered input and output gradient, on
+        every device."""
         manner, (first, *_), segment = self._factors[run.after], run.way.inputs, node.segment
-        whole = self.exchange.gather(inputs[0], first, self.bounds(node.inputs[0], first, segment), manner)
+        whole = self.exchange.gather(
+            inputs[0], first, self.bounds(node.inputs[0], first, segment), manner
+        )
         over = self.exchange.gather(
             gradient, run.way.output, self.bounds(node.name, run.way.output, segment), manner
         )
@@ -200,7 +216,9 @@ class Machine(ABC):
         found: dict[int, Slices] = {}
         for i in range(len(self.here)):
             read = [whole[i], *(row[i] for row in inputs[1:])]
-            for number, value in enumerate(of.backward(read, over[i], over[i], node.attributes, place)):
+            for number, value in enumerate(
+                of.backward(read, over[i], over[i], node.attributes, place)
+            ):
                 if value is not None:
                     found.setdefault(number, []).append(self.typed(value))
         return found
@@ -221,20 +239,30 @@ def _segment(machine: Machine, change: Change) -> int:
     return machine.program.node(change.tensor).segment
 
 
-def _gathered(machine: Machine, change: Change, slices: Slices, form: Form, manner: Manner) -> Slices:
+def _gathered(
+    machine: Machine, change: Change, slices: Slices, form: Form, manner: Manner
+) -> Slices:
     bounds = machine.bounds(change.tensor, form, _segment(machine, change))
     return machine.exchange.gather(slices, form, bounds, manner)
 
 
-def _scattered(machine: Machine, change: Change, slices: Slices, form: Form, manner: Manner) -> Slices:
+def _scattered(
+    machine: Machine, change: Change, slices: Slices, form: Form, manner: Manner
+) -> Slices:
     bounds = machine.bounds(change.tensor, form, _segment(machine, change))
     return machine.exchange.scatter(slices, form, bounds, manner)
 
 
-def _swapped(machine: Machine, change: Change, slices: Slices, source: Form, target: Form) -> Slices:
+def _swapped(
+    machine: Machine, change: Change, slices: Slices, source: Form, target: Form
+) -> Slices:
     here, name = _segment(machine, change), change.tensor
     return machine.exchange.swap(
-        slices, source, machine.bounds(name, source, here), target, machine.bounds(name, target, here)
+        slices,
+        source,
+        machine.bounds(name, source, here),
+        target,
+        machine.bounds(name, target, here),
     )
 
 
@@ -267,7 +295,10 @@ def _padded(machine: Machine, change: Change, slices: Slices) -> Slices:
 
 def _cut_each(machine: Machine, change: Change, slices: Slices) -> Slices:
     bounds = machine.bounds(change.tensor, change.target, _segment(machine, change))
-    return [piece(value, change.target, bounds[j]) for j, value in zip(machine.here, slices, strict=True)]
+    return [
+        piece(value, change.target, bounds[j])
+        for j, value in zip(machine.here, slices, strict=True)
+    ]
 
 
 def _shared(machine: Machine, change: Change, slices: Slices) -> Slices:

@@ -1,9 +1,10 @@
 """Programs that read every parameter in one way.
 
-An operator may run in several ways (a table of words sliced by rows for one reader, by columns for another), where
-changing the form of what it gives costs more than doing it again. The problem charges a parameter for each of them, but
-devices hold one that is read in several ways whole. Where that does not fit, one way stays, and what the others gave is
-made of what there is. The program stays a proof, and the problem's bound holds for it.
+An operator may run in several ways (a table of words sliced by rows for one reader, by columns for
+another), where changing the form of what it gives costs more than doing it again. The problem
+charges a parameter for each of them, but devices hold one that is read in several ways whole. Where
+that does not fit, one way stays, and what the others gave is made of what there is. The program
+stays a proof, and the problem's bound holds for it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MOST = 16  # choices that are tried
 
 
 def in_one_way(theory: Theory, decision: HapDecision, run: SolverRun) -> Iterator[HapDecision]:
-    """The decision with one way of reading for each parameter that it reads in several, each choice under its best
-    ratios; choices that end in no program, or fit in no ratios, are left out."""
+    """The decision with one way of reading for each parameter that it reads in several, each choice
+    under its best ratios; choices that end in no program, or fit in no ratios, are left out."""
     problem = compile_problem(theory.data)
     ways: dict[str, set[Form]] = {}
     for i in decision.program:
@@ -63,10 +64,13 @@ def reads(theory: Theory, instruction: Instruction) -> list[tuple[str, Form]]:
 def rewritten(
     theory: Theory, problem: HapProblem, program: Sequence[int], kept: dict[str, Form]
 ) -> list[int] | None:
-    """The program without other ways of reading than those kept; what they gave is derived anew. None: it cannot be."""
+    """The program without other ways of reading than those kept; what they gave is derived anew.
+    None: it cannot be."""
 
     def allowed(i: int) -> bool:
-        return all(kept.get(owner, form) == form for owner, form in reads(theory, theory.instructions[i]))
+        return all(
+            kept.get(owner, form) == form for owner, form in reads(theory, theory.instructions[i])
+        )
 
     makers: dict[str, list[Step]] = {}
     for step in problem.steps:
@@ -98,8 +102,11 @@ def tensor_of(problem: HapProblem, p: int) -> str:
     return problem.properties[p].rpartition("|")[0].partition("~")[0]
 
 
-def derivation(problem: HapProblem, goal: int, known: set[int], steps: Sequence[Step]) -> list[Step] | None:
-    """The cheapest of `steps`, in order, by which `goal` follows from what is known; None where it does not."""
+def derivation(
+    problem: HapProblem, goal: int, known: set[int], steps: Sequence[Step]
+) -> list[Step] | None:
+    """The cheapest of `steps`, in order, by which `goal` follows from what is known; None where it
+    does not."""
     row = problem.proportional
 
     def seconds(step: Step) -> float:

@@ -1,8 +1,8 @@
 """A single-device program: operators in order, each making one tensor of known shape.
 
-Nodes are written through a `Writer`, which infers shapes from the operators. Placeholders (data) and parameters
-are nodes without inputs. A parameter is used by one operator: a model that ties two uses gets a copy for each,
-named in `copies`, whose gradients add up to the parameter's.
+Nodes are written through a `Writer`, which infers shapes from the operators. Placeholders (data)
+and parameters are nodes without inputs. A parameter is used by one operator: a model that ties two
+uses gets a copy for each, named in `copies`, whose gradients add up to the parameter's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ PLACEHOLDER, PARAMETER = "placeholder", "parameter"
 
 @dataclass(frozen=True)
 class Node:
-    """name: of the tensor it makes; kind: of operator; inputs: tensors' names; attributes: the operator's own;
-    segment: of the model, whose ratios its tensor follows; layer: what it belongs to, for people."""
+    """name: of the tensor it makes; kind: of operator; inputs: tensors' names; attributes: the
+    operator's own; segment: of the model, whose ratios its tensor follows; layer: what it belongs
+    to, for people."""
 
     name: str
     kind: str
@@ -47,7 +48,8 @@ class Node:
 
 @dataclass(frozen=True)
 class SingleProgram:
-    """nodes in order of execution, the last one the scalar loss; copies: parameter -> the one it is a copy of."""
+    """nodes in order of execution, the last one the scalar loss; copies: parameter -> the one it is
+    a copy of."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -131,12 +133,19 @@ class Writer:
         return sorted(name for name in found if self._nodes[name].kind == PARAMETER)
 
     def placeholder(
-        self, name: str, shape: Sequence[int], *, below: int | None = None, unsliced: Sequence[int] = ()
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        below: int | None = None,
+        unsliced: Sequence[int] = (),
     ) -> str:
-        """Data of one step; below: whole numbers from 0 (labels, tokens) instead of real ones. unsliced:
-        dimensions that theories leave whole unless asked (`rules.theory_of`)."""
+        """Data of one step; below: whole numbers from 0 (labels, tokens) instead of real ones.
+        unsliced: dimensions that theories leave whole unless asked (`rules.theory_of`)."""
         attributes: dict[str, Any] = {} if below is None else {"below": below}
-        return self._write(name, PLACEHOLDER, (), tuple(shape), attributes | {"unsliced": tuple(unsliced)})
+        return self._write(
+            name, PLACEHOLDER, (), tuple(shape), attributes | {"unsliced": tuple(unsliced)}
+        )
 
     def parameter(self, name: str, shape: Sequence[int]) -> str:
         """A parameter."""
@@ -151,12 +160,19 @@ class Writer:
         shape = operator(kind).shape(shapes, attributes)
         return self._write(name, kind, inputs, shape, attributes)
 
-    def linear(self, name: str, x: str, equation: str, weight: Sequence[int], bias: str | None = None) -> str:
-        """A contraction of `x` with a new parameter, and a new bias over the output's letters `bias`."""
+    def linear(
+        self, name: str, x: str, equation: str, weight: Sequence[int], bias: str | None = None
+    ) -> str:
+        """A contraction of `x` with a new parameter, and a new bias over the output's letters
+        `bias`."""
         parameters = [self.parameter(f"{name}.weight", weight)]
         if bias is not None:
             lengths = dict(
-                zip("".join(equation.partition("->")[0].split(",")), (*self.shape(x), *weight), strict=True)
+                zip(
+                    "".join(equation.partition("->")[0].split(",")),
+                    (*self.shape(x), *weight),
+                    strict=True,
+                )
             )
             parameters.append(self.parameter(f"{name}.bias", [lengths[letter] for letter in bias]))
             left, output = equation.split("->")
@@ -190,9 +206,18 @@ class Writer:
         return self._write(copy, PARAMETER, (), node.shape, {})
 
     def _write(
-        self, name: str, kind: str, inputs: tuple[str, ...], shape: Shape, attributes: Mapping[str, Any]
+        self,
+        name: str,
+        kind: str,
+        inputs: tuple[str, ...],
+        shape: Shape,
+        attributes: Mapping[str, Any],
     ) -> str:
         if name in self._nodes or "|" in name:
-            raise InputError("name of a tensor", where=self.name, got=name, expected="a new one, without |")
-        self._nodes[name] = Node(name, kind, inputs, shape, MappingProxyType(dict(attributes)), 0, self.layer)
+            raise InputError(
+                "name of a tensor", where=self.name, got=name, expected="a new one, without |"
+            )
+        self._nodes[name] = Node(
+            name, kind, inputs, shape, MappingProxyType(dict(attributes)), 0, self.layer
+        )
         return name

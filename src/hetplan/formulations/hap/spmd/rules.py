@@ -1,22 +1,25 @@
 """The background theory of a single-device program: every rule that matches, as priced triples.
 
-Operators run in their ways (module `operators`), tensors change form by collectives (Fig. 9, Section 4.4):
+Operators run in their ways (module `operators`), tensors change form by collectives (Fig. 9,
+Section 4.4):
 
     All-Reduce         e|All-Reduce    -> e|Identity         mirrored: All-Reduce
     Reduce-Scatter(d)  e|All-Reduce    -> e|All-Gather(d)    mirrored: All-Gather
     All-Gather(d)      e|All-Gather(d) -> e|Identity         mirrored: Reduce-Scatter
     Grouped-Broadcast  e|All-Gather(d) -> e|Identity         mirrored: one reduction per slice
     All-To-All(d, f)   e|All-Gather(d) -> e|All-Gather(f)    mirrored: All-To-All
-    Slice(d)           e|Identity      -> e|All-Gather(d)    mirrored: padding with zeros; both for nothing
-    Share              l|Identity      -> l|All-Reduce       each device keeps a part of the loss; for nothing
-    Repartition        e in one segment's ratios -> another's (Section 5.2), an All-To-All where it is sliced
+    Slice(d)           e|Identity      -> e|All-Gather(d)    mirrored: padding with zeros; both for
+    nothing Share              l|Identity      -> l|All-Reduce       each device keeps a part of the
+    loss; for nothing Repartition        e in one segment's ratios -> another's (Section 5.2), an
+    All-To-All where it is sliced
 
-The theory is about the forward pass; every instruction is priced together with its mirror in the backward pass, as
-HAP's released program does: the operator with the gradients of all inputs that have one, the collective with the
-opposite one. Data and parameters are loaded in the form that an operator wants and are communicated in no other
-way (Section 4.5). Where a parameter is whole, its gradient comes out in summands: the operator's output counts as
-had (`e~`) only after an All-Reduce of it; a matrix product over slices of the batch may gather its factors instead
-and compute the gradient on every device (Section 2.5.2).
+The theory is about the forward pass; every instruction is priced together with its mirror in the
+backward pass, as HAP's released program does: the operator with the gradients of all inputs that
+have one, the collective with the opposite one. Data and parameters are loaded in the form that an
+operator wants and are communicated in no other way (Section 4.5). Where a parameter is whole, its
+gradient comes out in summands: the operator's output counts as had (`e~`) only after an All-Reduce
+of it; a matrix product over slices of the batch may gather its factors instead and compute the
+gradient on every device (Section 2.5.2).
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ from hetplan.formulations.hap.data import Communication, Compute, Device, HapDat
 from hetplan.formulations.hap.spmd.axes import Axes, ways_of
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form, Way, property_name, whole_way
 from hetplan.formulations.hap.spmd.holding import Holding
-from hetplan.formulations.hap.spmd.instructions import Change, Collective, Instruction, Run, Synchronise
+from hetplan.formulations.hap.spmd.instructions import (
+    Change,
+    Collective,
+    Instruction,
+    Run,
+    Synchronise,
+)
 from hetplan.formulations.hap.spmd.links import Links, Price
 from hetplan.formulations.hap.spmd.operators import operator
 from hetplan.formulations.hap.spmd.operators.contraction import Contract, parsed
@@ -40,8 +49,8 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Theory:
-    """data: the instance; instructions: one per triple; axes: where the program's dimensions may be cut; holding: what
-    its bytes are of, None without memory."""
+    """data: the instance; instructions: one per triple; axes: where the program's dimensions may be
+    cut; holding: what its bytes are of, None without memory."""
 
     program: SingleProgram
     data: HapData
@@ -62,11 +71,13 @@ def theory_of(
     holding: Holding | None = None,
     run: SolverRun | None = None,
 ) -> Theory:
-    """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark `unsliced`.
+    """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark
+    `unsliced`.
 
-    weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before parameters change;
-    gradients that add up meanwhile are all-reduced once, so that each run is charged with that part of it.
-    holding: makes memory a constraint. Raises `Stopped` where `run` should stop.
+    weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before
+    parameters change; gradients that add up meanwhile are all-reduced once, so that each run is
+    charged with that part of it. holding: makes memory a constraint. Raises `Stopped` where `run`
+    should stop.
     """
     writer = _Writer(program, len(devices), links, element_bytes, all_dimensions)
     writer.weights, writer.steps, writer.holding = weights or {}, steps, holding
@@ -88,7 +99,12 @@ class _Writer:
     """Triples and instructions, side by side."""
 
     def __init__(
-        self, program: SingleProgram, devices: int, links: Links, element_bytes: int, all_dimensions: bool
+        self,
+        program: SingleProgram,
+        devices: int,
+        links: Links,
+        element_bytes: int,
+        all_dimensions: bool,
     ) -> None:
         self.program, self.devices, self.links = program, devices, links
         self.element_bytes, self.all_dimensions = element_bytes, all_dimensions
@@ -120,7 +136,9 @@ class _Writer:
             )
         )  # fmt: skip
 
-    def communicate(self, instruction: Instruction, pre: str, post: str, segment: int, price: Price) -> None:
+    def communicate(
+        self, instruction: Instruction, pre: str, post: str, segment: int, price: Price
+    ) -> None:
         """One communication triple."""
         self.instructions.append(instruction)
         self.triples.append(
@@ -143,7 +161,8 @@ class _Writer:
         return float(sum(node.elements for node in nodes) * self.element_bytes)
 
     def run(self, node: Node) -> None:
-        """The operator in every way that its dimensions allow, with what its parameters' gradients need."""
+        """The operator in every way that its dimensions allow, with what its parameters' gradients
+        need."""
         waiting: dict[tuple[Form, tuple[str, ...]], str] = {}
         ways = [whole_way(len(node.inputs)), *ways_of(self.program, node)]
         for way in dict.fromkeys(ways):
@@ -167,11 +186,14 @@ class _Writer:
     def _whole_parameters(self, node: Node, way: Way) -> list[Node]:
         inputs = self.program.inputs(node)
         return [
-            s for s, form in zip(inputs, way.inputs, strict=True) if s.kind == PARAMETER and form == WHOLE
+            s
+            for s, form in zip(inputs, way.inputs, strict=True)
+            if s.kind == PARAMETER and form == WHOLE
         ]
 
     def _pre(self, node: Node, way: Way) -> list[str]:
-        """Properties of the inputs that are no sources; those of another segment under that segment's ratios."""
+        """Properties of the inputs that are no sources; those of another segment under that
+        segment's ratios."""
         found = []
         for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
             if source.source:
@@ -186,7 +208,9 @@ class _Writer:
     def _work(self, node: Node) -> tuple[float, list[float]]:
         """FLOP forward, and backward for each input that has a gradient (0 for the others)."""
         inputs = self.program.inputs(node)
-        forward, back = operator(node.kind).work([s.shape for s in inputs], node.shape, node.attributes)
+        forward, back = operator(node.kind).work(
+            [s.shape for s in inputs], node.shape, node.attributes
+        )
         factor = self.weights.get(node.name, 1.0)
         passed = self.gradients if node.name in self.gradients else set()
         needed = [b if s.name in passed else 0.0 for s, b in zip(inputs, back, strict=True)]
@@ -207,10 +231,15 @@ class _Writer:
         terms, output = parsed(node.attributes["equation"])
         if inputs[1].kind != PARAMETER or inputs[0].kind == PARAMETER or inputs[1] not in held:
             return
-        if terms[0][way.inputs[0]] != output[way.output] or any(output[way.output] in t for t in terms[1:]):
+        if terms[0][way.inputs[0]] != output[way.output] or any(
+            output[way.output] in t for t in terms[1:]
+        ):
             return
         forward, backward = self._work(node)
-        names, waits = tuple(p.name for p in held), property_name(f"{node.name}~factors", way.output)
+        names, waits = (
+            tuple(p.name for p in held),
+            property_name(f"{node.name}~factors", way.output),
+        )
         run = Run(node.name, way, waits, names, factors=True)
         fixed = sum(backward[1:])
         self.compute(run, self._pre(node, way), waits, node.segment, fixed, forward + backward[0])
@@ -247,7 +276,9 @@ class _Writer:
         way = Way((WHOLE,) * len(node.inputs), d)
         return self.axes.sliceable(node, way, self.devices, all_dimensions=self.all_dimensions)
 
-    def _change(self, node: Node, how: Collective, source: Form, target: Form) -> tuple[Change, str, str]:
+    def _change(
+        self, node: Node, how: Collective, source: Form, target: Form
+    ) -> tuple[Change, str, str]:
         before, after = property_name(node.name, source), property_name(node.name, target)
         return Change(how, node.name, source, target, before, after), before, after
 
@@ -260,7 +291,8 @@ class _Writer:
         self.compute(change, [before], after, node.segment, 0.0, 0.0)
 
     def move_between_segments(self) -> None:
-        """Tensors that another segment reads, under its ratios: a slice moves, other forms are as they were."""
+        """Tensors that another segment reads, under its ratios: a slice moves, other forms are as
+        they were."""
         for name, segment, form in self.elsewhere:
             node = self.program.node(name)
             before, after = property_name(name, form), property_name(f"{name}@{segment}", form)

@@ -1,7 +1,10 @@
-"""Segments of a program, each with ratios of its own: runs of layers, or parts of the operators' graph.
+"""Segments of a program, each with ratios of its own: runs of layers, or parts of the operators'
+graph.
 
-Source: HAP, Section 5.2 (METIS, Karypis and Kumar 1998). Without pymetis, networkx halves the graph again and again
-(Kernighan and Lin 1970), whose exchanges keep numbers of operators, not work; the label says which of the two it was.
+Source: HAP, Section 5.2 (METIS, Karypis and Kumar 1998). Without pymetis, networkx halves the graph
+again and again
+(Kernighan and Lin 1970), whose exchanges keep numbers of operators, not work; the label says which
+of the two it was.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ def segmented(program: SingleProgram, count: int, how: How = "layer") -> tuple[S
     """
     operators = [node.name for node in program.computations]
     if not 1 <= count <= len(operators):
-        raise InputError("segments", where=program.name, got=count, expected=f"1 to {len(operators)}")
+        raise InputError(
+            "segments", where=program.name, got=count, expected=f"1 to {len(operators)}"
+        )
     if count == 1:
         return program.with_segments({node.name: 0 for node in program.nodes}), LAYERS
     if how == "layer":
@@ -106,7 +111,8 @@ def _by_metis(work: list[int], edges: Mapping[tuple[int, int], int], count: int)
 
 
 def _by_halves(work: list[int], edges: Mapping[tuple[int, int], int], count: int) -> list[int]:
-    """The part with the most work is cut in two where half of it is done, and the cut improved by exchanges."""
+    """The part with the most work is cut in two where half of it is done, and the cut improved by
+    exchanges."""
     import networkx as nx
 
     graph: nx.Graph[int] = nx.Graph()
@@ -115,7 +121,8 @@ def _by_halves(work: list[int], edges: Mapping[tuple[int, int], int], count: int
     parts: list[set[int]] = [set(range(len(work)))]
     while len(parts) < count:
         largest = max(
-            (part for part in parts if len(part) > 1), key=lambda part: sum(work[node] for node in part)
+            (part for part in parts if len(part) > 1),
+            key=lambda part: sum(work[node] for node in part),
         )
         parts.remove(largest)
         parts += nx.algorithms.community.kernighan_lin_bisection(

@@ -1,8 +1,10 @@
 """A program in time: what every device computes between collectives, forward and then backward.
 
-Where theories price each instruction together with its mirror, here both stand where they happen: a stage is what the
-devices compute until a collective that all join. Slices are whole units, collectives of slices as long as the longest.
-Gradients of whole parameters are all-reduced behind the operator's backward pass, in the last run of an iteration.
+Where theories price each instruction together with its mirror, here both stand where they happen: a
+stage is what the devices compute until a collective that all join. Slices are whole units,
+collectives of slices as long as the longest.
+Gradients of whole parameters are all-reduced behind the operator's backward pass, in the last run
+of an iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FREE = ("Slice", "Share")
 
 @dataclass(frozen=True)
 class Prices:
-    """speeds [m] FLOP/s; weights: node -> factor on its FLOP; links: of collectives; element_bytes: of an entry."""
+    """speeds [m] FLOP/s; weights: node -> factor on its FLOP; links: of collectives; element_bytes:
+    of an entry."""
 
     speeds: Floats
     weights: Mapping[str, float]
@@ -37,7 +40,8 @@ class Prices:
 
 @dataclass
 class Stage:
-    """compute [m]: seconds of each device; then a collective (empty: none at the end of a pass), seconds."""
+    """compute [m]: seconds of each device; then a collective (empty: none at the end of a pass),
+    seconds."""
 
     compute: Floats
     backward: bool
@@ -46,7 +50,8 @@ class Stage:
 
 
 class Timed:
-    """Stages of one run. joined_apart: parameters held whole of which some operator has slices of the gradient."""
+    """Stages of one run. joined_apart: parameters held whole of which some operator has slices of
+    the gradient."""
 
     def __init__(
         self,
@@ -116,7 +121,9 @@ class Timed:
     def _work(self, node: Node) -> tuple[float, list[float]]:
         """FLOP forward, and backward for each input that has a gradient."""
         inputs = self.program.inputs(node)
-        forward, back = operator(node.kind).work([s.shape for s in inputs], node.shape, node.attributes)
+        forward, back = operator(node.kind).work(
+            [s.shape for s in inputs], node.shape, node.attributes
+        )
         weight = self.prices.weights.get(node.name, 1.0)
         passed = self.gradients if node.name in self.gradients else set()
         return weight * forward, [
@@ -140,7 +147,10 @@ class Timed:
         inputs = self.program.inputs(node)
         pairs = list(zip(inputs, run.way.inputs, strict=True))
         if run.factors:
-            how, part = self.gathers[run.after], float(self.parts.shared_by(run, node.segment).max())
+            how, part = (
+                self.gathers[run.after],
+                float(self.parts.shared_by(run, node.segment).max()),
+            )
             for tensor in (inputs[0], node):
                 self._join(f"{how}({tensor.name})", self._price(how, self._size(tensor)), part)
             self.stages[-1].compute += sum(self._work(node)[1][1:]) / self.prices.speeds
@@ -148,7 +158,9 @@ class Timed:
             whole = [s for s, form in pairs if s.kind == PARAMETER and form == WHOLE]
             if whole:
                 names = ", ".join(s.name for s in whole)
-                self._join(f"All-Reduce gradient({names})", self._price("All-Reduce", self._size(*whole)))
+                self._join(
+                    f"All-Reduce gradient({names})", self._price("All-Reduce", self._size(*whole))
+                )
         for source, form in pairs if last else ():
             owner = self.program.copies.get(source.name, source.name)
             if source.kind == PARAMETER and form != WHOLE and owner in self.joined_apart:

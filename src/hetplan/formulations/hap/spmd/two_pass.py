@@ -1,15 +1,18 @@
-"""The full theory of forward and backward pass, with tensors and gradients of their own, for small programs.
+"""The full theory of forward and backward pass, with tensors and gradients of their own, for small
+programs.
 
-`rules` prices every instruction with its mirror and searches the forward pass alone. Here nothing is mirrored:
-gradients are tensors (`d x`), each operator's gradient of each input is an instruction that may run in another way
-than the operator did, as long as the values that it reads are had in its forms, and gradients of parameters are
-joined when the goal wants them. With y = f(x …) run in a way (form of x -> form of y), the gradient goes from the
-dual of y's form to the dual of x's: whole and summands change places, slices stay. Beside it stands the replicated way.
+`rules` prices every instruction with its mirror and searches the forward pass alone. Here nothing
+is mirrored: gradients are tensors (`d x`), each operator's gradient of each input is an instruction
+that may run in another way than the operator did, as long as the values that it reads are had in
+its forms, and gradients of parameters are joined when the goal wants them. With y = f(x …) run in a
+way (form of x -> form of y), the gradient goes from the dual of y's form to the dual of x's: whole
+and summands change places, slices stay. Beside it stands the replicated way.
 
-A parameter is held in one form, which is given: the gradient is wanted in the same, and triples cannot say that what is
-used must be updated. The best program is the best over all ways to hold the parameters (`holdings`). Gradients of one
-tensor from several users are added in one form. Prices are those of `rules`. The frontier of
-these theories grows with depth, because what the forward pass computed stays needed: one or two blocks can be solved.
+A parameter is held in one form, which is given: the gradient is wanted in the same, and triples
+cannot say that what is used must be updated. The best program is the best over all ways to hold the
+parameters (`holdings`). Gradients of one tensor from several users are added in one form. Prices
+are those of `rules`. The frontier of these theories grows with depth, because what the forward pass
+computed stays needed: one or two blocks can be solved.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from itertools import product
 
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.spmd.axes import Axes, ways_of
-from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form, Way, form_name, property_name, whole_way
+from hetplan.formulations.hap.spmd.forms import (
+    PARTIAL,
+    WHOLE,
+    Form,
+    Way,
+    form_name,
+    property_name,
+    whole_way,
+)
 from hetplan.formulations.hap.spmd.links import Links, Price
 from hetplan.formulations.hap.spmd.operators import operator
 from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS
@@ -27,7 +38,8 @@ from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, 
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES
 
 GOAL = "the loss and every gradient"
-# Operators whose gradients do not depend on what they read; a product's depends on the other factor only.
+# Operators whose gradients do not depend on what they read; a product's depends on the other factor
+# only.
 LINEAR = (
     "add",
     "scale",
@@ -68,7 +80,8 @@ def two_pass_theory(
     *,
     element_bytes: int = ELEMENT_BYTES,
 ) -> HapData:
-    """The instance: forward, backward, every gradient where its parameter is; held: form of each parameter."""
+    """The instance: forward, backward, every gradient where its parameter is; held: form of each
+    parameter."""
     writer = _Writer(program, len(devices), links, element_bytes, held)
     for node in program.computations:
         writer.forward(node)
@@ -101,7 +114,12 @@ class _Writer:
         held: Mapping[str, Form],
     ) -> None:
         self.held = held
-        self.program, self.devices, self.links, self.element_bytes = program, devices, links, element_bytes
+        self.program, self.devices, self.links, self.element_bytes = (
+            program,
+            devices,
+            links,
+            element_bytes,
+        )
         self.axes, self.gradients = Axes(program), program.needs_gradient()
         self.triples: list[Triple] = []
         # tensor -> names of the gradients that its users give
@@ -137,13 +155,16 @@ class _Writer:
         return [
             w
             for w in found
-            if self.fits(node, w) and self.axes.sliceable(node, w, self.devices, all_dimensions=False)
+            if self.fits(node, w)
+            and self.axes.sliceable(node, w, self.devices, all_dimensions=False)
         ]
 
     def fits(self, node: Node, way: Way) -> bool:
         """Whether the way reads the parameters as they are held."""
         pairs = zip(self.program.inputs(node), way.inputs, strict=True)
-        return all(source.kind != PARAMETER or self.held[source.name] == form for source, form in pairs)
+        return all(
+            source.kind != PARAMETER or self.held[source.name] == form for source, form in pairs
+        )
 
     def work(self, node: Node) -> tuple[float, list[float]]:
         """FLOP forward and per input backward."""
@@ -162,7 +183,9 @@ class _Writer:
         """Properties of the inputs that are computed (all, or those of these numbers)."""
         return [
             property_name(source.name, form)
-            for i, (source, form) in enumerate(zip(self.program.inputs(node), way.inputs, strict=True))
+            for i, (source, form) in enumerate(
+                zip(self.program.inputs(node), way.inputs, strict=True)
+            )
             if not source.source and (needed is None or i in needed)
         ]
 
@@ -185,7 +208,10 @@ class _Writer:
                 continue
             name, reads = f"{gradient(source.name)} by {node.name}.{i}", self.reads(node, i)
             for way in self.ways(node):
-                pre = [property_name(gradient(node.name), dual(way.output)), *self.values(node, way, reads)]
+                pre = [
+                    property_name(gradient(node.name), dual(way.output)),
+                    *self.values(node, way, reads),
+                ]
                 fixed, shared = (0.0, flops[i]) if way.shared else (flops[i], 0.0)
                 post = property_name(name, dual(way.inputs[i]))
                 self.compute(f"{name}{forms(way)}", pre, [post], fixed, shared)
@@ -193,14 +219,20 @@ class _Writer:
             if not self.fits(node, way):
                 continue
             pre = [property_name(gradient(node.name), WHOLE), *self.values(node, way, reads)]
-            self.compute(f"{name}{forms(way)} replicated", pre, [property_name(name, WHOLE)], flops[i], 0.0)
+            self.compute(
+                f"{name}{forms(way)} replicated", pre, [property_name(name, WHOLE)], flops[i], 0.0
+            )
 
     def seeds(self) -> None:
         """The gradient of the loss is 1: whole, or shared out; the loss may be shared out too."""
         loss = self.program.loss.name
         for form in (WHOLE, PARTIAL):
-            self.compute(f"1 {form_name(form)}", [], [property_name(gradient(loss), form)], 0.0, 0.0)
-        self.compute("Share", [property_name(loss, WHOLE)], [property_name(loss, PARTIAL)], 0.0, 0.0)
+            self.compute(
+                f"1 {form_name(form)}", [], [property_name(gradient(loss), form)], 0.0, 0.0
+            )
+        self.compute(
+            "Share", [property_name(loss, WHOLE)], [property_name(loss, PARTIAL)], 0.0, 0.0
+        )
 
     def joined(self, node: Node) -> None:
         """Gradients from several users added in one form, then every change of form."""
@@ -213,7 +245,11 @@ class _Writer:
             flops = 0.0 if len(names) == 1 else ELEMENT_FLOPS * node.elements * (1 + len(names))
             fixed, shared = (0.0, flops) if form >= 0 else (flops, 0.0)
             self.compute(
-                f"{total} added {form_name(form)}", parts, [property_name(total, form)], fixed, shared
+                f"{total} added {form_name(form)}",
+                parts,
+                [property_name(total, form)],
+                fixed,
+                shared,
             )
         if len(names) > 1:
             for name in names:
@@ -224,7 +260,9 @@ class _Writer:
         """Dimensions that can be sliced."""
         every = range(len(node.shape))
         ways = [(d, Way((WHOLE,) * len(node.inputs), d)) for d in every]
-        return [d for d, w in ways if self.axes.sliceable(node, w, self.devices, all_dimensions=False)]
+        return [
+            d for d, w in ways if self.axes.sliceable(node, w, self.devices, all_dimensions=False)
+        ]
 
     def changes(self, name: str, node: Node) -> None:
         """Every collective on a tensor or gradient of the node's shape, one pass only."""
@@ -246,7 +284,9 @@ class _Writer:
     def change(self, name: str, how: str, source: Form, target: Form, price: Price) -> None:
         """One collective."""
         before, after = property_name(name, source), property_name(name, target)
-        self.communicate(f"{how}({name}, {form_name(source)}, {form_name(target)})", before, after, price)
+        self.communicate(
+            f"{how}({name}, {form_name(source)}, {form_name(target)})", before, after, price
+        )
 
     def kept(self, node: Node) -> None:
         """A parameter's gradient is where the parameter is."""

@@ -1,7 +1,8 @@
-"""What a program takes in whole units: ratios rounded to rows, heads and experts, each axis on its own.
+"""What a program takes in whole units: ratios rounded to rows, heads and experts, each axis on its
+own.
 
-An instance knows one ratio per device and segment; a real tensor is cut between units (`axes`). A batch of 32 over
-16 devices leaves little of a ratio of 2.3 samples.
+An instance knows one ratio per device and segment; a real tensor is cut between units (`axes`). A
+batch of 32 over 16 devices leaves little of a ratio of 2.3 samples.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from hetplan.formulations.hap.spmd.rules import Theory
 
 @dataclass(frozen=True)
 class Held:
-    """parameters: name -> [m] the part that each device holds; saved [m]: bytes of tensors kept for the backward pass
+    """parameters: name -> [m] the part that each device holds; saved [m]: bytes of tensors kept for
+    the backward pass
     (0 where the theory has no memory)."""
 
     parameters: dict[str, Floats]
@@ -67,7 +69,8 @@ class Parts:
 
 
 def whole_seconds(theory: Theory, decision: HapDecision) -> float:
-    """The program's cost as the evaluator has it, with every slice in whole units. Source: HAP, Section 5.1."""
+    """The program's cost as the evaluator has it, with every slice in whole units. Source: HAP,
+    Section 5.1."""
     parts, data = Parts(theory, decision.ratios), theory.data
     speeds = np.array([device.flops_per_second for device in data.devices])
     total, busy = 0.0, np.zeros(parts.m)
@@ -88,8 +91,8 @@ def whole_seconds(theory: Theory, decision: HapDecision) -> float:
 
 
 def held(theory: Theory, decision: HapDecision) -> Held:
-    """What each device holds, in whole units, of parameters (and their gradients and optimizer states; all of one, with
-    its copies, that is read in several ways), and of tensors."""
+    """What each device holds, in whole units, of parameters (and their gradients and optimizer
+    states; all of one, with its copies, that is read in several ways), and of tensors."""
     parts, program = Parts(theory, decision.ratios), theory.program
     ways: dict[str, dict[tuple[Form, bytes], Floats]] = {}
     saved = np.zeros(parts.m)

@@ -1,1 +1,2 @@
-"""SPMD programs on ranks: local computation as on simulated devices, collectives by torch.distributed."""
+"""SPMD programs on ranks: local computation as on simulated devices, collectives by
+torch.distributed."""

@@ -1,7 +1,9 @@
-"""Threads of numpy's matrix products: ranks that share a machine must not all take all of its cores.
+"""Threads of numpy's matrix products: ranks that share a machine must not all take all of its
+cores.
 
-numpy has no call for it. Its wheels bundle OpenBLAS, whose own function is looked up in the library that is loaded;
-other libraries are left to their environment variables (OMP_NUM_THREADS and the like).
+numpy has no call for it. Its wheels bundle OpenBLAS, whose own function is looked up in the library
+that is loaded; other libraries are left to their environment variables (OMP_NUM_THREADS and the
+like).
 """
 
 from __future__ import annotations
@@ -11,7 +13,11 @@ import re
 from pathlib import Path
 
 MAPS = Path("/proc/self/maps")
-SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
 
 
 def limit_threads(threads: int) -> bool:

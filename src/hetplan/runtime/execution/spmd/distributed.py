@@ -1,8 +1,12 @@
-"""This rank's part of an SPMD program: its shards of the parameters, both passes, gradients where they are held.
+"""This rank's part of an SPMD program: its shards of the parameters, both passes, gradients where
+they are held.
 
-A parameter is held as the operator that reads it wants it: whole, or a slice. One that operators read in different ways
-(a tied embedding, sliced in one place and whole in another) is held whole, and slices of its gradient are gathered.
-Gradients add up over the runs of an iteration; those of whole parameters are all-reduced in the last one.
+A parameter is held as the operator that reads it wants it: whole, or a slice. One that operators
+read in different ways
+(a tied embedding, sliced in one place and whole in another) is held whole, and slices of its
+gradient are gathered.
+Gradients add up over the runs of an iteration; those of whole parameters are all-reduced in the
+last one.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ class DistributedProgram:
     ) -> None:
         check_world(plan, dist.get_world_size())
         if device not in ("cpu", "auto"):
-            raise UnsupportedError("SPMD programs compute on the CPU", got=device, expected="cpu or auto")
+            raise UnsupportedError(
+                "SPMD programs compute on the CPU", got=device, expected="cpu or auto"
+            )
         limit_threads(torch.get_num_threads())
         made = as_model(model)
         check_samples(made.program, plan)
@@ -73,9 +79,14 @@ class DistributedProgram:
             whole = np.asarray(first(name, shard.shape), self.dtype)
             if whole.shape != shard.shape:
                 raise InputError(
-                    "first values of a parameter", where=name, got=whole.shape, expected=f"{shard.shape}"
+                    "first values of a parameter",
+                    where=name,
+                    got=whole.shape,
+                    expected=f"{shard.shape}",
                 )
-            self.parameters[name] = nn.Parameter(torch.from_numpy(shard.take(whole, dist.get_rank())))
+            self.parameters[name] = nn.Parameter(
+                torch.from_numpy(shard.take(whole, dist.get_rank()))
+            )
 
     @property
     def runs(self) -> int:
@@ -83,10 +94,11 @@ class DistributedProgram:
         return self.plan.replicas[0].steps
 
     def train_step(self, rows: Data | None = None) -> float:
-        """All runs of one global batch; gradients are left where `optimizer` finds them. All ranks together.
+        """All runs of one global batch; gradients are left where `optimizer` finds them. All ranks
+        together.
 
-        rows: (first, last) -> placeholder -> these global rows; default the model's `batch` of this step. Returns the
-        loss of the whole batch, the same on every rank.
+        rows: (first, last) -> placeholder -> these global rows; default the model's `batch` of this
+        step. Returns the loss of the whole batch, the same on every rank.
         """
         step = self.step
         self.step += 1
@@ -110,14 +122,16 @@ class DistributedProgram:
         return float(loss[0])
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
-        """An optimizer of torch over this rank's shards; elementwise ones (SGD, Adam, AdamW) stay exact."""
+        """An optimizer of torch over this rank's shards; elementwise ones (SGD, Adam, AdamW) stay
+        exact."""
         return kind(list(self.parameters.values()), **options)
 
     def updated(self) -> None:
         """Nothing is gathered anew: every rank updates what it holds."""
 
     def gradients(self) -> Iterator[tuple[Shard, Array]]:
-        """Of every parameter, this rank's part of the gradient; whole ones are the same on all ranks."""
+        """Of every parameter, this rank's part of the gradient; whole ones are the same on all
+        ranks."""
         for name, parameter in self.parameters.items():
             assert parameter.grad is not None, "train_step sets all"
             yield self.shards[name], parameter.grad.numpy()
@@ -136,7 +150,8 @@ def as_model(model: SingleProgram | ProgramModel) -> ProgramModel:
 
 
 class RankMachine(Machine):
-    """The machine of one rank. Gradients add up per use of a parameter until the last run joins them."""
+    """The machine of one rank. Gradients add up per use of a parameter until the last run joins
+    them."""
 
     def __init__(self, owner: DistributedProgram) -> None:
         reading = owner.reading
@@ -158,7 +173,10 @@ class RankMachine(Machine):
         for node in self.program.nodes:
             if node.kind == "placeholder" and data[node.name].shape != node.shape:
                 raise InputError(
-                    "data of a run", where=node.name, got=data[node.name].shape, expected=f"{node.shape}"
+                    "data of a run",
+                    where=node.name,
+                    got=data[node.name].shape,
+                    expected=f"{node.shape}",
                 )
         self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
         self.watch.begins("forward", 0, run)
@@ -186,7 +204,8 @@ class RankMachine(Machine):
             self.watch.begins(self._pass, self._stage, self._number)
 
     def source(self, node: Node, form: Form, segment: int) -> Slices:
-        """This rank's slice of the data; of a parameter what it holds, cut where that is the whole."""
+        """This rank's slice of the data; of a parameter what it holds, cut where that is the
+        whole."""
         if node.kind != PARAMETER:
             value = self.typed(self.data[node.name])
             return [value] if form == WHOLE else self.cut(value, node.name, form, segment)
@@ -196,7 +215,9 @@ class RankMachine(Machine):
             return [held]
         return self.cut(held, node.name, form, segment)
 
-    def given(self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool) -> None:
+    def given(
+        self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool
+    ) -> None:
         """Added up; joined with the others' in the last run."""
         key = (node.name, form, segment, complete)
         value = slices[0] + self._open.pop(key) if key in self._open else slices[0]
@@ -216,7 +237,9 @@ class RankMachine(Machine):
         for name, parameter in self.owner.parameters.items():
             found = self.joined.get(name)
             added = (
-                torch.zeros_like(parameter) if found is None else torch.from_numpy(np.array(found, order="C"))
+                torch.zeros_like(parameter)
+                if found is None
+                else torch.from_numpy(np.array(found, order="C"))
             )
             parameter.grad = added if parameter.grad is None else parameter.grad.add_(added)
         self.joined.clear()

@@ -1,7 +1,7 @@
 """What an SPMD plan trains: a single-device program, its first parameters, and its data.
 
-`--factory module:function` of an SPMD plan returns a `SingleProgram` or a `ProgramModel`; without it the program is
-the planner's own of the plan's model.
+`--factory module:function` of an SPMD plan returns a `SingleProgram` or a `ProgramModel`; without
+it the program is the planner's own of the plan's model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Initial = Callable[[str, tuple[int, ...]], Array]
 
 @dataclass(frozen=True)
 class ProgramModel:
-    """program: of one run of the plan (its micro-batch). batch: (step, first, last) -> placeholder -> these rows of the
-    global batch. initial: (name, shape) -> a parameter's first values, unsplit. Left out: synthetic ones."""
+    """program: of one run of the plan (its micro-batch). batch: (step, first, last) -> placeholder
+    -> these rows of the global batch. initial: (name, shape) -> a parameter's first values,
+    unsplit. Left out: synthetic ones."""
 
     program: SingleProgram
     batch: Batch | None = None
@@ -45,18 +46,24 @@ def samples_of(plan: Plan) -> int:
 
 
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
-    """The program of a model's name or config.json (default the plan's), for one run. Raises UnsupportedError."""
+    """The program of a model's name or config.json (default the plan's), for one run. Raises
+    UnsupportedError."""
     from hetplan.formulations.hap.spmd.models.catalogue import program_of
 
     told = plan.workload
     made = load_model(model or told.model, sequence=told.sequence, precision=told.precision)
     names = [layer.name for layer in made.layers]
     if names != told.layers:
-        k = next((k for k, (a, b) in enumerate(zip(names, told.layers, strict=False)) if a != b), None)
+        k = next(
+            (k for k, (a, b) in enumerate(zip(names, told.layers, strict=False)) if a != b), None
+        )
         got, expected = (len(names), len(told.layers)) if k is None else (names[k], told.layers[k])
         what = "number of layers" if k is None else f"layer {k}"
         raise InputError(
-            f"model does not match the plan: {what}", where=plan.name, got=got, expected=f"{expected}"
+            f"model does not match the plan: {what}",
+            where=plan.name,
+            got=got,
+            expected=f"{expected}",
         )
     return program_of(made, samples_of(plan))
 
@@ -78,7 +85,8 @@ def placeholders(program: SingleProgram) -> list[Node]:
 
 
 def synthetic_batch(program: SingleProgram, seed: int) -> Batch:
-    """Rows that follow from seed, step and number alone: tokens that can be learnt, or drawn values.
+    """Rows that follow from seed, step and number alone: tokens that can be learnt, or drawn
+    values.
 
     A text is an arithmetic sequence modulo the vocabulary, its labels the next tokens.
     """
@@ -108,7 +116,8 @@ def drawn(draw: np.random.Generator, node: Node) -> Array:
 
 
 def synthetic_initial(seed: int) -> Initial:
-    """First values from seed and name: norms' scales 1, shifts and biases 0, others normal by their inputs."""
+    """First values from seed and name: norms' scales 1, shifts and biases 0, others normal by their
+    inputs."""
 
     def initial(name: str, shape: tuple[int, ...]) -> Array:
         last = name.rpartition(".")[2]

@@ -1,6 +1,7 @@
 """The collectives of a distributed program between ranks: slices of any length, none included.
 
-On gloo a reduce-scatter is an all-reduce of which a slice is kept (gloo's own is slower, and wants equal slices).
+On gloo a reduce-scatter is an all-reduce of which a slice is kept (gloo's own is slower, and wants
+equal slices).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Told = Callable[[bool], None]
 
 
 class Ranks(Exchange):
-    """One rank among all. told: called with True as a collective begins, with False as it ends. group: of all ranks."""
+    """One rank among all. told: called with True as a collective begins, with False as it ends.
+    group: of all ranks."""
 
     def __init__(self, told: Told | None = None, group: Group | None = None) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -69,7 +71,9 @@ class Ranks(Exchange):
         with self._collective():
             if manner == "padded":
                 return [
-                    np.ascontiguousarray(piece(array(self._sum(slices[0])), dimension, bounds[self.rank]))
+                    np.ascontiguousarray(
+                        piece(array(self._sum(slices[0])), dimension, bounds[self.rank])
+                    )
                 ]
             own = slices[0]
             for owner, pair in enumerate(bounds):
@@ -79,7 +83,9 @@ class Ranks(Exchange):
                     own = array(part)
             return [own]
 
-    def swap(self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds) -> Slices:
+    def swap(
+        self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds
+    ) -> Slices:
         """One message from every rank to every other one."""
         with self._collective():
             value, mine = slices[0], before[self.rank]

@@ -1,4 +1,5 @@
-"""A rank of a rehearsed SPMD program: sleeps for its device, and joins narrow collectives of the program's kinds."""
+"""A rank of a rehearsed SPMD program: sleeps for its device, and joins narrow collectives of the
+program's kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from hetplan.runtime.spmd_virtual import SpmdWatch
 
 
 class RehearsedProgram:
-    """Takes the place of `DistributedProgram`; nothing is trained, so that the loss is not a number."""
+    """Takes the place of `DistributedProgram`; nothing is trained, so that the loss is not a
+    number."""
 
     def __init__(self, watch: SpmdWatch) -> None:
         self.watch, self.ranks, self.step = watch, Ranks(), 0

@@ -1,6 +1,8 @@
-"""Checkpoints of programs: parameters and optimizer states whole, each rank writes an even part of every tensor.
+"""Checkpoints of programs: parameters and optimizer states whole, each rank writes an even part of
+every tensor.
 
-Slices of any dimension are gathered and cut evenly, so that what is stored does not depend on the plan.
+Slices of any dimension are gathered and cut evenly, so that what is stored does not depend on the
+plan.
 """
 
 from __future__ import annotations
@@ -29,10 +31,16 @@ def tensors(model: DistributedProgram, optimizer: Any, kinds: dict[str, str]) ->
         yield f"model.{name}", model.shards[name], parameter.detach()
         for state, kind in kinds.items():
             if kind == "like":
-                yield f"optimizer.{name}.{state}", model.shards[name], optimizer.state[parameter][state]
+                yield (
+                    f"optimizer.{name}.{state}",
+                    model.shards[name],
+                    optimizer.state[parameter][state],
+                )
 
 
-def scalars(model: DistributedProgram, optimizer: Any, kinds: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+def scalars(
+    model: DistributedProgram, optimizer: Any, kinds: dict[str, str]
+) -> Iterator[tuple[str, Tensor]]:
     """(key, value) of states that are single numbers."""
     for name, parameter in model.parameters.items():
         for state, kind in kinds.items():
@@ -60,7 +68,9 @@ def to_save(model: DistributedProgram, optimizer: Any, kinds: dict[str, str]) ->
             mine = np.ascontiguousarray(whole).reshape(-1)[first:last].copy()
             found.append(Chunk(key, first, size, torch.from_numpy(mine)))
     if rank == 0:
-        found += [Chunk(key, 0, 1, value.view(1)) for key, value in scalars(model, optimizer, kinds)]
+        found += [
+            Chunk(key, 0, 1, value.view(1)) for key, value in scalars(model, optimizer, kinds)
+        ]
     return found
 
 
@@ -83,7 +93,9 @@ def restore(
     single = list(scalars(model, optimizer, kinds))
     values = read([*chunks, *(Chunk(key, 0, 1, value.view(1)) for key, value in single)])
     for (_, shard, into), part in zip(places, values, strict=False):
-        flat = Ranks(group=model.everyone).gather([part.numpy()], 0, parts_of(shard)[1], "padded")[0]
+        flat = Ranks(group=model.everyone).gather([part.numpy()], 0, parts_of(shard)[1], "padded")[
+            0
+        ]
         into.copy_(torch.from_numpy(shard.take(flat.reshape(shard.shape), rank)))
     for (_, into), value in zip(single, values[len(places) :], strict=True):
         into.copy_(value.view(()))

@@ -1,7 +1,8 @@
 """The planner's models as single-device programs, layer by layer as their profiles have them.
 
-Blocks are written with norms first (after costs the same), without dropout, token types and pooler; a mixture of
-experts is GShard's dispatch with an even load's places, as profiles assume. A class token is one more patch.
+Blocks are written with norms first (after costs the same), without dropout, token types and pooler;
+a mixture of experts is GShard's dispatch with an even load's places, as profiles assume. A class
+token is one more patch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def program_of(model: Model, batch: int) -> SingleProgram:
 
 
 class _Text:
-    """A transformer's layers: b samples, s tokens, h hidden size, g groups of r query heads of width d."""
+    """A transformer's layers: b samples, s tokens, h hidden size, g groups of r query heads of
+    width d."""
 
     def __init__(self, model: Model, batch: int, shape: Transformer, tokens: int) -> None:
         if shape.window is not None and shape.window < tokens:
@@ -87,7 +89,9 @@ class _Text:
         for i in range(t.layers):
             x = self.block(i, x)
         w.layer = self.layers[-1]
-        x = w.apply("select", "class-token", self.norm("final-norm", x), dimension=1, start=0, stop=1)
+        x = w.apply(
+            "select", "class-token", self.norm("final-norm", x), dimension=1, start=0, stop=1
+        )
         x = w.apply("reshape", "features", x, shape=(b, t.hidden))
         x = w.linear("classifier", x, "bh,ch->bc", (CLASSES, t.hidden), "c")
         w.apply("cross-entropy", "loss", x, labels, count=b)
@@ -105,7 +109,9 @@ class _Text:
         scale = self.w.parameter(f"{name}.scale", (self.t.hidden,))
         if self.t.norm == "rms":
             return self.w.apply("rms-norm", name, x, scale)
-        return self.w.apply("layer-norm", name, x, scale, self.w.parameter(f"{name}.shift", (self.t.hidden,)))
+        return self.w.apply(
+            "layer-norm", name, x, scale, self.w.parameter(f"{name}.shift", (self.t.hidden,))
+        )
 
     def block(self, i: int, x: str) -> str:
         """Attention and feed-forward network, each with norm and sum."""
@@ -116,9 +122,15 @@ class _Text:
             f"{name}.qkv", self.norm(f"{name}.norm-1", x), "bsh,gdh->bgsd",
             (g, (r + 2) * t.head_dim, t.hidden), "gd" if t.attention_bias else None,
         )  # fmt: skip
-        y = w.apply("attention", f"{name}.attention", y, causal=self.causal, rotary=t.rotary, queries=r)
+        y = w.apply(
+            "attention", f"{name}.attention", y, causal=self.causal, rotary=t.rotary, queries=r
+        )
         y = w.linear(
-            f"{name}.out", y, "bgsd,hgd->bsh", (t.hidden, g, r * t.head_dim), "h" if t.output_bias else None
+            f"{name}.out",
+            y,
+            "bgsd,hgd->bsh",
+            (t.hidden, g, r * t.head_dim),
+            "h" if t.output_bias else None,
         )
         x = w.apply("add", f"{name}.sum-1", x, y)
         y = self.norm(f"{name}.norm-2", x)

@@ -1,10 +1,11 @@
 """The networks themselves.
 
-VGG19 (Simonyan and Zisserman 2014) on CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7 that the dense
-layers expect (as adaptive pooling does), ViT (Dosovitskiy et
-al. 2021) on unfolded patches with a mean in place of the class token, BERT (Devlin et al. 2019) with its masked
-language model's loss on every token, every second feed-forward network a mixture of experts where asked (GShard,
-Lepikhin et al. 2020), GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023). No dropout.
+VGG19 (Simonyan and Zisserman 2014) on CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7
+that the dense layers expect (as adaptive pooling does), ViT (Dosovitskiy et
+al. 2021) on unfolded patches with a mean in place of the class token, BERT (Devlin et al. 2019)
+with its masked language model's loss on every token, every second feed-forward network a mixture of
+experts where asked (GShard, Lepikhin et al. 2020), GPT-2 (Radford et al. 2019), Llama (Touvron et
+al. 2023). No dropout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 
-VGG19 = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))  # (channels / 64, convolutions) before each pooling
+# (channels / 64, convolutions) before each pooling
+VGG19 = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,16 @@ def feed_forward(w: Writer, name: str, x: str, s: Sizes) -> str:
 
 
 def expert_feed_forward(w: Writer, name: str, x: str, s: Sizes, experts: int) -> str:
-    """Two experts of all per token, twice the places that an even load needs, one group per sample."""
+    """Two experts of all per token, twice the places that an even load needs, one group per
+    sample."""
     tokens = w.shape(x)[1]
     gates = w.linear(f"{name}.router", x, "bsh,eh->bse", (experts, s.hidden))
     gates = w.apply("softmax", f"{name}.gates", gates)
     active = min(2, experts)
     capacity = max(1, -(-2 * active * tokens // experts))
-    weights = w.apply("route", f"{name}.route", gates, active=active, capacity=min(capacity, tokens))
+    weights = w.apply(
+        "route", f"{name}.route", gates, active=active, capacity=min(capacity, tokens)
+    )
     where = w.apply("positive", f"{name}.where", weights)
     x = w.apply("contract", f"{name}.dispatch", where, x, equation="bsec,bsh->bech")
     x = w.linear(f"{name}.up", x, "bech,efh->becf", (experts, s.feed, s.hidden))
@@ -127,7 +132,9 @@ def vit(batch: int, s: Sizes, patches: int, pixels: int, classes: int) -> Single
     return w.finish()
 
 
-def bert(batch: int, s: Sizes, tokens: int, vocabulary: int, experts: int | None = None) -> SingleProgram:
+def bert(
+    batch: int, s: Sizes, tokens: int, vocabulary: int, experts: int | None = None
+) -> SingleProgram:
     """Norm last; with `experts`, every second block has them."""
     w = Writer("bert" if experts is None else "bert-moe")
     ids = w.placeholder("tokens", (batch, tokens), below=vocabulary, unsliced=(1,))
@@ -175,7 +182,8 @@ def gpt2(batch: int, s: Sizes, tokens: int, vocabulary: int) -> SingleProgram:
 
 
 def llama(batch: int, s: Sizes, tokens: int) -> SingleProgram:
-    """Blocks alone, on embedded tokens, with a loss over 16 classes behind them in place of the head."""
+    """Blocks alone, on embedded tokens, with a loss over 16 classes behind them in place of the
+    head."""
     w = Writer("llama-blocks")
     x = w.placeholder("embedded", (batch, tokens, s.hidden), unsliced=(1,))
     labels = w.placeholder("labels", (batch, tokens), below=16)
@@ -188,7 +196,9 @@ def llama(batch: int, s: Sizes, tokens: int) -> SingleProgram:
         x = w.apply("add", f"{b}.x", x, y)
         y = w.apply("rms-norm", f"{b}.norm2", x, w.parameter(f"{b}.norm2.scale", (s.hidden,)))
         y = w.linear(f"{b}.up", y, "bsh,fuh->bsfu", (s.feed, 2, s.hidden))
-        y = w.linear(f"{b}.down", w.apply("gated", f"{b}.gated", y), "bsf,hf->bsh", (s.hidden, s.feed))
+        y = w.linear(
+            f"{b}.down", w.apply("gated", f"{b}.gated", y), "bsf,hf->bsh", (s.hidden, s.feed)
+        )
         x = w.apply("add", f"{b}.y", x, y)
     w.layer = "head"
     x = w.linear("classify", x, "bsh,ch->bsc", (16, s.hidden))

@@ -29,5 +29,7 @@ def operators() -> dict[str, Operator]:
 def operator(kind: str) -> Operator:
     """The operator of that kind; raises InputError listing the known ones."""
     if kind not in operators():
-        raise InputError("unknown operator", got=kind, expected=f"one of {', '.join(sorted(operators()))}")
+        raise InputError(
+            "unknown operator", got=kind, expected=f"one of {', '.join(sorted(operators()))}"
+        )
     return operators()[kind]

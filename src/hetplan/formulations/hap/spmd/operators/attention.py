@@ -20,10 +20,10 @@ from hetplan.formulations.hap.spmd.operators.norms import softmax, softmax_gradi
 
 
 class Attention(Operator):
-    """softmax(q k^T / sqrt(d)) v for q, k, v [samples, heads, tokens, d], or all three in one tensor
-    [samples, heads, tokens, 3 d]. `causal` hides later tokens, `rotary` turns q and k first. With `queries` = r in
-    one tensor, a group of r query heads shares keys and values: [samples, groups, tokens, (r + 2) d] gives
-    [samples, groups, tokens, r d] (Ainslie et al. 2023)."""
+    """softmax(q k^T / sqrt(d)) v for q, k, v [samples, heads, tokens, d], or all three in one
+    tensor [samples, heads, tokens, 3 d]. `causal` hides later tokens, `rotary` turns q and k first.
+    With `queries` = r in one tensor, a group of r query heads shares keys and values: [samples,
+    groups, tokens, (r + 2) d] gives [samples, groups, tokens, r d] (Ainslie et al. 2023)."""
 
     kind = "attention"
 
@@ -46,17 +46,26 @@ class Attention(Operator):
     def _weights(self, q: Array, k: Array, attributes: Attributes) -> Array:
         scores = np.einsum("bnqd,bnkd->bnqk", q, k, optimize=True) / np.sqrt(q.shape[3])
         if attributes.get("causal", False):
-            later = np.triu(np.ones(scores.shape[2:], dtype=bool), 1 + scores.shape[3] - scores.shape[2])
+            later = np.triu(
+                np.ones(scores.shape[2:], dtype=bool), 1 + scores.shape[3] - scores.shape[2]
+            )
             scores = np.where(later, -np.inf, scores)
         return softmax(scores)
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
         q, k, v = self._split(inputs, attributes)
-        result: Array = np.einsum("bnqk,bnke->bnqe", self._weights(q, k, attributes), v, optimize=True)
+        result: Array = np.einsum(
+            "bnqk,bnke->bnqe", self._weights(q, k, attributes), v, optimize=True
+        )
         return grouped(result, attributes)
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         q, k, v = self._split(inputs, attributes)
         weights, gradient = self._weights(q, k, attributes), by_head(gradient, attributes)
@@ -90,7 +99,8 @@ class Attention(Operator):
 
 
 def apart(x: Array, attributes: Attributes) -> tuple[Array, Array, Array]:
-    """q, k, v [b, heads, tokens, d] from one tensor, keys and values repeated for each query of their group."""
+    """q, k, v [b, heads, tokens, d] from one tensor, keys and values repeated for each query of
+    their group."""
     r = attributes.get("queries", 1)
     d = x.shape[3] // (r + 2)
     k, v = (np.repeat(x[..., (r + i) * d : (r + i + 1) * d], r, axis=1) for i in range(2))
@@ -101,7 +111,9 @@ def by_head(x: Array, attributes: Attributes) -> Array:
     """[b, groups, tokens, r d] -> [b, groups r, tokens, d]."""
     r = attributes.get("queries", 1)
     b, g, s, width = x.shape
-    found: Array = x.reshape(b, g, s, r, width // r).transpose(0, 1, 3, 2, 4).reshape(b, g * r, s, width // r)
+    found: Array = (
+        x.reshape(b, g, s, r, width // r).transpose(0, 1, 3, 2, 4).reshape(b, g * r, s, width // r)
+    )
     return found
 
 
@@ -109,12 +121,15 @@ def grouped(x: Array, attributes: Attributes) -> Array:
     """[b, groups r, tokens, d] -> [b, groups, tokens, r d]."""
     r = attributes.get("queries", 1)
     b, n, s, d = x.shape
-    found: Array = x.reshape(b, n // r, r, s, d).transpose(0, 1, 3, 2, 4).reshape(b, n // r, s, r * d)
+    found: Array = (
+        x.reshape(b, n // r, r, s, d).transpose(0, 1, 3, 2, 4).reshape(b, n // r, s, r * d)
+    )
     return found
 
 
 def turned(x: Array, sign: float, base: float = 10_000.0) -> Array:
-    """Pairs of entries of x [b, n, tokens, d] rotated by an angle that grows with the token (Su et al. 2021)."""
+    """Pairs of entries of x [b, n, tokens, d] rotated by an angle that grows with the token (Su et
+    al. 2021)."""
     half = x.shape[3] // 2
     angle = np.arange(x.shape[2])[:, None] * base ** (-np.arange(half) / half)
     cos, sin = np.cos(angle), sign * np.sin(angle)
@@ -137,7 +152,12 @@ class Rotary(Operator):
         return turned(inputs[0], 1.0)
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [turned(gradient, -1.0)]
 

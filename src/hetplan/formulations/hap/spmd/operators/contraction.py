@@ -1,7 +1,9 @@
-"""Sums of products: matrix products of every kind as one operator, `contract`, with an optional bias.
+"""Sums of products: matrix products of every kind as one operator, `contract`, with an optional
+bias.
 
-Slicing a dimension of the output is batch or output parallelism, slicing one that is summed over is reduction
-parallelism, whose results are summands. Source: HAP, Fig. 9, last three rules; its released code lacks the last.
+Slicing a dimension of the output is batch or output parallelism, slicing one that is summed over is
+reduction parallelism, whose results are summands. Source: HAP, Fig. 9, last three rules; its
+released code lacks the last.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def parsed(equation: str) -> tuple[tuple[str, ...], str]:
 
 
 class Contract(Operator):
-    """sum of left * right over the letters that `equation` leaves out, plus a bias (third input, if any)."""
+    """sum of left * right over the letters that `equation` leaves out, plus a bias (third input, if
+    any)."""
 
     kind = "contract"
 
@@ -61,17 +64,26 @@ class Contract(Operator):
 
     def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
         terms, output = parsed(attributes["equation"])
-        return [along(letter, terms, output) for letter in dict.fromkeys("".join((*terms[:2], output)))]
+        return [
+            along(letter, terms, output) for letter in dict.fromkeys("".join((*terms[:2], output)))
+        ]
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
         terms, output = parsed(attributes["equation"])
-        result: Array = np.einsum(f"{terms[0]},{terms[1]}->{output}", inputs[0], inputs[1], optimize=True)
+        result: Array = np.einsum(
+            f"{terms[0]},{terms[1]}->{output}", inputs[0], inputs[1], optimize=True
+        )
         if len(inputs) == 3 and (place.first or not place.partial):
             result = result + spread(inputs[2], terms[2], output)
         return result
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         terms, out = parsed(attributes["equation"])
         left, right = inputs[0], inputs[1]
@@ -89,7 +101,9 @@ class Contract(Operator):
     ) -> tuple[float, list[float]]:
         terms, _ = parsed(attributes["equation"])
         lengths = {
-            x: n for term, shape in zip(terms, whole, strict=True) for x, n in zip(term, shape, strict=True)
+            x: n
+            for term, shape in zip(terms, whole, strict=True)
+            for x, n in zip(term, shape, strict=True)
         }
         flops = 2.0 * float(np.prod([lengths[x] for x in set(terms[0] + terms[1])], dtype=float))
         bias = [ELEMENT_FLOPS * size(output)] * (len(whole) - 2)
@@ -98,13 +112,16 @@ class Contract(Operator):
 
 def spread(bias: Array, letters: str, output: str) -> Array:
     """`bias` with the dimensions of the output, those that it lacks of length 1."""
-    assert list(letters) == [x for x in output if x in letters], "a bias keeps the order of the output"
+    assert list(letters) == [x for x in output if x in letters], (
+        "a bias keeps the order of the output"
+    )
     shape = [bias.shape[letters.index(x)] if x in letters else 1 for x in output]
     return bias.reshape(shape)
 
 
 def product(equation: str, gradient: Array, other: Array, shape: Shape) -> Array:
-    """einsum whose result may have letters that neither factor has: repeated along these to `shape`."""
+    """einsum whose result may have letters that neither factor has: repeated along these to
+    `shape`."""
     terms, output = parsed(equation)
     known = "".join(x for x in output if x in terms[0] + terms[1])
     result: Array = np.einsum(f"{terms[0]},{terms[1]}->{known}", gradient, other, optimize=True)

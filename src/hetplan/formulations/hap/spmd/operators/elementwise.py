@@ -1,4 +1,5 @@
-"""Elementwise operators: any dimension can be sliced; those linear in a tensor take its summands as well."""
+"""Elementwise operators: any dimension can be sliced; those linear in a tensor take its summands as
+well."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from hetplan.formulations.hap.spmd.operators.base import (
 
 
 def broadcast_ways(whole: Sequence[Shape], output: Shape) -> list[Way]:
-    """Slicing any dimension of the output; inputs that lack it, or have length 1 there, are whole."""
+    """Slicing any dimension of the output; inputs that lack it, or have length 1 there, are
+    whole."""
     ways = []
     for d in range(len(output)):
         forms = []
@@ -35,7 +37,9 @@ def broadcast_shape(kind: str, whole: Sequence[Shape]) -> Shape:
     try:
         shape: Shape = tuple(int(n) for n in np.broadcast_shapes(*whole))
     except ValueError:
-        raise InputError("shapes do not fit", where=kind, got=" and ".join(map(str, whole))) from None
+        raise InputError(
+            "shapes do not fit", where=kind, got=" and ".join(map(str, whole))
+        ) from None
     return shape
 
 
@@ -51,7 +55,8 @@ def summed_to(gradient: Array, shape: Shape) -> Array:
 
 
 class Add(Operator):
-    """Sum of two or more tensors; of summands too, if all are. Source: HAP's released rules (Reduce + Reduce)."""
+    """Sum of two or more tensors; of summands too, if all are. Source: HAP's released rules (Reduce
+    + Reduce)."""
 
     kind = "add"
 
@@ -67,7 +72,12 @@ class Add(Operator):
         return total
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [summed_to(gradient, x.shape) for x in inputs]
 
@@ -92,7 +102,12 @@ class Multiply(Operator):
         return inputs[0] * inputs[1]
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         left, right = inputs
         return [summed_to(gradient * right, left.shape), summed_to(gradient * left, right.shape)]
@@ -114,7 +129,12 @@ class Scale(Operator):
         return found
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [gradient * attributes["factor"]]
 
@@ -131,11 +151,18 @@ class Offset(Operator):
         return [*same_dimensions(len(whole[0]), 1), Way((PARTIAL,), PARTIAL)]
 
     def forward(self, inputs: Sequence[Array], attributes: Attributes, place: Place) -> Array:
-        found: Array = inputs[0] + (attributes["number"] if place.first or not place.partial else 0.0)
+        found: Array = inputs[0] + (
+            attributes["number"] if place.first or not place.partial else 0.0
+        )
         return found
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [gradient]
 
@@ -156,7 +183,12 @@ class Power(Operator):
         return found
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         exponent = attributes["exponent"]
         return [gradient * exponent * inputs[0] ** (exponent - 1)]
@@ -183,7 +215,12 @@ class Map(Operator):
         return self._function(inputs[0])
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [None if self._derivative is None else gradient * self._derivative(inputs[0])]
 
@@ -245,7 +282,12 @@ class Gated(Operator):
         return gate * sigmoid(gate) * up
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         gate, up = inputs[0][..., 0], inputs[0][..., 1]
         s = sigmoid(gate)

@@ -1,6 +1,8 @@
-"""Routing of a mixture of experts. Source: GShard (Lepikhin et al. 2020), Section 2.2, groups = samples.
+"""Routing of a mixture of experts. Source: GShard (Lepikhin et al. 2020), Section 2.2, groups =
+samples.
 
-Dispatch and combination are contractions with the result, so that experts are one more dimension to slice.
+Dispatch and combination are contractions with the result, so that experts are one more dimension to
+slice.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from hetplan.formulations.hap.spmd.operators.base import Array, Attributes, Oper
 
 
 class Route(Operator):
-    """gates [b, s, e] -> weights [b, s, e, c]: each token goes to its `active` best experts, at the next of their
-    `capacity` places within its sample, with the gate as weight; tokens that find no place are dropped."""
+    """gates [b, s, e] -> weights [b, s, e, c]: each token goes to its `active` best experts, at the
+    next of their `capacity` places within its sample, with the gate as weight; tokens that find no
+    place are dropped."""
 
     kind = "route"
 
@@ -41,7 +44,12 @@ class Route(Operator):
         return inputs[0][..., None] * self._places(inputs[0], attributes)
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [(gradient * self._places(inputs[0], attributes)).sum(axis=-1)]
 

@@ -1,4 +1,5 @@
-"""Convolution and pooling: samples and output channels can be sliced, input channels are summed over.
+"""Convolution and pooling: samples and output channels can be sliced, input channels are summed
+over.
 
 Source: HAP's released rules (batch and output channels); input channels as reduction parallelism.
 """
@@ -25,7 +26,8 @@ from hetplan.formulations.hap.spmd.operators.base import (
 
 
 class Convolve(Operator):
-    """x [b, c, H, W] with weight [o, c, k, l] and bias [o], zero `padding` and `stride` alike both ways."""
+    """x [b, c, H, W] with weight [o, c, k, l] and bias [o], zero `padding` and `stride` alike both
+    ways."""
 
     kind = "convolve"
 
@@ -55,7 +57,12 @@ class Convolve(Operator):
         return result
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         x, weight = inputs[:2]
         windows = self._windows(x, weight, attributes)
@@ -63,10 +70,15 @@ class Convolve(Operator):
         spread = np.einsum("boHW,ockl->bcHWkl", gradient, weight, optimize=True)
         pad, stride = attributes.get("padding", 0), attributes.get("stride", 1)
         height, width = gradient.shape[2:]
-        dx = np.zeros((*x.shape[:2], x.shape[2] + 2 * pad, x.shape[3] + 2 * pad), dtype=gradient.dtype)
+        dx = np.zeros(
+            (*x.shape[:2], x.shape[2] + 2 * pad, x.shape[3] + 2 * pad), dtype=gradient.dtype
+        )
         for i in range(weight.shape[2]):
             for j in range(weight.shape[3]):
-                rows, columns = slice(i, i + stride * height, stride), slice(j, j + stride * width, stride)
+                rows, columns = (
+                    slice(i, i + stride * height, stride),
+                    slice(j, j + stride * width, stride),
+                )
                 dx[:, :, rows, columns] += spread[..., i, j]
         inner = dx[:, :, pad : pad + x.shape[2], pad : pad + x.shape[3]]
         gradients: list[Array | None] = [inner, dweight]
@@ -104,7 +116,12 @@ class MaxPool(Operator):
         return largest
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         x, w = inputs[0], attributes["window"]
         squares = self._squares(x, w)
@@ -112,7 +129,11 @@ class MaxPool(Operator):
         chosen = np.zeros_like(flat)
         np.put_along_axis(chosen, flat.argmax(axis=-1)[..., None], gradient[..., None], axis=-1)
         b, c, height, width = gradient.shape
-        inner = chosen.reshape(squares.shape).transpose(0, 1, 2, 4, 3, 5).reshape(b, c, height * w, width * w)
+        inner = (
+            chosen.reshape(squares.shape)
+            .transpose(0, 1, 2, 4, 3, 5)
+            .reshape(b, c, height * w, width * w)
+        )
         dx = np.zeros_like(x)
         dx[:, :, : height * w, : width * w] = inner
         return [dx]
@@ -134,10 +155,17 @@ class MeanPool(Operator):
         return mean
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         x = inputs[0]
-        return [np.broadcast_to(gradient[:, :, None, None] / (x.shape[2] * x.shape[3]), x.shape).copy()]
+        return [
+            np.broadcast_to(gradient[:, :, None, None] / (x.shape[2] * x.shape[3]), x.shape).copy()
+        ]
 
 
 OPERATORS = (Convolve(), MaxPool(), MeanPool())

@@ -36,11 +36,18 @@ class LayerNorm(Operator):
 
     def _normal(self, x: Array, attributes: Attributes) -> tuple[Array, Array]:
         centred = x - x.mean(axis=-1, keepdims=True)
-        inverse = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + attributes.get("epsilon", EPSILON))
+        inverse = 1 / np.sqrt(
+            (centred**2).mean(axis=-1, keepdims=True) + attributes.get("epsilon", EPSILON)
+        )
         return centred * inverse, inverse
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         x, scale, _ = inputs
         normal, inverse = self._normal(x, attributes)
@@ -72,7 +79,12 @@ class RmsNorm(Operator):
         return inverse
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         x, scale = inputs
         inverse = self._inverse(x, attributes)
@@ -96,7 +108,12 @@ class Softmax(Operator):
         return softmax(inputs[0])
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [softmax_gradient(output, gradient)]
 
@@ -112,7 +129,12 @@ class LogSoftmax(Softmax):
         return found
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [gradient - np.exp(output) * gradient.sum(axis=-1, keepdims=True)]
 

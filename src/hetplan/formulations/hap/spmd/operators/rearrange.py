@@ -1,4 +1,5 @@
-"""Operators that only move entries: they cost nothing, are linear, and any dimension that survives can be sliced."""
+"""Operators that only move entries: they cost nothing, are linear, and any dimension that survives
+can be sliced."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Way
-from hetplan.formulations.hap.spmd.operators.base import Array, Attributes, Operator, Place, Shape, size
+from hetplan.formulations.hap.spmd.operators.base import (
+    Array,
+    Attributes,
+    Operator,
+    Place,
+    Shape,
+    size,
+)
 
 SUMMANDS = Way((PARTIAL,), PARTIAL)
 
@@ -37,13 +45,19 @@ class Permute(_Free):
         return inputs[0].transpose(attributes["order"])
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [gradient.transpose(np.argsort(attributes["order"]))]
 
 
 def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
-    """The shortest runs of dimensions of equal size of two shapes of one tensor; ones join the run before."""
+    """The shortest runs of dimensions of equal size of two shapes of one tensor; ones join the run
+    before."""
     found: list[tuple[range, range]] = []
     i = j = 0
     while i < len(before) or j < len(after):
@@ -65,7 +79,8 @@ def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
 
 
 class Reshape(_Free):
-    """The same entries in `shape`: of each run of dimensions the first (longer than 1) can be sliced."""
+    """The same entries in `shape`: of each run of dimensions the first (longer than 1) can be
+    sliced."""
 
     kind = "reshape"
 
@@ -91,7 +106,12 @@ class Reshape(_Free):
         return inputs[0].reshape(place.shape)
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         return [gradient.reshape(inputs[0].shape)]
 
@@ -117,7 +137,12 @@ class Select(_Free):
         return inputs[0][self._where(attributes)]
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         found = np.zeros_like(inputs[0])
         found[self._where(attributes)] = gradient
@@ -141,9 +166,16 @@ class Repeat(_Free):
         return np.broadcast_to(inputs[0], place.shape).copy()
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
-        axes = tuple(d for d, n in enumerate(inputs[0].shape) if n == 1 and attributes["shape"][d] != 1)
+        axes = tuple(
+            d for d, n in enumerate(inputs[0].shape) if n == 1 and attributes["shape"][d] != 1
+        )
         return [gradient.sum(axis=axes, keepdims=True)]
 
 
@@ -165,7 +197,12 @@ class Join(_Free):
         return np.concatenate(list(inputs), axis=attributes["dimension"])
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         d = attributes["dimension"]
         cuts = np.cumsum([x.shape[d] for x in inputs])[:-1]

@@ -21,8 +21,9 @@ from hetplan.formulations.hap.spmd.operators.norms import softmax
 
 
 class Embed(Operator):
-    """Rows of a table [V, h] by whole numbers [...]: numbers or columns can be sliced; a device with a slice of
-    the rows gives zeros for the others, a summand (Shoeybi et al. 2019, Section 3)."""
+    """Rows of a table [V, h] by whole numbers [...]: numbers or columns can be sliced; a device
+    with a slice of the rows gives zeros for the others, a summand (Shoeybi et al. 2019, Section
+    3)."""
 
     kind = "embed"
 
@@ -31,7 +32,11 @@ class Embed(Operator):
 
     def ways(self, whole: Sequence[Shape], attributes: Attributes) -> list[Way]:
         rank = len(whole[0])
-        return [*(Way((d, WHOLE), d) for d in range(rank)), Way((WHOLE, 1), rank), Way((WHOLE, 0), PARTIAL)]
+        return [
+            *(Way((d, WHOLE), d) for d in range(rank)),
+            Way((WHOLE, 1), rank),
+            Way((WHOLE, 0), PARTIAL),
+        ]
 
     def _rows(self, ids: Array, table: Array, place: Place) -> tuple[Array, Array]:
         rows = ids - place.starts[1] if place.partial else ids
@@ -45,7 +50,12 @@ class Embed(Operator):
         return table[rows] * here[..., None]
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         ids, table = inputs
         rows, here = self._rows(ids, table, place)
@@ -64,8 +74,8 @@ class Embed(Operator):
 class CrossEntropy(Operator):
     """Mean over all rows of -log softmax(logits [..., V])[label]; slices give summands of the mean.
 
-    No label is left out (torch's `ignore_index`): the rows that count would be known at run time only. One outside
-    0 … V - 1 raises InputError.
+    No label is left out (torch's `ignore_index`): the rows that count would be known at run time
+    only. One outside 0 … V - 1 raises InputError.
     """
 
     kind = "cross-entropy"
@@ -87,14 +97,22 @@ class CrossEntropy(Operator):
         return np.asarray((spread - chosen).sum() / attributes["count"])
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         logits, labels = inputs
         if not labels.size:
             return [np.zeros_like(logits), None]
         found = softmax(logits)
         np.put_along_axis(
-            found, labels[..., None], np.take_along_axis(found, labels[..., None], axis=-1) - 1, axis=-1
+            found,
+            labels[..., None],
+            np.take_along_axis(found, labels[..., None], axis=-1) - 1,
+            axis=-1,
         )
         return [found * (gradient / attributes["count"]), None]
 
@@ -115,7 +133,8 @@ def check_labels(labels: Array, classes: int) -> None:
 
 
 class Mean(Operator):
-    """Mean over the dimension `dimension` of length `length`, which is left out; slices of it give summands."""
+    """Mean over the dimension `dimension` of length `length`, which is left out; slices of it give
+    summands."""
 
     kind = "mean"
 
@@ -133,7 +152,12 @@ class Mean(Operator):
         return total
 
     def backward(
-        self, inputs: Sequence[Array], output: Array, gradient: Array, attributes: Attributes, place: Place
+        self,
+        inputs: Sequence[Array],
+        output: Array,
+        gradient: Array,
+        attributes: Attributes,
+        place: Place,
     ) -> list[Array | None]:
         d, x = attributes["dimension"], inputs[0]
         return [np.broadcast_to(np.expand_dims(gradient / attributes["length"], d), x.shape).copy()]

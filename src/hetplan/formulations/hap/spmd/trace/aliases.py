@@ -1,8 +1,9 @@
 """Operators that change tensors in place: which nodes of a graph of torch.export show the change.
 
-Values of a program never change: after `z.add_(1)` every node that is `z` itself has the new value, and so has what is
-taken from it later. A view of `z` that was taken before and is read afterwards would show the change, too; that has no
-rule. Which nodes share memory is told by the storages of torch.export's example values.
+Values of a program never change: after `z.add_(1)` every node that is `z` itself has the new value,
+and so has what is taken from it later. A view of `z` that was taken before and is read afterwards
+would show the change, too; that has no rule. Which nodes share memory is told by the storages of
+torch.export's example values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 
 class Aliases:
-    """Of one graph. inner: whether it is that of a region, whose placeholders another graph reads."""
+    """Of one graph. inner: whether it is that of a region, whose placeholders another graph
+    reads."""
 
     def __init__(self, graph: Any, *, inner: bool = False) -> None:
         self._inner = inner
@@ -34,14 +36,17 @@ class Aliases:
         return self._same[self._root[node]]
 
     def shown(self, node: Any) -> str | None:
-        """The name of another node taken before and read after `node`, which shows what `node` changes; or None."""
+        """The name of another node taken before and read after `node`, which shows what `node`
+        changes; or None."""
         now = self._position[node]
         for target in changed_by(node):
             for storage in storages(target):
                 for other in self._sharing[storage]:
                     if self._inner and other.op == "placeholder":
                         return str(other.name)
-                    earlier = self._position[other] < now and self._root[other] is not self._root[target]
+                    earlier = (
+                        self._position[other] < now and self._root[other] is not self._root[target]
+                    )
                     if earlier and any(self._position[user] > now for user in other.users):
                         return str(other.name)
         return None
@@ -55,7 +60,11 @@ def changed_by(node: Any) -> list[Any]:
     found = []
     for i, argument in enumerate(schema.arguments):
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write and hasattr(value, "users"):
+        if (
+            argument.alias_info is not None
+            and argument.alias_info.is_write
+            and hasattr(value, "users")
+        ):
             found.append(value)
     return found
 

@@ -1,4 +1,5 @@
-"""A module's graph by torch.export, with gradients: regions under torch.no_grad() are told apart."""
+"""A module's graph by torch.export, with gradients: regions under torch.no_grad() are told
+apart."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ LONGEST = 300
 
 
 def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
-    """torch.export's program. Raises UnsupportedError with the first line of what torch, or the module, says."""
+    """torch.export's program. Raises UnsupportedError with the first line of what torch, or the
+    module, says."""
     try:
         import torch
     except ImportError:
@@ -25,7 +27,8 @@ def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
     except Exception as error:  # torch's or the module's: whatever is raised is told
         first = next((line for line in str(error).splitlines() if line.strip()), "no message")
         raise UnsupportedError(
-            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:LONGEST]}", where=name
+            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:LONGEST]}",
+            where=name,
         ) from error
     finally:
         module.train(was_training)

@@ -1,9 +1,10 @@
 """Attention as modules write it, brought to one product before it and one behind.
 
-Modules project queries, keys and values apart and turn rows into heads by views and transpositions. Three tensors that
-every device may hold in four forms each make a theory wide for nothing: they are always sliced alike. Here the three
-products become one, with parameters stacked head by head ([n, 3 d, h]), and the product behind attention takes heads
-as they are ([h, n, d]). FLOP stay; `Packed` says how values and gradients of parameters go over.
+Modules project queries, keys and values apart and turn rows into heads by views and transpositions.
+Three tensors that every device may hold in four forms each make a theory wide for nothing: they are
+always sliced alike. Here the three products become one, with parameters stacked head by head ([n, 3
+d, h]), and the product behind attention takes heads as they are ([h, n, d]). FLOP stay; `Packed`
+says how values and gradients of parameters go over.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ HEADS = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class Packed:
-    """A parameter made of others: each reshaped to `shape`, one after the other along `axis`; shapes: their own."""
+    """A parameter made of others: each reshaped to `shape`, one after the other along `axis`;
+    shapes: their own."""
 
     owners: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -44,14 +46,16 @@ class Packed:
 
 @dataclass(frozen=True)
 class Projection:
-    """A product with what turns its rows into heads [b, n, s, d] (or heads into its rows); gone: nodes to leave out."""
+    """A product with what turns its rows into heads [b, n, s, d] (or heads into its rows); gone:
+    nodes to leave out."""
 
     product: Node
     gone: tuple[str, ...]
 
 
 def fused(program: SingleProgram) -> tuple[SingleProgram, dict[str, Packed]]:
-    """The program with every attention that fits the pattern rewritten, and its packed parameters."""
+    """The program with every attention that fits the pattern rewritten, and its packed
+    parameters."""
     fuser = _Fuser(program)
     for node in program.computations:
         if node.kind == "attention" and len(node.inputs) == 3:
@@ -112,13 +116,19 @@ class _Fuser:
         b, n, s, d = shapes.pop()
         hidden = self.program.node(products[0].inputs[0]).shape[2]
         base, layer = f"{node.name}.qkv", products[0].layer
-        made = [self.pack(f"{base}.weight", [p.inputs[1] for p in products], (n, d, hidden), 1, layer)]
+        made = [
+            self.pack(f"{base}.weight", [p.inputs[1] for p in products], (n, d, hidden), 1, layer)
+        ]
         equation = "bsh,ndh->bnsd"
         if len(products[0].inputs) == 3:
-            made.append(self.pack(f"{base}.bias", [p.inputs[2] for p in products], (n, d), 1, layer))
+            made.append(
+                self.pack(f"{base}.bias", [p.inputs[2] for p in products], (n, d), 1, layer)
+            )
             equation = "bsh,ndh,nd->bnsd"
         inputs = (products[0].inputs[0], *(p.name for p in made))
-        joint = Node(base, "contract", inputs, (b, n, s, 3 * d), frozen(equation=equation), 0, layer)
+        joint = Node(
+            base, "contract", inputs, (b, n, s, 3 * d), frozen(equation=equation), 0, layer
+        )
         self.instead[node.name] = (*made, joint, replace(node, inputs=(base,)))
         for part in found:
             assert part is not None, "all were found"
@@ -136,10 +146,15 @@ class _Fuser:
         if heads.kind != "attention" or joined.shape[:2] != turned.shape[:2]:
             return
         _, n, _, d = heads.shape
-        weight = self.pack(f"{node.name}.by-head", [node.inputs[1]], (node.shape[2], n, d), 0, node.layer)
+        weight = self.pack(
+            f"{node.name}.by-head", [node.inputs[1]], (node.shape[2], n, d), 0, node.layer
+        )
         equation = "bnsd,hnd->bsh" if len(node.inputs) == 2 else "bnsd,hnd,h->bsh"
         inputs = (heads.name, weight.name, *node.inputs[2:])
-        self.instead[node.name] = (weight, replace(node, inputs=inputs, attributes=frozen(equation=equation)))
+        self.instead[node.name] = (
+            weight,
+            replace(node, inputs=inputs, attributes=frozen(equation=equation)),
+        )
         self.instead.update(dict.fromkeys((joined.name, turned.name, node.inputs[1]), ()))
 
     def pack(self, name: str, owners: Sequence[str], shape: Shape, axis: int, layer: str) -> Node:

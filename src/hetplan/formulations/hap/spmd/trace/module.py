@@ -1,8 +1,8 @@
 """`trace`: a PyTorch module that returns a scalar loss, as a single-device program.
 
-torch.export gives the forward graph in ATen's operators; the tables of rules (`products`, `pointwise`, `moves`) say
-what each is made of. The backward pass needs no trace: every operator brings its gradients, and theories price each
-instruction with its mirror.
+torch.export gives the forward graph in ATen's operators; the tables of rules (`products`,
+`pointwise`, `moves`) say what each is made of. The backward pass needs no trace: every operator
+brings its gradients, and theories price each instruction with its mirror.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ GRADIENTS_SET = "wrap_with_set_grad_enabled"
 
 @dataclass(frozen=True)
 class Traced:
-    """program; inputs: names of the placeholders of the module's arguments, in order; constants: values of the other
-    placeholders; notes: what was left out, with how often; packed: parameters made of the module's (see `fuse`)."""
+    """program; inputs: names of the placeholders of the module's arguments, in order; constants:
+    values of the other placeholders; notes: what was left out, with how often; packed: parameters
+    made of the module's (see `fuse`)."""
 
     program: SingleProgram
     inputs: tuple[str, ...]
@@ -41,7 +42,8 @@ class Traced:
     packed: Mapping[str, Packed] = field(default_factory=dict)
 
     def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, Array]:
-        """Values of all sources for `execute.reference`: the module's parameters, and arguments like those traced."""
+        """Values of all sources for `execute.reference`: the module's parameters, and arguments
+        like those traced."""
         given = dict(self.constants)
         given |= {
             name: argument.detach().cpu().numpy()
@@ -73,10 +75,11 @@ def trace(
 ) -> Traced:
     """The program of `module(*arguments)`, which must return a scalar.
 
-    arguments: example tensors; shapes are fixed by them. unsliced: argument -> dimensions that theories leave whole.
-    Raises UnsupportedError that lists every operator without a rule, with where it is called and what is missing, and
-    parameters that are not trained, or says why torch.export has no graph; InputError where the module gives no
-    scalar, or torch is not installed.
+    arguments: example tensors; shapes are fixed by them. unsliced: argument -> dimensions that
+    theories leave whole.
+    Raises UnsupportedError that lists every operator without a rule, with where it is called and
+    what is missing, and parameters that are not trained, or says why torch.export has no graph;
+    InputError where the module gives no scalar, or torch is not installed.
     """
     found = walk(module, arguments, name=name, unsliced=unsliced or {})
     if isinstance(found, Traced):
@@ -113,13 +116,16 @@ def walk(
     loss = result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result
     if not isinstance(loss, Tensor) or loss.shape != ():
         got = loss.shape if isinstance(loss, Tensor) else type(loss).__name__
-        raise InputError("forward must return one scalar, the loss", where=name, got=got, expected="shape ()")
+        raise InputError(
+            "forward must return one scalar, the loss", where=name, got=got, expected="shape ()"
+        )
     written, packed = fused(pruned(walker.writer.finish(), loss.name))
     return Traced(written, inputs, walker.data, walker.notes, packed)
 
 
 def values_of(walker: Walker, graph: Any, known: dict[Any, Any], *, inner: bool = False) -> Any:
-    """What a graph gives; `known` has its placeholders' values, and gets the other nodes'. inner: see `Aliases`."""
+    """What a graph gives; `known` has its placeholders' values, and gets the other nodes'. inner:
+    see `Aliases`."""
     aliases, result = Aliases(graph, inner=inner), None
     for node in graph.nodes:
         if node.op == "output":
@@ -138,16 +144,19 @@ def values_of(walker: Walker, graph: Any, known: dict[Any, Any], *, inner: bool 
 
 
 def region(walker: Walker, trained: bool, inner: Any, *arguments: Any) -> Any:
-    """The values of a region under torch.no_grad() or enable_grad(). Gradients pass every operator of a program, so
-    that without them only what is made of data alone has a rule."""
-    known = dict(zip((n for n in inner.graph.nodes if n.op == "placeholder"), arguments, strict=True))
+    """The values of a region under torch.no_grad() or enable_grad(). Gradients pass every operator
+    of a program, so that without them only what is made of data alone has a rule."""
+    known = dict(
+        zip((n for n in inner.graph.nodes if n.op == "placeholder"), arguments, strict=True)
+    )
     place = walker.where
     found = values_of(walker, inner.graph, known, inner=True)
     walker.where = place
     for value in () if trained else found:
         if isinstance(value, Tensor) and (behind := walker.writer.parameters_behind(value.name)):
             walker.refuse(
-                "torch.no_grad", f"no rule for what it makes of parameters ({', '.join(behind[:LISTED])})"
+                "torch.no_grad",
+                f"no rule for what it makes of parameters ({', '.join(behind[:LISTED])})",
             )
     return found
 
@@ -155,7 +164,8 @@ def region(walker: Walker, trained: bool, inner: Any, *arguments: Any) -> Any:
 def sources(
     walker: Walker, program: Any, module: Any, unsliced: Mapping[int, Sequence[int]]
 ) -> tuple[dict[Any, Any], tuple[str, ...]]:
-    """Values of the graph's placeholders: parameters and arguments are written, buffers are constants."""
+    """Values of the graph's placeholders: parameters and arguments are written, buffers are
+    constants."""
     from torch.export.graph_signature import InputKind
 
     tensors = {**dict(program.named_buffers()), **dict(program.constants)}
@@ -201,7 +211,8 @@ def canonical(module: Any, name: str) -> str:
 
 
 def classes_of(node: Any) -> int:
-    """How many values whole numbers take: rows of the table or classes of the loss that use them, at least 2."""
+    """How many values whole numbers take: rows of the table or classes of the loss that use them,
+    at least 2."""
     for user in node.users:
         kind = str(user.target)
         if kind.startswith("aten.embedding."):
@@ -209,7 +220,11 @@ def classes_of(node: Any) -> int:
         if kind.startswith(("aten.cross_entropy_loss.", "aten.nll_loss_nd.")):
             return int(user.args[0].meta["val"].shape[1])
         value = user.meta.get("val")
-        if hasattr(value, "is_floating_point") and not value.is_floating_point() and classes_of(user) > 2:
+        if (
+            hasattr(value, "is_floating_point")
+            and not value.is_floating_point()
+            and classes_of(user) > 2
+        ):
             return classes_of(user)
     return 2
 
@@ -259,7 +274,9 @@ def called(walker: Walker, node: Any, known: Mapping[Any, Any], aliases: Aliases
     except TypeError as error:
         return walker.stand_in(kind, f"arguments that its rule does not take ({error})", shape)
     if isinstance(found, Tensor) and list(found.shape) != shape:
-        raise InputError(f"shape of {kind}", where=walker.where, got=found.shape, expected=str(tuple(shape)))
+        raise InputError(
+            f"shape of {kind}", where=walker.where, got=found.shape, expected=str(tuple(shape))
+        )
     return found
 
 

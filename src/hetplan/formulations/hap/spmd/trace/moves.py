@@ -65,7 +65,9 @@ def expand(w: Walker, x: Tensor, shape: Sequence[int], *, implicit: bool = False
     """Dimensions of length 1 repeated, new ones in front."""
     lead = len(shape) - len(x.shape)
     x = w.reshape(x, (*[1] * lead, *x.shape))
-    wanted = tuple(have if want == -1 else int(want) for want, have in zip(shape, x.shape, strict=True))
+    wanted = tuple(
+        have if want == -1 else int(want) for want, have in zip(shape, x.shape, strict=True)
+    )
     return x if wanted == x.shape else w.apply("repeat", x, shape=wanted)
 
 
@@ -84,7 +86,12 @@ def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
 
 
 def slice_(
-    w: Walker, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    w: Walker,
+    x: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Tensor:
     """A slice with step 1."""
     if step != 1:
@@ -101,7 +108,9 @@ def select(w: Walker, x: Tensor, dim: int, index: int) -> Tensor:
     return w.reshape(narrow(w, x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :]))
 
 
-def split_with_sizes(w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split_with_sizes(
+    w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0
+) -> tuple[Tensor, ...]:
     """Ranges one after the other."""
     d, begin, found = positive(dim, len(x.shape)), 0, []
     for size in sizes:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Walker, positive, scalar
+from hetplan.formulations.hap.spmd.trace.walk import (
+    MissingRule,
+    Rule,
+    Tensor,
+    Walker,
+    positive,
+    scalar,
+)
 
 
 def add(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
@@ -150,18 +157,27 @@ def cross_entropy(
     if weight is not None or reduction != 1 or label_smoothing != 0 or ignore_index >= 0:
         raise MissingRule("cross-entropy with weights, smoothing, an index to ignore, or no mean")
     if len(logits.shape) != 2 or len(labels.shape) != 1:
-        raise MissingRule("cross-entropy of more than two dimensions, or with probabilities as labels")
+        raise MissingRule(
+            "cross-entropy of more than two dimensions, or with probabilities as labels"
+        )
     return w.apply("cross-entropy", logits, labels, count=labels.shape[0])
 
 
 def nll_loss(
-    w: Walker, x: Tensor, labels: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+    w: Walker,
+    x: Tensor,
+    labels: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
 ) -> Tensor:
     """Of log_softmax: both together are the cross-entropy."""
     behind = w.writer.node(x.name)
     if behind.kind != "log-softmax":
         raise MissingRule("nll_loss of anything but log_softmax")
-    return cross_entropy(w, Tensor(behind.inputs[0], x.shape), labels, weight, reduction, ignore_index)
+    return cross_entropy(
+        w, Tensor(behind.inputs[0], x.shape), labels, weight, reduction, ignore_index
+    )
 
 
 def mse_loss(w: Walker, left: Any, right: Any, reduction: int = 1) -> Tensor:
@@ -171,7 +187,12 @@ def mse_loss(w: Walker, left: Any, right: Any, reduction: int = 1) -> Tensor:
 
 
 def mean(
-    w: Walker, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None
+    w: Walker,
+    x: Tensor,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> Tensor:
     """Over some dimensions, one after the other."""
     rank, whole = len(x.shape), x.shape
@@ -183,7 +204,12 @@ def mean(
 
 
 def total(
-    w: Walker, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None
+    w: Walker,
+    x: Tensor,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> Tensor:
     """A sum as a multiple of the mean."""
     found = mean(w, x, dim, keepdim)
@@ -199,7 +225,12 @@ def max_pool2d(
     from hetplan.formulations.hap.spmd.trace.products import alike
 
     size = alike(window)
-    if (stride and alike(stride) != size) or alike(padding) != 0 or alike(dilation) != 1 or ceil_mode:
+    if (
+        (stride and alike(stride) != size)
+        or alike(padding) != 0
+        or alike(dilation) != 1
+        or ceil_mode
+    ):
         raise MissingRule("pooling whose windows overlap, are padded or dilated")
     return w.apply("max-pool", x, window=size)
 

@@ -28,7 +28,9 @@ def matmul(w: Walker, left: Tensor, right: Tensor) -> Tensor:
     if len(right.shape) == 2:
         return w.apply("contract", left, right, label="matmul", equation=f"{lead}xy,yz->{lead}xz")
     if left.shape[:-2] != right.shape[:-2]:
-        raise MissingRule(f"a product that repeats leading dimensions ({left.shape} and {right.shape})")
+        raise MissingRule(
+            f"a product that repeats leading dimensions ({left.shape} and {right.shape})"
+        )
     return w.apply("contract", left, right, label="matmul", equation=f"{lead}xy,{lead}yz->{lead}xz")
 
 
@@ -75,7 +77,9 @@ def conv2d(
     if isinstance(padding, str) or alike(dilation) != 1 or groups != 1 or len(x.shape) != 4:
         raise MissingRule("convolution with dilation, groups or padding by name")
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    return w.apply("convolve", *inputs, label="conv2d", padding=alike(padding), stride=alike(stride))
+    return w.apply(
+        "convolve", *inputs, label="conv2d", padding=alike(padding), stride=alike(stride)
+    )
 
 
 def attention(

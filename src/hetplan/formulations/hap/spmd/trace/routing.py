@@ -1,7 +1,8 @@
-"""The routing of a mixture of experts as one operator of torch, which `trace` knows: `hetplan::route`.
+"""The routing of a mixture of experts as one operator of torch, which `trace` knows:
+`hetplan::route`.
 
-Gates [b, s, e] -> weights [b, s, e, c] as the operator `route` has them; routing written out in sorts, cumulative sums
-and comparisons has no rule of its own.
+Gates [b, s, e] -> weights [b, s, e, c] as the operator `route` has them; routing written out in
+sorts, cumulative sums and comparisons has no rule of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 @cache
 def route_operator() -> Any:
-    """The operator (gates, active, capacity) -> weights, with its gradient; imports torch and registers it once."""
+    """The operator (gates, active, capacity) -> weights, with its gradient; imports torch and
+    registers it once."""
     import torch
 
     def places(gates: Any, active: int, capacity: int) -> Any:

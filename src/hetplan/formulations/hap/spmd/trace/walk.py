@@ -1,8 +1,9 @@
-"""Walking a graph of torch.export: every call of an ATen operator becomes operators of a single-device program.
+"""Walking a graph of torch.export: every call of an ATen operator becomes operators of a
+single-device program.
 
-Values along the way are tensors of the program, constants (what depends on no input and no parameter is computed at
-once), or tuples of these. An operator without a rule is written down and stands in as data, so that one walk finds
-all of them.
+Values along the way are tensors of the program, constants (what depends on no input and no
+parameter is computed at once), or tuples of these. An operator without a rule is written down and
+stands in as data, so that one walk finds all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Unsupported:
-    """operator: ATen's name; where: path of the module that calls it; missing: the rule that would be needed."""
+    """operator: ATen's name; where: path of the module that calls it; missing: the rule that would
+    be needed."""
 
     operator: str
     where: str
@@ -45,7 +47,8 @@ Rule = Callable[..., Any]
 
 @dataclass
 class Walker:
-    """What a rule writes to. data: values of constants, by placeholder; notes: what was left out."""
+    """What a rule writes to. data: values of constants, by placeholder; notes: what was left
+    out."""
 
     writer: Writer
     unsupported: list[Unsupported] = field(default_factory=list)
@@ -75,9 +78,12 @@ class Walker:
         if value is None or isinstance(value, (int, float, bool, tuple, list)):
             raise MissingRule(f"a tensor in place of {value!r}")
         name = self.fresh(".".join(filter(None, (self.where, "constant"))))
-        self.writer.placeholder(name, tuple(value.shape), below=None if value.is_floating_point() else 2)
+        self.writer.placeholder(
+            name, tuple(value.shape), below=None if value.is_floating_point() else 2
+        )
         if not value.is_meta:  # a module without numbers gives a program without them
-            self.data[name] = value.detach().cpu().numpy().copy()  # it may be changed in place later
+            # it may be changed in place later
+            self.data[name] = value.detach().cpu().numpy().copy()
         return Tensor(name, tuple(value.shape))
 
     def same(self, value: Any, note: str | None = None) -> Any:
@@ -119,7 +125,8 @@ def is_number(value: Any) -> bool:
 
 
 def scalar(value: Any) -> float | None:
-    """The number that a constant of one entry, or a plain number, stands for; None for anything else."""
+    """The number that a constant of one entry, or a plain number, stands for; None for anything
+    else."""
     if is_number(value):
         return float(value)
     if isinstance(value, Tensor) or not hasattr(value, "numel"):
