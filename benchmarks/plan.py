@@ -30,7 +30,6 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, examp
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
-from hetplan.solvers.warm import prepare
 from hetplan.text import bytes_text, percent_text, seconds_text
 
 TYPES = ("H100-SXM5-80GB", "A100-SXM4-80GB", "A100-SXM4-40GB", "V100-SXM2-32GB")
@@ -73,10 +72,6 @@ def cluster_of(nodes: int) -> Cluster:
 def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[str, Any]:
     """One case, with when every candidate was found."""
     case = CASES[name]
-    prepare(
-        [w for s in strategies for w in STRATEGIES[s].warmers] + ["hetplan.planner.warm:replays"],
-        None,
-    )
     begun = time.perf_counter()
     workload = make_workload(case.model, cluster_of(case.nodes), case.batch)
     run = Run(Options(time_limit=time_limit or case.time_limit))

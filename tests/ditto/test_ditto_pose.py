@@ -11,7 +11,7 @@ from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.pose import group_size, micro_batch_sizes, pose
 from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.registry import load, solve
+from hetplan.solvers.registry import solve
 
 
 def workload(*nodes: dict[str, Any], batch: int = 8) -> Workload:
@@ -92,8 +92,3 @@ def test_a_template_reads_as_one_line_per_stage() -> None:
     assert len(table.rows) == len(result.decision.stages)
     assert sum(row[-1] == "slowest" for row in table.rows) == 1
     assert any(note.startswith("T2 ") for note in table.notes)
-
-
-def test_the_warmers_run() -> None:
-    for warmer in FAMILY.warmers:
-        load(warmer)()

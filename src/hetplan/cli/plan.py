@@ -26,7 +26,6 @@ from hetplan.cli.progress import watched
 
 # Large clusters can keep an exact method busy for hours; bounds are kept when time runs out.
 TIME_LIMIT = 60.0
-REPLAY_WARMER = "hetplan.planner.warm:replays"
 
 
 def plan(
@@ -123,7 +122,6 @@ def plan(
     from hetplan.planner.ranking import check_percent, make_plans, picked_strategies
     from hetplan.runtime.plan import save_plan
     from hetplan.solvers.run import Run
-    from hetplan.solvers.warm import prepare
 
     check_target(output)
     options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
@@ -139,12 +137,8 @@ def plan(
     workload = workloads[0]
     names = split_list(strategies) if strategies is not None else None
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
-    picked = picked_strategies(workload, names, money_limit=money_limit, settings=given)
+    picked_strategies(workload, names, money_limit=money_limit, settings=given)
     check_percent(workload, cheapest_within)
-    early, late = (
-        [w for s in picked for w in s.warmers if s.late is late] for late in (False, True)
-    )
-    prepare([*early, REPLAY_WARMER], None if quiet else note, late=late)
     run = Run(options)
     label = f"{workload.model.name} on {workload.cluster.name}"
     board = Board(label)

@@ -21,7 +21,7 @@ from hetplan.cli.options import (
     make_options,
     split_list,
 )
-from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.cli.output import check_target, print_json, print_tables, write_document
 from hetplan.cli.progress import watched
 from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.text import Table, number_text, percent_text, seconds_text
@@ -69,7 +69,6 @@ def solve(
     Exit code 0 when every result is optimal or feasible, 1 when one is infeasible or unknown.
     """
     from hetplan.instances.answers import answer_document
-    from hetplan.solvers.warm import prepare
 
     check_target(output)
     options = make_options(
@@ -83,8 +82,6 @@ def solve(
     found = sources.open_instance(instance)
     methods = chosen_methods(found.family, method)
     check_back_ends(found.family, methods, options, pyomo_solver)
-    if {"auto", "exact"} & set(methods):
-        prepare(found.family.warmers, None if quiet else note)
     results = run_methods(found, methods, options, quiet=quiet)
     document = answer_document(found, results, options.as_dict())
     write_document(output, document)

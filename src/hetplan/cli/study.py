@@ -118,7 +118,6 @@ def study(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    from hetplan.solvers.warm import prepare
     from hetplan.studies.rows import arrow
     from hetplan.studies.study import carry_out
     from hetplan.studies.tasks import tasks
@@ -144,8 +143,6 @@ def study(
         pyomo_solver=pyomo_solver,
     )
     work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), seed_list(seeds), options))
-    families = {task.problem for task in work}
-    prepare([warmer for name in families for warmer in warmers(name)], None if quiet else note)
     limit = None if memory is None else int(memory * GIB)
     stop = threading.Event()
     with (
@@ -166,13 +163,6 @@ def study(
     else:
         print_tables([summary(output, work, tally)])
     return 0 if tally.done == tally.total else 1
-
-
-def warmers(problem: str) -> Sequence[str]:
-    """What compiles a family's kernels."""
-    from hetplan.formulations import family
-
-    return family(problem).warmers
 
 
 def seed_list(text: str) -> list[int]:

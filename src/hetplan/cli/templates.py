@@ -15,7 +15,7 @@ from hetplan.cli.options import (
     TimeOption,
     make_options,
 )
-from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.cli.output import check_target, print_json, print_tables, write_document
 from hetplan.cli.progress import watched
 from hetplan.errors import InputError
 
@@ -59,7 +59,6 @@ def templates(
     """
     from hetplan.formulations.ditto.readiness import readiness, rows_of, tables_of
     from hetplan.solvers.run import Run
-    from hetplan.solvers.warm import prepare
 
     check_target(output)
     run = Run(make_options(time_limit=time_limit, gap=gap))
@@ -68,7 +67,6 @@ def templates(
         raise InputError(
             "has no templates", where=instance, got=f"problem {found.problem}", expected="ditto"
         )
-    prepare(found.family.warmers, None if quiet else note)
 
     def work() -> Readiness:
         return readiness(

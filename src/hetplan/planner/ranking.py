@@ -132,16 +132,15 @@ def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     first = {i: searches[i].first_ones() for i in order}
     found: dict[int, list[Candidate]] = {}
     tried: dict[str, list[str]] = {}
-    for late in (False, True):
-        group = [i for i in order if searches[i].strategy.late is late]
-        found.update({i: searches[i].exact_ones() for i in group})
-        for i in group:
-            more, told = searches[i].with_recomputation(found[i])
-            found[i] += more
-            for text in told:
-                tried.setdefault(text, []).append(searches[i].name)
-        for i in group:
-            found[i] += [*searches[i].other_ones(but=searches[i].strategy.first), *first[i]]
+    for i in order:
+        found[i] = searches[i].exact_ones()
+    for i in order:
+        more, told = searches[i].with_recomputation(found[i])
+        found[i] += more
+        for text in told:
+            tried.setdefault(text, []).append(searches[i].name)
+    for i in order:
+        found[i] += [*searches[i].other_ones(but=searches[i].strategy.first), *first[i]]
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
     return [candidate for i in range(len(searches)) for candidate in found[i]], notes
 

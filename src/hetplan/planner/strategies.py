@@ -25,24 +25,22 @@ class Strategy:
 
     target: "module:function" of (workload, run) -> candidates, best method first; imported when
     used. It returns a candidate with a reason rather than nothing, and raises InputError only for
-    what makes the whole workload unusable. The run's time limit is for each method. warmers: see
-    `solvers.warm`. settings: "module:class" of a StrictModel that `target` takes as a third
-    argument; None: it takes none. methods: those of `target` that its argument `methods` chooses
-    from; none: it has no such argument. exact: those of them that prove their answers. first: those
-    that answer at once and stand before anything is proven, so that the ranking is complete early.
-    recomputes: whether recomputation is chosen around it (`planner.recomputation`). within_replay:
-    "module:function" of (workload, run, bound known) -> candidates, the exact method within the
-    memory that the replay counts, where its own problem cannot say that. rearranged:
-    "module:function" of (workload, replayed candidate of an exact method, run) -> a candidate of
-    nearly that price whose replay is shorter, or None. slow: whether it goes behind the others
-    because on large clusters it takes all the time that it is given. late: whether it is planned
-    after all others, so that its warmers, which take longest, can still run meanwhile.
+    what makes the whole workload unusable. The run's time limit is for each method. settings:
+    "module:class" of a StrictModel that `target` takes as a third argument; None: it takes none.
+    methods: those of `target` that its argument `methods` chooses from; none: it has no such
+    argument. exact: those of them that prove their answers. first: those that answer at once and
+    stand before anything is proven, so that the ranking is complete early. recomputes: whether
+    recomputation is chosen around it (`planner.recomputation`). within_replay: "module:function" of
+    (workload, run, bound known) -> candidates, the exact method within the memory that the replay
+    counts, where its own problem cannot say that. rearranged: "module:function" of (workload,
+    replayed candidate of an exact method, run) -> a candidate of nearly that price whose replay is
+    shorter, or None. slow: whether it goes behind the others because on large clusters it takes all
+    the time that it is given.
     """
 
     name: str
     target: str
     summary: str
-    warmers: tuple[str, ...] = ()
     settings: str | None = None
     methods: tuple[str, ...] = ()
     exact: tuple[str, ...] = ("auto",)
@@ -51,7 +49,6 @@ class Strategy:
     within_replay: str | None = None
     rearranged: str | None = None
     slow: bool = False
-    late: bool = False
 
     def propose(
         self,
@@ -67,10 +64,7 @@ class Strategy:
         """
         from hetplan.planner.settings import parse_settings
         from hetplan.schema import derived
-        from hetplan.solvers.warm import finish
 
-        if methods is None or not set(methods) <= set(self.first):
-            finish(self.warmers)  # of what needs no kernels nobody waits for them
         function: Propose = load(self.target)
         own = (
             ()
@@ -96,10 +90,6 @@ STRATEGIES: dict[str, Strategy] = {
             "amp",
             "hetplan.planner.amp:propose",
             "degrees, placement, micro-batch and stages (AMP)",
-            (
-                "hetplan.formulations.amp.exact.warm:columns",
-                "hetplan.formulations.amp.exact.warm:rows",
-            ),
             methods=("auto", "paper", "megatron"),
             first=("megatron",),
             recomputes=True,
@@ -111,8 +101,7 @@ STRATEGIES: dict[str, Strategy] = {
             "poplar",
             "hetplan.planner.poplar:propose",
             "unequal batches under each ZeRO stage (Poplar)",
-            ("hetplan.planner.warm:poplar",),
-            "hetplan.planner.poplar_settings:PoplarSettings",
+            settings="hetplan.planner.poplar_settings:PoplarSettings",
             methods=("auto", "paper"),
             recomputes=True,
         ),
@@ -120,13 +109,11 @@ STRATEGIES: dict[str, Strategy] = {
             "astra",
             "hetplan.planner.astra:propose",
             "the whole strategy search, segments by type (Astra)",
-            ("hetplan.planner.warm:astra",),
         ),
         Strategy(
             "ditto",
             "hetplan.planner.ditto:propose",
             "one pipeline, stages of unequal width (Ditto)",
-            ("hetplan.formulations.ditto.warm:exact", "hetplan.formulations.ditto.warm:division"),
             methods=("auto", "paper", "oobleck", "greedy"),
             recomputes=True,
             within_replay="hetplan.planner.replayed_memory:ditto_optimum",
@@ -143,14 +130,10 @@ STRATEGIES: dict[str, Strategy] = {
             "hap",
             "hetplan.planner.hap:propose",
             "one SPMD program, sharding ratios per device (HAP)",
-            (
-                "hetplan.formulations.hap.exact.warm:labels",
-                "hetplan.formulations.hap.exact.warm:states",
-            ),
-            "hetplan.planner.hap_settings:HapSettings",
+            settings="hetplan.planner.hap_settings:HapSettings",
             methods=("auto", "paper", "dp-even", "dp-proportional"),
             first=("dp-proportional",),
-            late=True,
+            slow=True,
         ),
     )
 }

@@ -33,9 +33,7 @@ class Method:
     exact: whether it proves optimality when it is given enough time (else a heuristic, without a
     bound). summary: one line for the method tables. source: paper and algorithm, or "hetplan".
     baseline: one of the paper's comparison methods. uses: back ends that take their native options
-    from it;
-    None: what every family's method of that name uses. ready: "module:function" that loads compiled
-    kernels, called before the clock of a solve starts.
+    from it; None: what every family's method of that name uses.
     """
 
     name: str
@@ -45,7 +43,6 @@ class Method:
     source: str = "hetplan"
     baseline: bool = False
     uses: tuple[str, ...] | None = None
-    ready: str | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -76,15 +73,13 @@ class Family:
     """One decision problem: its schemas, its evaluator and its methods.
 
     data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data,
-    decision)
-    -> Evaluation; it shares no code with the solvers. describe: "module:function" of (data,
-    feasible decision) -> list of hetplan.text.Table, how a decision reads for people (None: as
-    JSON). warmers: "module:function" each, see `solvers.warm`; none where compiling is quick.
-    report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON types): the
-    paper's experiments, predicted (None: no such report): tables, and keys of the JSON document,
-    `rows` among them. show: "module:function" of (data, feasible decision) -> (tables, JSON types),
-    a decision in full (None: `describe` is all there is). beside: parts of the evaluation that
-    stand beside the objective, in a result's details too.
+    decision) -> Evaluation; it shares no code with the solvers. describe: "module:function" of
+    (data, feasible decision) -> list of hetplan.text.Table, how a decision reads for people (None:
+    as JSON). report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON
+    types): the paper's experiments, predicted (None: no such report): tables, and keys of the JSON
+    document, `rows` among them. show: "module:function" of (data, feasible decision) -> (tables,
+    JSON types), a decision in full (None: `describe` is all there is). beside: parts of the
+    evaluation that stand beside the objective, in a result's details too.
     """
 
     name: str
@@ -95,7 +90,6 @@ class Family:
     evaluate: str
     methods: tuple[Method, ...]
     describe: str | None = None
-    warmers: tuple[str, ...] = ()
     report: str | None = None
     show: str | None = None
     beside: tuple[str, ...] = ()
@@ -143,8 +137,6 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     run = run or Run()
     chosen = family.method(method)
     function = chosen.load()
-    if chosen.ready is not None:
-        load(chosen.ready)()
     begun = time.perf_counter()
     try:
         outcome = function(data, run)

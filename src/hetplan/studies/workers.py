@@ -29,7 +29,15 @@ from hetplan.studies.work import as_task, failed, now, perform
 # start late under load.
 GRACE_SECONDS, GRACE_SHARE = 15.0, 0.5
 TELL_SECONDS = 0.5
-PRELOAD = ["hetplan.studies.preload"]
+# What the fork server imports once instead of every task anew. None of it starts threads, so that
+# forking is safe.
+PRELOAD = [
+    "highspy",
+    "numba",
+    "pyomo.environ",
+    "ortools.sat.python.cp_model",
+    "hetplan.studies.work",
+]
 
 
 @dataclass

@@ -72,5 +72,4 @@ FAMILY = Family(
             baseline=True,
         ),
     ),
-    warmers=(f"{_HERE}.exact.warm:columns", f"{_HERE}.exact.warm:rows"),
 )

@@ -41,5 +41,4 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
-    warmers=(f"{_HERE}.warm:unequal", f"{_HERE}.warm:equal"),
 )

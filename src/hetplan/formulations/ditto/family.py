@@ -72,5 +72,4 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
-    warmers=(f"{_HERE}.warm:exact", f"{_HERE}.warm:division"),
 )

@@ -69,5 +69,4 @@ FAMILY = Family(
     describe=f"{_HERE}.describe:describe",
     show=f"{_HERE}.listing:show",
     report=f"{_HERE}.report:report",
-    warmers=(f"{_HERE}.exact.warm:labels", f"{_HERE}.exact.warm:states"),
 )

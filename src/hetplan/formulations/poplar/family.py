@@ -6,7 +6,6 @@ from __future__ import annotations
 from hetplan.solvers.registry import Family, Method
 
 _HERE = "hetplan.formulations.poplar"
-_READY = f"{_HERE}.kernels:ready"
 
 FAMILY = Family(
     name="poplar",
@@ -24,35 +23,30 @@ FAMILY = Family(
             f"{_HERE}.exact:solve",
             True,
             "the fastest way to a proven optimum: `exact`",
-            ready=_READY,
         ),
         Method(
             "exact",
             f"{_HERE}.exact:solve",
             True,
             "threshold search (ZeRO 0, 1), knapsack over steps (ZeRO 2, 3)",
-            ready=_READY,
         ),
         Method(
             "cp-sat",
             f"{_HERE}.cpsat:solve",
             True,
             "counts per device group and batch, CP-SAT",
-            ready=_READY,
         ),
         Method(
             "milp",
             f"{_HERE}.milp:solve",
             True,
             "the same counts as a mixed-integer programme, HiGHS",
-            ready=_READY,
         ),
         Method(
             "pyomo",
             f"{_HERE}.pyomo_model:solve",
             True,
             "the same programme through Pyomo, for any solver it knows",
-            ready=_READY,
         ),
         Method(
             "paper",

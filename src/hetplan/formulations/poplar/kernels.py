@@ -179,15 +179,3 @@ def _exact_sum(
                 lost[n] = wasted
                 steps[n] = count
                 choice[n] = j
-
-
-def ready() -> None:
-    """Load every kernel, or compile it where the cache has none, so that no solve is charged with
-    that."""
-    curve, sizes = np.array([0.0, 1.0]), np.ones(1, np.int64)
-    share_seconds(curve, 1)
-    merge(curve, curve, 1, False)
-    double(curve, 1, 1, False)
-    busiest(curve, 1, 1.0)
-    cover(curve[1:], sizes, 1, 0.0)
-    exact_sum(curve[1:], curve[:1], sizes, 1, 0.0, 0.0)

@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 
-from hetplan.formulations.astra import warm
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.search.modes import (
     Rows,
@@ -43,7 +42,6 @@ from hetplan.solvers.run import Run
 def mixed(task: Task, run: Run) -> Found:
     """The Pareto set over segments and single types."""
     job, pool, facts, clock = task.job, task.pool, task.facts, task.clock
-    loaded = load_kernels()
     clock.begun = time.perf_counter()
     space = segment_space(task.space)
     table = strategies(
@@ -109,37 +107,12 @@ def mixed(task: Task, run: Run) -> Found:
             "explored": front.explored,
             "stage_counts_seen": front.seen,
             "stage_counts_solved": front.solved,
-            "kernel_seconds": loaded,
             "priced_on_one_type": 0 if alone is None else alone.table.rows,
         },
         left_out=_left_out(task, alone is not None),
     )
     clock.lap("sort")
     return result
-
-
-def load_kernels() -> float:
-    """Compile (once per installation) or load what the search runs; seconds taken, which are no
-    search time."""
-    begun = time.perf_counter()
-    one = np.ones((1, 1))
-    figures = SegmentFigures(
-        c=one,
-        h=one,
-        ends=np.ones((2, 1, 1)),
-        g=one,
-        cap=np.full((3, 1, 1), 2, np.int64),
-        most=np.full((1, 1), 2, np.int64),
-        rate=one,
-        offloaded=np.zeros(1),
-        exposed=lambda r: np.ones((3, 1, 2)),
-    )
-    table = {"pipeline_model_parallel_size": 2, "num_micro_batches": 2}
-    segment_front(
-        2, Strategies({name: np.array([v]) for name, v in table.items()}, 1), figures, Run()
-    )
-    warm.unequal()
-    return time.perf_counter() - begun
 
 
 class Segments:
