@@ -16,17 +16,17 @@ when their turn comes. The bound is valid whenever the search stops.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers import branch_and_bound
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent
+from hetplan.solvers.run import Run
 
 P = TypeVar("P")
 Interval = tuple[float, float]
@@ -147,73 +147,37 @@ def search(
     gap: relative gap at which to stop
     (the run's own). lower: a bound known beforehand.
     """
-    gap = run.options.gap if gap is None else gap
-    order = itertools.count()
-    best, decision = cutoff, None
-    dropped = math.inf  # least bound among the intervals that were let go
-    evaluations = 0
-    start = candidates.snap(*interval)
-    heap: list[tuple[float, int, Interval]] = []
-    if start is not None:
-        heap.append((-math.inf if lower is None else lower, next(order), start))
-    while heap:
-        if run.should_stop:
-            break
-        if heap[0][0] >= best - gap * abs(best):
-            dropped = min(dropped, heap[0][0])
-            heap.clear()
-            break
-        inherited, _, (low, high) = heapq.heappop(heap)
-        try:
-            answer, first = relax(low, high, best), low
-        except Stopped:  # as if it had not been begun
-            heapq.heappush(heap, (inherited, next(order), (low, high)))
-            break
-        evaluations += 1
-        if answer.objective is not None and answer.objective < best:
-            best, decision = answer.objective, answer.decision
-            run.report(incumbent=best)
+    incumbent = Incumbent[P](run, gap, cutoff)
+
+    def expand(part: Interval, _: float) -> Expansion[Interval]:
+        low, high = part
+        answer = relax(low, high, incumbent.objective)
+        if answer.objective is not None:
+            incumbent.offer(answer.objective, cast(P, answer.decision))
         if answer.bound is None:
-            continue
-        bound = max(inherited, answer.bound)
+            return Expansion()
+        bound, rest = answer.bound, part
         if answer.below is not None:
-            dropped = min(dropped, best)
-            snapped = candidates.snap(low, min(high, math.nextafter(answer.below, -math.inf)))
-            if snapped is None:
-                continue
-            low, high = snapped
-        if bound >= best - gap * abs(best):
-            dropped = min(dropped, bound)
-            continue
-        parts = candidates.split(low, high, answer.split)
-        if parts is None and answer.below is None:
-            # A single value: the relaxation is exact there by contract.
-            dropped = min(dropped, bound)
-            continue
-        for part in parts if parts is not None else ((low, high),):
-            raised = max(bound, answer.bound + answer.slope * (part[0] - first))
-            heapq.heappush(heap, (raised, next(order), part))
-        run.report(bound=min(heap[0][0], dropped, best))
-    return _found(heap, best, decision, dropped=dropped, evaluations=evaluations, cutoff=cutoff)
+            below = candidates.snap(low, min(high, math.nextafter(answer.below, -math.inf)))
+            if below is None:
+                return Expansion()
+            rest = below
+        halves = candidates.split(*rest, answer.split)
+        if halves is None and answer.below is None:
+            return Expansion(dropped=bound)  # a single value: exact there by contract
+        parts = (rest,) if halves is None else halves
+        return Expansion([(bound + answer.slope * (half[0] - low), half) for half in parts])
 
-
-def _found(
-    heap: list[tuple[float, int, Interval]],
-    best: float,
-    decision: Any,
-    *,
-    dropped: float,
-    evaluations: int,
-    cutoff: float,
-) -> Found[Any]:
-    bound = min(dropped, best, heap[0][0] if heap else math.inf)
+    start = candidates.snap(*interval)
+    roots = [] if start is None else [(-math.inf if lower is None else lower, start)]
+    proof = branch_and_bound.search(roots, expand, incumbent, run)
     return Found(
-        objective=None if decision is None else best,
-        decision=decision,
-        bound=bound if math.isfinite(bound) else None,
-        finished=not heap,
-        proven_empty=not heap and decision is None and cutoff == math.inf and dropped == math.inf,
-        evaluations=evaluations,
+        objective=None if incumbent.decision is None else incumbent.objective,
+        decision=incumbent.decision,
+        bound=proof.bound,
+        finished=proof.finished,
+        proven_empty=proof.empty,
+        evaluations=proof.expanded,
     )
 
 

@@ -1,0 +1,223 @@
+"""Branch and bound against enumeration: the cheapest items that together weigh enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Limits, Proof, search
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Progress, Run, Stopped
+
+Taken = tuple[bool, ...]
+SEEDS = range(30)
+
+
+@dataclass
+class Cover:
+    """Items of a weight and a cost each; those taken must weigh `needed` at least."""
+
+    weights: list[int]
+    costs: list[int]
+    needed: int
+
+    def cost(self, taken: Taken) -> float:
+        return float(sum(c for c, t in zip(self.costs, taken, strict=False) if t))
+
+    def weight(self, taken: Taken) -> int:
+        return sum(w for w, t in zip(self.weights, taken, strict=False) if t)
+
+    def bound(self, taken: Taken) -> float:
+        """The rest at the best ratio of cost and weight among the items not yet decided."""
+        rest = range(len(taken), len(self.costs))
+        missing = self.needed - self.weight(taken)
+        if missing <= 0:
+            return self.cost(taken)
+        if sum(self.weights[i] for i in rest) < missing:
+            return math.inf
+        return self.cost(taken) + missing * min(self.costs[i] / self.weights[i] for i in rest)
+
+    def optimum(self) -> float | None:
+        every = itertools.product([False, True], repeat=len(self.costs))
+        fit = [self.cost(taken) for taken in every if self.weight(taken) >= self.needed]
+        return min(fit, default=None)
+
+
+def cover(seed: int) -> Cover:
+    rng = random.Random(seed)
+    weights = [rng.randint(1, 9) for _ in range(9)]
+    costs = [rng.randint(1, 30) for _ in weights]
+    return Cover(weights, costs, rng.randint(5, sum(weights) * 5 // 4))  # some cannot be covered
+
+
+@dataclass
+class Solver:
+    """Takes or leaves one item after the other."""
+
+    problem: Cover
+    run: Run = field(default_factory=lambda: Run(Options(gap=0.0)))
+    cutoff: float = math.inf
+    expanded: int = 0
+
+    def __post_init__(self) -> None:
+        self.incumbent = Incumbent[Taken](self.run, objective=self.cutoff)
+
+    def expand(self, taken: Taken, threshold: float) -> Expansion[Taken]:
+        assert threshold == self.incumbent.threshold
+        self.expanded += 1
+        if self.problem.weight(taken) >= self.problem.needed:
+            self.incumbent.offer(self.problem.cost(taken), taken)
+            return Expansion()
+        children = [(*taken, True), (*taken, False)] if len(taken) < len(self.problem.costs) else []
+        return Expansion([(self.problem.bound(child), child) for child in children])
+
+    def solve(self, limits: Limits | None = None) -> Proof:
+        roots = [(self.problem.bound(()), ())]
+        return search(roots, self.expand, self.incumbent, self.run, limits or Limits())
+
+
+def test_the_cases_hold_some_without_a_cover() -> None:
+    found = [cover(seed).optimum() for seed in SEEDS]
+    assert 2 < sum(optimum is None for optimum in found) < 20
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equals_enumeration(seed: int) -> None:
+    solver = Solver(cover(seed))
+    proof, optimum = solver.solve(), solver.problem.optimum()
+    assert proof.finished
+    assert proof.proven
+    assert proof.empty == (optimum is None)
+    assert proof.bound == optimum
+    assert proof.expanded == solver.expanded
+    if optimum is not None:
+        assert solver.incumbent.objective == optimum
+        assert solver.incumbent.decision is not None
+        assert solver.problem.cost(solver.incumbent.decision) == optimum
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_sought_that_does_not_beat_a_cutoff(seed: int) -> None:
+    optimum = cover(seed).optimum() or 100.0
+    solver = Solver(cover(seed), cutoff=optimum)
+    proof = solver.solve()
+    assert proof.proven
+    assert not proof.empty
+    assert solver.incumbent.decision is None
+    assert proof.bound == optimum
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_gap_ends_the_search_earlier_with_a_bound_within_it(seed: int) -> None:
+    exact, near = Solver(cover(seed)), Solver(cover(seed), Run(Options(gap=0.3)))
+    proof, optimum = near.solve(), exact.problem.optimum()
+    assert proof.expanded <= exact.solve().expanded
+    if optimum is not None:
+        assert proof.bound is not None
+        assert 0.7 * near.incumbent.objective <= proof.bound <= optimum
+        assert near.incumbent.objective <= optimum / 0.7
+
+
+class Stopping(Solver):
+    """Cannot be finished after some expansions, and is half done with the one before the last."""
+
+    after = 0
+
+    def expand(self, taken: Taken, threshold: float) -> Expansion[Taken]:
+        if self.expanded == self.after:
+            self.run.cancel.set()
+            raise Stopped
+        return super().expand(taken, threshold)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 10])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stopped_search_keeps_a_valid_bound(seed: int, after: int) -> None:
+    solver = Stopping(cover(seed))
+    solver.after = after
+    proof, optimum = solver.solve(), solver.problem.optimum()
+    root = solver.problem.bound(())
+    if solver.run.cancelled:
+        assert not proof.finished
+        assert not proof.proven
+        assert not proof.empty
+        assert proof.expanded == after
+    if optimum is not None:
+        assert proof.bound is not None
+        assert root <= proof.bound <= optimum
+
+
+class Retrying(Solver):
+    """Looks at a node twice: first it only raises its bound, and the node is its own child."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.raised: set[Taken] = set()
+
+    def expand(self, taken: Taken, threshold: float) -> Expansion[Taken]:
+        if taken in self.raised:
+            return super().expand(taken, threshold)
+        self.raised.add(taken)
+        return Expansion([(self.problem.bound(taken), taken)])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_node_may_come_back_with_a_raised_bound(seed: int) -> None:
+    solver = Retrying(cover(seed))
+    proof = search([(-math.inf, ())], solver.expand, solver.incumbent, solver.run)
+    assert proof.bound == solver.problem.optimum()
+    assert proof.proven
+
+
+class Dropping(Solver):
+    """Gives up every node that leaves the first item."""
+
+    def expand(self, taken: Taken, threshold: float) -> Expansion[Taken]:
+        if taken == (False,):
+            return Expansion(dropped=self.problem.bound(taken))
+        return super().expand(taken, threshold)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_dropped_undecided_lowers_the_bound(seed: int) -> None:
+    solver = Dropping(cover(seed))
+    proof, optimum = solver.solve(), solver.problem.optimum()
+    dropped = solver.problem.bound((False,))
+    assert proof.finished
+    assert proof.proven == (dropped >= solver.incumbent.threshold)
+    least = min(dropped, solver.incumbent.objective)
+    assert proof.bound == (None if least == math.inf else least)
+    if optimum is not None:
+        assert proof.bound is not None
+        assert proof.bound <= optimum
+
+
+def hard() -> Cover:
+    """Many equal items: the bound stays where it is for long."""
+    return Cover([2] * 12, [5] * 12, 13)
+
+
+def test_a_search_gives_up_by_its_limits() -> None:
+    whole = Solver(hard()).solve()
+    assert whole.proven
+    few = Solver(hard()).solve(Limits(most_nodes=5))
+    assert few.expanded == 5 < whole.expanded
+    assert not few.finished
+    impatient = Solver(hard()).solve(Limits(patience=2))
+    assert impatient.expanded < whole.expanded
+    assert not impatient.finished
+
+
+def test_progress_is_reported_and_only_improves() -> None:
+    told: list[Progress] = []
+    solver = Solver(cover(3), Run(Options(gap=0.0), watch=told.append))
+    proof = solver.solve(Limits(rounding=1e-9))
+    bounds = [p.bound for p in told if p.bound is not None]
+    incumbents = [p.incumbent for p in told if p.incumbent is not None]
+    assert bounds == sorted(bounds)
+    assert incumbents == sorted(incumbents, reverse=True)
+    assert proof.bound == bounds[-1] == solver.incumbent.objective * (1 - 1e-9)
