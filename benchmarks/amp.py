@@ -170,7 +170,8 @@ def joint(numbers: list[int], general_seconds: float) -> tuple[list[str], list[d
             rows.append(row)
             speed = row["solve_seconds"] / best["solve_seconds"]
             cells.append(
-                f"{row['solve_seconds']:.1f} s ({speed:.0f}x), {row['status']}, gap {percent(row['gap'])}"
+                f"{row['solve_seconds']:.1f} s ({speed:.0f}x), {row['status']}, gap "
+                f"{percent(row['gap'])}"
             )
         exact_rows.append(cells)
         losses: list[object] = [name]

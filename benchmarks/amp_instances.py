@@ -38,7 +38,8 @@ def main(folder: Path) -> None:
             instance = Instance(
                 problem="amp",
                 name=f"{name}-memory" if memory else name,
-                origin=f"AMP (NeurIPS 2022) §4.3, {title}: {model} on {cluster}, hetplan's predicted profile",
+                origin=f"AMP (NeurIPS 2022) §4.3, {title}: {model} on {cluster}, hetplan's "
+                "predicted profile",
                 data=pose(workload, memory=memory),
             )
             result = solve(family("amp"), instance.data, "exact")

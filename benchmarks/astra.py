@@ -233,19 +233,27 @@ def table_1_text(rows: list[dict[str, Any]]) -> str:
         paper, seconds = TABLE_1[row["model"]][SIZES.index(row["gpus"])]
         counts = row["counts"]
         cells.append((
-            row["model"], row["gpus"], f"{counts['generated']:,}", counts["after_rules"], counts["priced"], paper,
+            row["model"], row["gpus"], f"{counts['generated']:,}", counts["after_rules"],
+            counts["priced"], paper,
             f"{row['seconds']:.3f}", seconds, f"{row['peak_bytes'] / MIB:.0f}",
             "met" if row["seconds"] < 1.0 and row["peak_bytes"] < 2**31 else "MISSED",
         ))  # fmt: skip
-    header = ("model", "GPUs", "Table 3's product", "after rules", "priced", "paper's strategies", "seconds",
+    header = ("model", "GPUs", "Table 3's "
+                               "product", "after rules", "priced", "paper's strategies", "seconds",
               "paper's seconds", "peak MiB", "target: 1 s, 2 GiB")  # fmt: skip
     note = (
-        "\nWhy the counts differ: the paper states neither its global batch (here 1024 samples), nor M, the largest "
-        "micro-batch (here 8), nor which degrees it tries (here all that divide), nor all of its rules; it keeps the "
-        "flash-attention rule, which drops selective recomputation, and lists recompute-num-layers 1..N, which its own "
-        "second rule cuts to the number of stages. Its counts fall with the number of GPUs as ours do, because fewer "
-        "micro-batches divide a fixed batch over more replicas; equal counts for Llama-2-7B and Llama-3-8B show that "
-        "it does not reject degrees that do not divide the key-value heads (Megatron-LM does, and so do we).\n"
+        "\nWhy the counts differ: the paper states neither its global batch (here 1024 samples), "
+        "nor M, the largest "
+        "micro-batch (here 8), nor which degrees it tries (here all that divide), nor all of its "
+        "rules; it keeps the "
+        "flash-attention rule, which drops selective recomputation, and lists recompute-num-layers "
+        "1..N, which its own "
+        "second rule cuts to the number of stages. Its counts fall with the number of GPUs as ours "
+        "do, because fewer "
+        "micro-batches divide a fixed batch over more replicas; equal counts for Llama-2-7B and "
+        "Llama-3-8B show that "
+        "it does not reject degrees that do not divide the key-value heads (Megatron-LM does, and "
+        "so do we).\n"
     )
     return markdown("Mode 1: the 28 settings of Table 1", header, cells) + note
 
@@ -271,7 +279,8 @@ def strategy_table(rows: list[dict[str, Any]]) -> str:
     """One line per size of the parameter space."""
     cells = [
         (
-            f"1 .. {row['micro_batches']}", f"{row['counts']['generated']:,}", f"{row['counts']['priced']:,}",
+            f"1 .. {row['micro_batches']}", f"{row['counts']['generated']:,}",
+            f"{row['counts']['priced']:,}",
             f"{row['seconds']:.3f}", f"{row['peak_bytes'] / MIB:.0f}",
         )
         for row in rows
@@ -308,11 +317,13 @@ def mixed_text(rows: list[dict[str, Any]]) -> str:
             else "MISSED"
         )
         cells.append((
-            row["model"], row["mode"], row["gpus"], row["types"], row["counts"]["priced"], details.get("explored"),
+            row["model"], row["mode"], row["gpus"], row["types"], row["counts"]["priced"],
+            details.get("explored"),
             details.get("stage_counts_seen"), details.get("stage_counts_solved"), row["pareto"],
             f"{row['seconds']:.3f}", f"{row['peak_bytes'] / MIB:.0f}", met if target else None,
         ))  # fmt: skip
-    header = ("model", "mode", "GPUs", "types", "strategies", "explored", "stage counts seen", "solved",
+    header = ("model", "mode", "GPUs", "types", "strategies", "explored", "stage counts "
+                                                                          "seen", "solved",
               "Pareto set", "seconds", "peak MiB", "target: 2 s, 2 GiB")  # fmt: skip
     return markdown("Modes 2 and 3: proven best and Pareto set", header, cells)
 

@@ -129,7 +129,10 @@ def tiny() -> DittoData:
 
 def instances() -> Iterator[Instance]:
     """All of them."""
-    profile = "hetplan's predicted profile (RTX 4090, fp16, micro-batch 4, sequence 1024), scaled by Figure 8"
+    profile = (
+        "hetplan's predicted profile (RTX 4090, fp16, micro-batch 4, sequence 1024), "
+        "scaled by Figure 8"
+    )
     for name, cluster in {**CLUSTERS, "ex3-a100": FIVE_TYPES}.items():
         for micro_batches in (32, 128):
             for flat in (False, True):
@@ -144,13 +147,15 @@ def instances() -> Iterator[Instance]:
         yield Instance(
             problem="ditto",
             name=f"ditto-{name}-nb32-memory",
-            origin=f"Ditto, Figure 8, {name}: GPT-2 XL, {profile}, with memory (Adam, mixed precision, 1F1B)",
+            origin=f"Ditto, Figure 8, {name}: GPT-2 XL, {profile}, with memory (Adam, mixed "
+            "precision, 1F1B)",
             data=posed(CLUSTERS[name], 32, memory=True),
         )
     yield Instance(
         problem="ditto",
         name="ditto-three-types-96-gpus-nb128",
-        origin=f"hetplan: three types of four nodes with eight devices, GPT-2 XL with 94 blocks, {profile}",
+        origin=f"hetplan: three types of four nodes with eight devices, GPT-2 XL with 94 blocks, "
+        f"{profile}",
         data=posed(LARGE, 128, blocks=94),
     )
     yield Instance(

@@ -66,7 +66,8 @@ def pair(strategies: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         first, again = taken(Path(folder), strategies), taken(Path(folder), strategies)
     return {
-        "first_clock": first.clock, "first_processors": first.processors, "again_clock": again.clock,
+        "first_clock": first.clock, "first_processors": first.processors,
+        "again_clock": again.clock,
         "again_processors": again.processors, "load": max(first.load, again.load),
     }  # fmt: skip
 
@@ -83,7 +84,8 @@ def main(arguments: list[str]) -> int:
     kept = [pair(given.strategies) for _ in range(given.repeats)]
     rows = [
         (
-            f"{row['first_clock']:.1f}", f"{row['again_clock']:.1f}", f"{row['first_clock'] - row['again_clock']:.1f}",
+            f"{row['first_clock']:.1f}", f"{row['again_clock']:.1f}",
+            f"{row['first_clock'] - row['again_clock']:.1f}",
             f"{row['first_processors']:.1f}", f"{row['again_processors']:.1f}",
             f"{row['first_processors'] - row['again_processors']:.1f}", f"{row['load']:.1f}",
         )

@@ -263,7 +263,8 @@ def ratios(limit: float) -> tuple[str, list[dict[str, Any]]]:
     """The ratio problem for a given program, milliseconds (median of 7)."""
     rows, cells = [], []
     for devices, stages, types, replicated in (
-        (8, 50, 2, True), (64, 500, 8, False), (64, 500, 2, True), (64, 500, 4, True), (64, 500, 64, True),
+        (8, 50, 2, True), (64, 500, 8, False), (64, 500, 2, True), (64, 500, 4, True), (64, 500,
+        64, True),
     ):  # fmt: skip
         data = stages_only(devices, stages, types, replicated=replicated)
 
@@ -273,7 +274,8 @@ def ratios(limit: float) -> tuple[str, list[dict[str, Any]]]:
         result = once()
         seconds, inner = best_of(once), sorted(once().solve_seconds for _ in range(7))[3]
         rows.append(
-            {"devices": devices, "stages": stages, "types": types, "replicated": replicated, "seconds": seconds,
+            {"devices": devices, "stages": stages, "types": types, "replicated": replicated,
+            "seconds": seconds,
              "solve_seconds": inner, "status": result.status, "objective": result.objective}
         )  # fmt: skip
         work = "shared and replicated" if replicated else "shared"
@@ -282,7 +284,9 @@ def ratios(limit: float) -> tuple[str, list[dict[str, Any]]]:
         times = f"{1e3 * inner:.2f}", f"{1e3 * RATIO_SECONDS:g}", told, f"{1e3 * seconds:.2f}"
         cells.append((devices, stages, types, work, how, *times, result.status))
     header = (
-        "devices", "stages", "speeds", "work", "by", "ms", "target ms", "met", "ms with reading and checking", "status",
+        "devices", "stages", "speeds", "work", "by", "ms", "target ms", "met", "ms with reading "
+                                                                               "and "
+                                                                               "checking", "status",
     )  # fmt: skip
     return markdown("Ratios of a given program", header, cells), rows
 

@@ -47,8 +47,10 @@ def instances() -> dict[str, tuple[str, Callable[[], HapData]]]:
     }
     for name, what in NETWORKS.items():
         origin = (
-            f"hetplan: {what}, on 2 V100 ({V100:.3g} FLOP/s) and 4 P100 ({P100:.3g} FLOP/s), as HAP's artefact "
-            "measured them, rings over 10.4 Gbit/s; forward pass, each instruction priced with its mirror"
+            f"hetplan: {what}, on 2 V100 ({V100:.3g} FLOP/s) and 4 P100 ({P100:.3g} FLOP/s), as "
+            "HAP's artefact "
+            "measured them, rings over 10.4 Gbit/s; forward pass, each instruction priced with "
+            "its mirror"
         )
         found[name] = (origin, lambda name=name: theory_named(name).data)
     return found

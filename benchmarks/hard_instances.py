@@ -66,7 +66,8 @@ def drawn(problem: str, seed: int, size: str) -> Instance:
     return Instance(
         problem="hap",
         name=f"chain-{layers}x{types}-{seed}",
-        origin=f"hetplan, made up: chain of {layers} layers of 5 operators, {types} device types, seed {seed}",
+        origin=f"hetplan, made up: chain of {layers} layers of 5 operators, {types} device types, "
+        f"seed {seed}",
         data=chain(layers, types, seed),
     )
 

@@ -152,7 +152,8 @@ def astra() -> Iterator[tuple[str, Any]]:
             for i in range(types)
         ]
         return AstraData(
-            layers=layers, stages=stages, micro_batches=64, data_parallel=8, tensor_parallel=1, device_types=kinds,
+            layers=layers, stages=stages, micro_batches=64, data_parallel=8, tensor_parallel=1,
+            device_types=kinds,
             equal_layers_per_type=False,
         )  # fmt: skip
 
@@ -191,7 +192,8 @@ def add(instance: Instance, folder: Path, seconds: float = SECONDS) -> None:
     size = len(instance.data.model_dump_json())
     add_to_library(folder / instance.problem, instance, result, packed=size > 8192)
     print(
-        f"{told}, {result.objective:.6g} s (gap {result.gap}) in {result.seconds:.3f} s, {size} bytes",
+        f"{told}, {result.objective:.6g} s (gap {result.gap}) in {result.seconds:.3f} s, "
+        f"{size} bytes",
         flush=True,
     )
 

@@ -1,11 +1,13 @@
-"""How long the default method takes on every packaged instance, and side by side with an earlier run.
+"""How long the default method takes on every packaged instance, and side by side with an earlier
+run.
 
-    python benchmarks/library_times.py -o after.json [--against before.json] [--problem hap] [--limit 60]
-    python benchmarks/library_times.py --read after.json --against before.json
+    python benchmarks/library_times.py -o after.json [--against before.json] [--problem hap]
+    [--limit 60] python benchmarks/library_times.py --read after.json --against before.json
 
-Every instance is solved by `auto` in one process, on one thread, after the family's first instance was solved once
-untimed (that compiles its kernels). An instance that takes less than half a second is solved three times and its
-least time counts. The seconds are the process's CPU seconds, which other work on the machine moves less than a clock's.
+Every instance is solved by `auto` in one process, on one thread, after the family's first instance
+was solved once untimed (that compiles its kernels). An instance that takes less than half a second
+is solved three times and its least time counts. The seconds are the process's CPU seconds, which
+other work on the machine moves less than a clock's.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def run(problem: str | None, limit: float) -> list[dict[str, Any]]:
 
 
 def side_by_side(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
-    """Per family: proven before and after, the sums, the worst ratio of what takes over half a second."""
+    """Per family: proven before and after, the sums, the worst ratio of what takes over half a
+    second."""
     old = {(row["problem"], row["instance"]): row for row in before}
     families: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
     for row in after:
@@ -77,7 +80,8 @@ def side_by_side(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> l
         if key in old:
             families[row["problem"]].append((old[key], row))
     lines = [
-        "family    instances  proven before  after  sum before, s  sum after, s  worst ratio over 0.5 s"
+        "family    instances  proven before  after  sum before, s  sum after, s  worst ratio "
+        "over 0.5 s"
     ]
     lost: list[str] = []
     for name, pairs in families.items():
@@ -91,9 +95,11 @@ def side_by_side(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> l
         worst = max(ratios, default=None)
         told = "-" if worst is None else f"{worst[0]:.2f} ({worst[1]})"
         lines.append(
-            f"{name:9} {len(pairs):9} {proven[0]:14} {proven[1]:6} {sums[0]:14.2f} {sums[1]:13.2f}  {told}"
+            f"{name:9} {len(pairs):9} {proven[0]:14} {proven[1]:6} {sums[0]:14.2f} "
+            f"{sums[1]:13.2f}  {told}"
         )
-        lost += [f"lost: {name}/{b['instance']} was {a['status']}, is {b['status']}" for a, b in pairs
+        lost += [f"lost: {name}/{b['instance']} was {a['status']}, is "
+                 f"{b['status']}" for a, b in pairs
                  if a["status"] == "optimal" and b["status"] != "optimal"]  # fmt: skip
         lost += [
             f"slower than 3x: {name}/{b['instance']} {a['seconds']:.2f} -> {b['seconds']:.2f} s"

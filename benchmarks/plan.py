@@ -63,7 +63,9 @@ def cluster_of(nodes: int) -> Cluster:
             "count": nodes, "devices": 8, "device": name,
             "intra_node_gbit_per_s": intra, "network_gbit_per_s": network,
         }
-        for name, intra, network in zip(TYPES, (3600, 2400, 2400, 1200), (400, 200, 200, 100), strict=True)
+        for name, intra, network in zip(
+            TYPES, (3600, 2400, 2400, 1200), (400, 200, 200, 100), strict=True
+        )
     ]  # fmt: skip
     header = {"format": "hetplan-cluster", "version": 1, "name": f"{nodes * 32} of four types"}
     return build_cluster(ClusterFile.model_validate({**header, "nodes": entries}))
@@ -92,7 +94,8 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
     seconds = time.perf_counter() - begun
     rows = [
         {
-            "name": c.name, "status": c.status, "iteration": c.predicted_seconds, "objective": c.objective,
+            "name": c.name, "status": c.status, "iteration": c.predicted_seconds,
+            "objective": c.objective,
             "bound": c.bound, "gap": c.gap, "fits": c.fits_memory, "found": last.get(c.name),
             "solve": c.solve_seconds, "message": c.message, "exact": is_exact(c),
         }
@@ -125,17 +128,21 @@ def tables(found: dict[str, Any], peak: int) -> list[str]:
     exact = [row for row in found["rows"] if row["exact"]]
     gaps = [row["gap"] for row in exact if row["gap"] is not None and row["fits"]]
     head = (
-        found["case"], case.model, both(found, "complete", "complete_cpu"), seconds_text(found["proven"]),
-        both(found, "seconds", "cpu"), percent_text(min(gaps, default=None)), percent_text(max(gaps, default=None)),
+        found["case"], case.model, both(found, "complete", "complete_cpu"),
+        seconds_text(found["proven"]),
+        both(found, "seconds", "cpu"), percent_text(min(gaps, default=None)),
+        percent_text(max(gaps, default=None)),
         bytes_text(peak), found["winner"], case.asked,
     )  # fmt: skip
     header = (
-        "devices", "model", "complete", "all proven", "everything", "least gap", "largest gap", "peak memory",
+        "devices", "model", "complete", "all proven", "everything", "least gap", "largest gap",
+        "peak memory",
         "winner", "asked",
     )  # fmt: skip
     rows = [
         (
-            row["name"], row["status"], seconds_text(row["iteration"]), seconds_text(row["objective"]),
+            row["name"], row["status"], seconds_text(row["iteration"]),
+            seconds_text(row["objective"]),
             seconds_text(row["bound"]), percent_text(row["gap"]), seconds_text(row["solve"]),
             row["message"] if row["iteration"] is None else "",
         )

@@ -215,7 +215,10 @@ def told_gap(result: Result[object], best: float) -> str:
 
 def growth(types: list[Device], limit: float, quick: bool) -> Iterator[str]:
     """Exact with more devices at four samples each, and with a larger batch on eight devices."""
-    yield "\n## Growth with devices (4 types, 4 samples per device) and with the batch (8 devices, 2 types)\n"
+    yield (
+        "\n## Growth with devices (4 types, 4 samples per device) and with the batch (8 "
+        "devices, 2 types)\n"
+    )
     yield from head(
         "devices",
         "batch",
@@ -243,7 +246,10 @@ def growth(types: list[Device], limit: float, quick: bool) -> Iterator[str]:
 def shards(limit: float, quick: bool) -> Iterator[str]:
     """ZeRO shards by memory against equal ones: predicted seconds of the proven optimum."""
     yield "\n## Shards in proportion to memory instead of equal ones (predicted, optimum of each)\n"
-    yield "A dash: the model states or the first sample do not fit. Unequal shards make collectives dearer.\n"
+    yield (
+        "A dash: the model states or the first sample do not fit. Unequal shards make "
+        "collectives dearer.\n"
+    )
     yield from head(
         "cluster",
         "model",

@@ -99,7 +99,10 @@ def ditto(
             layer_activation_bytes=[layer.saved_bytes * micro_batch for layer in layers],
         )
     data = DittoData(micro_batches=batch // micro_batch, device_types=kinds, memory=needs)
-    more = f"; micro-batches of {micro_batch}; all-reduces are what a tensor group takes beyond its share"
+    more = (
+        f"; micro-batches of {micro_batch}; all-reduces are what a tensor group takes "
+        f"beyond its share"
+    )
     return Instance(
         problem="ditto",
         name=f"real-ditto-{name}",

@@ -31,8 +31,10 @@ GIGA_BIT = 1e9 / 8
 WITHIN_BYTES, BETWEEN_BYTES = 64e6, 32e6
 # Source -> how the origin of an instance names it: licence and holder of the copyright included.
 CREDIT = {
-    "sailor": "Sailor (eth-easl/sailor, SOSP 2025; MIT licence, Copyright (c) 2023 - present ETH Zurich)",
-    "piper": "Piper (msr-fiddle/piper, NeurIPS 2021; MIT licence, Copyright (c) 2021 - present Microsoft Corporation)",
+    "sailor": "Sailor (eth-easl/sailor, SOSP 2025; MIT licence, Copyright (c) 2023 - present "
+    "ETH Zurich)",
+    "piper": "Piper (msr-fiddle/piper, NeurIPS 2021; MIT licence, Copyright (c) 2021 - present "
+    "Microsoft Corporation)",
     "pipedream": "PipeDream (msr-fiddle/pipedream, SOSP 2019; MIT licence, "
     "Copyright (c) 2015 - present Microsoft Corporation)",
     "dnn-partitioning": "dnn-partitioning (msr-fiddle/dnn-partitioning, NeurIPS 2020; MIT licence, "

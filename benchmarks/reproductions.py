@@ -173,15 +173,18 @@ TABLES = {
         + tuple(vit_case(12, gpus, "constant") for gpus in (16, 32, 64)),
         'Figure 19 is a picture; its text: "super-linearly", "a few seconds" for 24 layers, '
         'constant in the number of devices (§7.8). '
-        "`paper`: the alternation of A* (here in Python; the authors' is compiled) and ratios, as printed "
-        "while A* stays small, then by the stricter rules of the authors' program, each for a share of "
+        "`paper`: the alternation of A* (here in Python; the authors' is compiled) and ratios, as "
+        "printed "
+        "while A* stays small, then by the stricter rules of the authors' program, each for a "
+        "share of "
         "the limit. `exact` optimises programs and ratios together and proves it.",
     ),
     "ditto": Table(
         "Ditto, Figures 9 and 10: GPT-2 XL on Figure 8's clusters, 32 micro-batches",
         "ditto",
         "folding / exhaustive (text)",
-        (("paper", THEIRS), ("oobleck", 120.0), ("cp-sat", GENERAL), ("milp", GENERAL), ("exact", OURS)),
+        (("paper", THEIRS), ("oobleck", 120.0), ("cp-sat", GENERAL), ("milp", GENERAL), ("exact",
+        OURS)),
         2,
         tuple(named(f"ditto-{name}-nb32-head", name, said) for name, said in DITTO),
         "`paper` is the folding with its recovery programme, `oobleck` the exhaustive search that"
@@ -202,7 +205,8 @@ TABLES = {
         ),
         "The paper's seconds are for all phases, most of them profiling on a live GPU; of the "
         "analysis it says \"minimal\". "
-        "Here: the analysis on predicted curves (`hetplan profile --batch-curve` is the other phase).",
+        "Here: the analysis on predicted curves (`hetplan profile --batch-curve` is the "
+        "other phase).",
     ),
 }  # fmt: skip
 

@@ -335,12 +335,16 @@ def provers(kept: Kept, problem: str) -> str:
 PARTS = (
     ("ditto", "folding and the template: `merge` against the optimum", "merge", BEST),
     ("ditto", "recovery: `paper` against `merge`", "paper", "merge"),
-    ("ditto", "folding with communication: `paper-communication` against `paper`", "paper-communication", "paper"),
-    ("amp", "Megatron's order of devices, cut optimally: `megatron-order` against the optimum", "megatron-order", BEST),
+    ("ditto", "folding with communication: `paper-communication` "
+              "against `paper`", "paper-communication", "paper"),
+    ("amp", "Megatron's order of devices, cut optimally: `megatron-order` against "
+            "the optimum", "megatron-order", BEST),
     ("amp", "stages of equally many layers: `even-cut`, the optimum's placement", "even-cut", BEST),
     ("amp", "averaged types: `paper` against `megatron-order`", "paper", "megatron-order"),
-    ("astra", "equal layers per type: `equal-layers` against the optimum of free instances", "equal-layers", BEST),
-    ("poplar", "ZeRO below two, every device at its largest micro-batch", "largest-micro-batch", BEST),
+    ("astra", "equal layers per type: `equal-layers` against the optimum of free "
+              "instances", "equal-layers", BEST),
+    ("poplar", "ZeRO below two, every device at its largest "
+               "micro-batch", "largest-micro-batch", BEST),
     ("poplar", "ZeRO from two on, equal accumulation steps", "equal-steps", BEST),
     ("hap", "alternation: `paper` against the joint optimum", "paper", BEST),
 )  # fmt: skip
@@ -375,7 +379,8 @@ def parts(kept: Kept) -> str:
 FIGURES: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        ratio, compared, faster, reached, excess, within, missed, plans, proven, solved, where_most, claim, rows,
+        ratio, compared, faster, reached, excess, within, missed, plans, proven, solved,
+        where_most, claim, rows,
         covered, same, limit, conditions, overview, methods, provers, parts,
     )
 }  # fmt: skip

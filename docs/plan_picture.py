@@ -182,13 +182,17 @@ def text(
     x: float, y: float, content: str, *, size: int = 13, anchor: str = "start", style: str = ""
 ) -> str:
     """A line of text."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"{style}>{escape(content)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+        f'text-anchor="{anchor}"{style}>{escape(content)}</text>'
+    )
 
 
 def box(x: float, y: float, width: float, height: float, colour: str) -> str:
     """A rectangle, separated from its neighbours by a white line."""
     return (
-        f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.1):.2f}" height="{height:.1f}" fill="{colour}" '
+        f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.1):.2f}" height="{height:.1f}" '
+        f'fill="{colour}" '
         'stroke="#ffffff" stroke-width="1"/>'
     )
 
@@ -266,7 +270,8 @@ def draw(plan: Plan, cluster: Path) -> str:
     )
     degrees = f"{picture.degrees}; one micro-batch on each stage, forward and backward:"
     body = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
+        f'width="{WIDTH}" '
         f'height="{height:.0f}" font-family="Helvetica, Arial, sans-serif" fill="#222222">',
         f"<title>{escape(head)}</title>",
         f'<rect width="{WIDTH}" height="{height:.0f}" rx="8" fill="#ffffff"/>',
@@ -287,7 +292,8 @@ def main(arguments: list[str]) -> int:
         fresh = target.exists() and target.read_text(encoding="utf-8") == picture
         if not fresh:
             print(
-                f"{target} is out of date: run python docs/plan_picture.py {plan} {cluster} {target}",
+                f"{target} is out of date: run python docs/plan_picture.py {plan} {cluster} "
+                f"{target}",
                 file=sys.stderr,
             )
         return int(not fresh)
