@@ -18,11 +18,11 @@ from typing import Any
 from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.huggingface import from_config
+from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Settings
-from hetplan.profiling.importers.registry import import_file
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import Profile, load_profile
-from hetplan.profiling.sailor.links import Links, load_links
+from hetplan.profiling.sailor.data import Links, load_links
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import ModelSpec
 

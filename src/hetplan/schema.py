@@ -7,12 +7,14 @@ say which).
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 
 from hetplan.errors import InputError, json_path
+from hetplan.files import read_json, to_json, write_text
 
 
 class StrictModel(BaseModel):
@@ -72,6 +74,27 @@ def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str]
         return model.model_validate(value)
     except ValidationError as error:
         raise input_error(error, where=where, prefix=prefix) from None
+
+
+class Document(StrictModel):
+    """A JSON file of its own kind: a subclass has fields `format` and `version` with one value
+    each, which are checked before everything else."""
+
+    @classmethod
+    def parsed(cls, value: Any, *, where: str) -> Self:
+        """From parsed JSON; raises InputError naming `where`, place, got and expected."""
+        kind, version = (cls.model_fields[key].default for key in ("format", "version"))
+        check_header(value, kind, version, where=where)
+        return parse(cls, value, where=where)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """From a file (`.gz`: unpacked); raises InputError naming file, place, got and expected."""
+        return cls.parsed(read_json(path), where=os.fspath(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, atomically (gzip where the name ends in .gz)."""
+        write_text(path, to_json(self.model_dump(mode="json")))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import library
 from hetplan.planner.strategies import STRATEGIES
 from hetplan.profiling.catalogue import catalogue
-from hetplan.profiling.examples import example_clusters
+from hetplan.profiling.cluster import example_clusters
 from hetplan.profiling.zoo import BUILT_IN
 
 

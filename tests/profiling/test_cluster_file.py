@@ -16,9 +16,9 @@ from hetplan.profiling.cluster import (
     ClusterFile,
     build_cluster,
     example_cluster,
+    example_clusters,
     load_cluster,
 )
-from hetplan.profiling.examples import example_clusters
 
 ROOT = Path(__file__).parents[2]
 HEAD = "format: hetplan-cluster\nversion: 1\nname: c\n"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.profiling.configurations import FAMILIES
-from hetplan.profiling.huggingface import from_config
+from hetplan.profiling.huggingface import FAMILIES, from_config
 from hetplan.profiling.models import load_model
 
 # The files as they are published on the Hugging Face hub, less what is about dropout, tokens and

@@ -11,8 +11,8 @@ import pytest
 from fakes.foreign import DEEPSPEED, PIPEDREAM, metis, piper, placement, write
 from hetplan.cli.main import main
 from hetplan.errors import InputError
+from hetplan.profiling.importers import KINDS, import_file
 from hetplan.profiling.importers.common import Settings
-from hetplan.profiling.importers.registry import KINDS, import_file
 
 
 def without(document: Any, *path: Any) -> Any:

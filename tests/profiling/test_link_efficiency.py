@@ -19,7 +19,7 @@ from hetplan.profiling.collectives import (
     SizePoint,
     fit_line,
 )
-from hetplan.profiling.link_efficiency import (
+from hetplan.profiling.efficiency import (
     LearnedLinks,
     load_link_efficiency,
     moved_share,

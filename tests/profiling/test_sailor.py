@@ -14,9 +14,8 @@ import pytest
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_folder, write
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling.sailor.layers import Curve, clean
-from hetplan.profiling.sailor.links import Fit
-from hetplan.profiling.sailor.memory import BYTES_PER_PARAM
+from hetplan.profiling.sailor.data import Fit
+from hetplan.profiling.sailor.predict import BYTES_PER_PARAM, Curve, clean
 from hetplan.profiling.sailor.schedule import Lane, simulate_lanes
 from hetplan.profiling.sailor.validation import Compared, mean_error, rank_correlation, validate
 from hetplan.profiling.simulator.tasks import NO_PORT

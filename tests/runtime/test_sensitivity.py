@@ -16,12 +16,11 @@ from fakes.workloads import cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.planner.data_parallel import propose
-from hetplan.profiling.perturb import perturbed, relative_spread, scenarios
 from hetplan.profiling.profile import Profile, Readings
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import save_plan
 from hetplan.runtime.replay import replay
-from hetplan.runtime.sensitivity import sensitivity
+from hetplan.runtime.sensitivity import perturbed, relative_spread, scenarios, sensitivity
 from hetplan.solvers.run import Run
 
 FAST, SLOW = "V100-SXM2-16GB", "T4"

@@ -100,7 +100,7 @@ def models(incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Clusters that come with hetplan."""
-    from hetplan.profiling.examples import example_clusters
+    from hetplan.profiling.cluster import example_clusters
 
     return beginning(example_clusters(), incomplete)
 

@@ -62,8 +62,8 @@ def import_(
     What a file does not tell has options; what is assumed instead is told.
     """
     from hetplan.names import unknown_name
+    from hetplan.profiling.importers import import_file
     from hetplan.profiling.importers.common import Settings
-    from hetplan.profiling.importers.registry import import_file
     from hetplan.profiling.precision import PRECISIONS
 
     check_target(output)

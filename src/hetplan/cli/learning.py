@@ -15,8 +15,7 @@ from hetplan.text import Table, number_text, percent_text
 
 if TYPE_CHECKING:
     from hetplan.profiling.cluster import Cluster
-    from hetplan.profiling.efficiency import EfficiencyFile, Learned
-    from hetplan.profiling.link_efficiency import LinkEfficiencyFile
+    from hetplan.profiling.efficiency import EfficiencyFile, Learned, LinkEfficiencyFile
     from hetplan.profiling.precision import Precision
 
 
@@ -70,7 +69,7 @@ def train(files: Sequence[str], *, json: bool, output: Path | None) -> int:
     value = read_json(files[0])
     if isinstance(value, dict) and value.get("format") == "hetplan-collectives":
         from hetplan.profiling.collectives import load_collectives
-        from hetplan.profiling.link_efficiency import train_links
+        from hetplan.profiling.efficiency import train_links
 
         found = train_links([load_collectives(path) for path in files])
         shown = link_table(found)

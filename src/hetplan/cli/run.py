@@ -185,7 +185,7 @@ def rehearse(
 ) -> Rehearsal | None:
     """The plan's predicted times; None where they are not needed and the plan's cluster is not
     known."""
-    from hetplan.profiling.examples import example_clusters
+    from hetplan.profiling.cluster import example_clusters
     from hetplan.runtime.virtual import Rehearsal
 
     told = plan.workload

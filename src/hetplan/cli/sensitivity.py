@@ -119,8 +119,8 @@ def replan(
     """The best plan of these strategies where one device type is off as a whole, beside the given
     plans there."""
     from hetplan.planner.ranking import make_plans
-    from hetplan.profiling.perturb import perturbed, scenarios
     from hetplan.runtime.replay import replay
+    from hetplan.runtime.sensitivity import perturbed, scenarios
     from hetplan.solvers.options import Options
     from hetplan.solvers.run import Run
 

@@ -58,8 +58,7 @@ def open_instance(argument: str) -> Instance:
 
 def open_cluster(argument: str) -> Cluster:
     """A cluster file, or one of the examples by name; raises InputError."""
-    from hetplan.profiling.cluster import example_cluster, load_cluster
-    from hetplan.profiling.examples import example_clusters
+    from hetplan.profiling.cluster import example_cluster, example_clusters, load_cluster
 
     if (
         not os.path.exists(argument)
@@ -97,6 +96,6 @@ def with_links(workload: Workload, path: Path | None) -> Workload:
         return workload
     from dataclasses import replace
 
-    from hetplan.profiling.link_efficiency import LearnedLinks, load_link_efficiency
+    from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
 
     return replace(workload, links=LearnedLinks(load_link_efficiency(path)))

@@ -7,28 +7,23 @@ A JSON file `hetplan-batch-curve`, written by `hetplan profile --batch-curve`, r
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from hetplan.errors import InputError
-from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.models import Model
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Provenance
 from hetplan.schema import (
     Bytes,
     Count,
+    Document,
     Name,
     PositiveCount,
     Seconds,
     StrictModel,
-    check_header,
-    parse,
 )
-
-FORMAT, VERSION = "hetplan-batch-curve", 1
 
 
 class CurvePoint(StrictModel):
@@ -43,7 +38,7 @@ class CurvePoint(StrictModel):
     spread_seconds: Seconds = 0.0
 
 
-class BatchCurve(StrictModel):
+class BatchCurve(Document):
     """One device's curve. device: its type as in cluster files. sequence: tokens per sample.
 
     memory_bytes: the limit that was kept. devices: size of the ZeRO group that shares the model
@@ -91,17 +86,8 @@ class BatchCurve(StrictModel):
         """{micro-batch: seconds}."""
         return {point.micro_batch: point.seconds for point in self.points}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the curve as JSON (gzip where the name ends in .gz)."""
-        write_text(path, to_json(self.model_dump(mode="json")))
 
-
-def load_batch_curve(path: str | os.PathLike[str]) -> BatchCurve:
-    """The curve in a file; raises InputError with file, place, got and expected."""
-    where = os.fspath(path)
-    value = read_json(path)
-    check_header(value, FORMAT, VERSION, where=where)
-    return parse(BatchCurve, value, where=where)
+load_batch_curve = BatchCurve.load
 
 
 def check_curve(curve: BatchCurve, model: Model, devices: int) -> None:

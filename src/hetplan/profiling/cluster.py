@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -22,7 +23,6 @@ from hetplan.errors import InputError
 from hetplan.files import read_yaml
 from hetplan.names import unknown_name
 from hetplan.profiling.catalogue import DeviceOverride, DeviceSpec, device, overridden
-from hetplan.profiling.examples import FOLDER, example_clusters
 from hetplan.schema import Name, Rate, StrictModel, check_header, parse
 
 Floats = NDArray[np.float64]
@@ -209,3 +209,11 @@ def example_cluster(name: str) -> Cluster:
     if name not in example_clusters():
         raise unknown_name("unknown example cluster", name, example_clusters())
     return load_cluster(FOLDER / f"{name}.yaml")
+
+
+FOLDER = Path(__file__).with_name("clusters")
+
+
+def example_clusters() -> tuple[str, ...]:
+    """Names of the clusters that come with hetplan."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))

@@ -8,7 +8,6 @@ slower was disturbed, and medians of small messages are mostly disturbance.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,11 +16,15 @@ import numpy as np
 from pydantic import Field
 
 from hetplan.errors import InputError
-from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.profile import Provenance
-from hetplan.schema import Bytes, Name, PositiveCount, Seconds, StrictModel, check_header, parse
-
-FORMAT, VERSION = "hetplan-collectives", 1
+from hetplan.schema import (
+    Bytes,
+    Document,
+    Name,
+    PositiveCount,
+    Seconds,
+    StrictModel,
+)
 
 OPERATIONS = (
     "send",
@@ -60,7 +63,7 @@ class FittedCollective(StrictModel):
         return self.latency_seconds + size / self.bytes_per_second
 
 
-class Collectives(StrictModel):
+class Collectives(Document):
     """All operations on all groups of one job."""
 
     format: Literal["hetplan-collectives"] = "hetplan-collectives"
@@ -95,17 +98,8 @@ class Collectives(StrictModel):
         part = 1.0 if operation == "all-gather" else 1.0 / n
         return rounds * part * fit.bytes_per_second, fit.latency_seconds / rounds
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON."""
-        write_text(path, to_json(self.model_dump(mode="json")))
 
-
-def load_collectives(path: str | os.PathLike[str]) -> Collectives:
-    """The file's content; raises InputError with file, place, got and expected."""
-    where = os.fspath(path)
-    value = read_json(path)
-    check_header(value, FORMAT, VERSION, where=where)
-    return parse(Collectives, value, where=where)
+load_collectives = Collectives.load
 
 
 @dataclass(frozen=True)

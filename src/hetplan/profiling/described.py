@@ -7,7 +7,6 @@ list of operators.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -15,16 +14,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, Strict, model_validator
 
 from hetplan.errors import InputError
-from hetplan.files import to_json, write_text
-from hetplan.profiling.counted import Counted, Growth, Sizes
-from hetplan.profiling.operators import Layer, Saved
+from hetplan.profiling.operators import Counted, Growth, Layer, Saved, Sizes
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Date
 from hetplan.profiling.recomputation import TRACED
 from hetplan.profiling.zoo import ModelSpec
-from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel, check_header, parse
+from hetplan.schema import (
+    Count,
+    Document,
+    Name,
+    NonNegative,
+    PositiveCount,
+    StrictModel,
+)
 
-FORMAT, VERSION = "hetplan-model", 1
+FORMAT = "hetplan-model"
 # (fixed, each sample's)
 Line = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
 Product = Annotated[tuple[Line, Line, Line, Line], Strict(False)]
@@ -54,7 +58,7 @@ class LayerEntry(StrictModel):
     operators: Count
 
 
-class ModelFile(StrictModel):
+class ModelFile(Document):
     """A traced model. samples: the micro-batches that were traced."""
 
     format: Literal["hetplan-model"] = "hetplan-model"
@@ -131,15 +135,10 @@ class ModelFile(StrictModel):
             notes=tuple(filter(None, (note,))),
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON."""
-        write_text(path, to_json(self.model_dump(mode="json")))
-
 
 def model_of(value: Any, *, where: str) -> ModelSpec:
     """The model in a parsed file; raises InputError."""
-    check_header(value, FORMAT, VERSION, where=where)
-    return parse(ModelFile, value, where=where).spec()
+    return ModelFile.parsed(value, where=where).spec()
 
 
 def entry(op: Counted) -> OperatorEntry:

@@ -1,10 +1,14 @@
-"""What a layer computes, as a short list of operators with their shapes, per sample.
+"""What a layer computes, as a short list of operators with their shapes.
 
-Units: elements, FLOPs, bytes; `micro_batch` samples at once on a tensor-parallel group of `tensor`
-devices.
-Backward is counted operator by operator: a matrix product C = A B has two, dA = dC B^T and dB = A^T
-dC, each with the forward's FLOPs and traffic, so twice the forward in all (once where A needs no
+Units: elements, FLOPs, bytes. Described operators (`Matmul`, `Elementwise`) are per sample, and
+take `micro_batch` samples at once on a tensor-parallel group of `tensor` devices. Their backward
+pass is counted operator by operator: a matrix product C = A B has two, dA = dC B^T and dB = A^T dC,
+each with the forward's FLOPs and traffic, so twice the forward in all (once where A needs no
 gradient).
+
+Traced operators (`Counted`) belong to one pass each. Their sizes grow in straight lines with the
+samples of a micro-batch, in elements of the training precision (an int64 counts as so many of
+them), and tensor parallelism leaves them whole.
 """
 
 from __future__ import annotations
@@ -12,8 +16,72 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetplan.profiling.counted import Counted
 from hetplan.profiling.precision import Precision
+
+
+@dataclass(frozen=True)
+class Growth:
+    """fixed + each * samples."""
+
+    fixed: float
+    each: float
+
+    def at(self, samples: int) -> float:
+        """For a micro-batch."""
+        return self.fixed + self.each * samples
+
+
+NOTHING = Growth(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`count` products of an m x k with a k x n matrix."""
+
+    count: Growth
+    m: Growth
+    k: Growth
+    n: Growth
+
+    def at(self, samples: int) -> tuple[float, float, float, float]:
+        """(count, m, k, n) of a micro-batch."""
+        return self.count.at(samples), self.m.at(samples), self.k.at(samples), self.n.at(samples)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """An operator of one pass. read, written: elements. product: None for what only moves memory.
+
+    ruled: False where no rule says what the operator does; it then counts as the memory that it
+    reads and writes.
+    """
+
+    name: str
+    backward: bool
+    read: Growth
+    written: Growth
+    product: Sizes | None = None
+    ruled: bool = True
+
+    def flops(self, samples: int = 1) -> float:
+        """2 count m k n; 0 for what is no product."""
+        if self.product is None:
+            return 0.0
+        count, m, k, n = self.product.at(samples)
+        return 2.0 * count * m * k * n
+
+    def all_moved(self, samples: int = 1) -> float:
+        """Elements read and written, in whichever pass it is."""
+        return self.read.at(samples) + self.written.at(samples)
+
+    def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
+        """Elements moved in the forward pass."""
+        return 0.0 if self.backward else self.all_moved(micro_batch)
+
+    def moved_back(self, micro_batch: int = 1, tensor: int = 1) -> float:
+        """Elements moved in the backward pass."""
+        return self.all_moved(micro_batch) if self.backward else 0.0
+
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 

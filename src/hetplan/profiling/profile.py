@@ -11,17 +11,20 @@ profile whose times include it says `tensor_bytes` 0.
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.precision import Precision
-from hetplan.schema import Bytes, Name, PositiveCount, SecondsRow, StrictModel, check_header, parse
-
-FORMAT, VERSION = "hetplan-profile", 1
+from hetplan.schema import (
+    Bytes,
+    Document,
+    Name,
+    PositiveCount,
+    SecondsRow,
+    StrictModel,
+)
 
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
@@ -127,7 +130,7 @@ class ProfileTable(StrictModel):
         return [f + b for f, b in zip(self.forward_seconds, self.backward_seconds, strict=True)]
 
 
-class Profile(StrictModel):
+class Profile(Document):
     """A profile: layers [L], tables of [L] entries each. sequence: tokens per sample, null for
     images."""
 
@@ -180,14 +183,5 @@ class Profile(StrictModel):
     def _by_key(self) -> dict[tuple[str, int, int], ProfileTable]:
         return {(table.device, table.tensor, table.micro_batch): table for table in self.tables}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile as JSON (gzip where the name ends in .gz)."""
-        write_text(path, to_json(self.model_dump(mode="json")))
 
-
-def load_profile(path: str | os.PathLike[str]) -> Profile:
-    """The profile in a file; raises InputError with file, place, got and expected."""
-    where = os.fspath(path)
-    value = read_json(path)
-    check_header(value, FORMAT, VERSION, where=where)
-    return parse(Profile, value, where=where)
+load_profile = Profile.load

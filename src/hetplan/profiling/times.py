@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec
-from hetplan.profiling.counted import Counted
-from hetplan.profiling.operators import ELEMENT_BYTES, Layer, Matmul, Operator, Shape, launches
+from hetplan.profiling.operators import (
+    ELEMENT_BYTES,
+    Counted,
+    Layer,
+    Matmul,
+    Operator,
+    Shape,
+    launches,
+)
 from hetplan.profiling.precision import Precision
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from hetplan.profiling.architecture import Transformer
-from hetplan.profiling.blocks import norm
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Saved
-from hetplan.profiling.transformer import block
+from hetplan.profiling.transformer import block, norm
 
 VGG19 = (
     64,

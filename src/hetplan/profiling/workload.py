@@ -17,7 +17,7 @@ from hetplan.profiling.predict import check_global_batch, default_micro_batches,
 from hetplan.profiling.profile import Profile, load_profile
 
 if TYPE_CHECKING:
-    from hetplan.profiling.link_efficiency import LearnedLinks
+    from hetplan.profiling.efficiency import LearnedLinks
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
 # + 4 in mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in

@@ -29,15 +29,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetplan.errors import InputError
-from hetplan.files import read_json, to_json, write_text
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, load_plan, parse_plan
 from hetplan.runtime.replay import replay
-from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
+from hetplan.schema import Document, Name, NonNegative
 
-FORMAT, VERSION = "hetplan-calibration", 1
 NAMES = ("within", "between", "slot_seconds")
 # Bandwidths reach between a twentieth and a bit more than the figure given.
 RANGES: Mapping[str, tuple[float, float]] = {"within": (0.05, 1.5), "between": (0.05, 1.5)}
@@ -50,7 +48,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 Share = Annotated[float, Field(gt=0, le=10)]
 
 
-class Calibration(StrictModel):
+class Calibration(Document):
     """Constants, and the mean absolute error of seconds without them and, for runs left out, with
     them.
 
@@ -68,10 +66,6 @@ class Calibration(StrictModel):
     fitted: list[Name]
     error_before: NonNegative
     error_left_out: NonNegative | None
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON."""
-        write_text(path, to_json(self.model_dump(mode="json")))
 
 
 @dataclass(frozen=True)
@@ -112,12 +106,7 @@ def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     )
 
 
-def load_calibration(path: str | os.PathLike[str]) -> Calibration:
-    """The calibration in a file; raises InputError."""
-    where = os.fspath(path)
-    value = read_json(path)
-    check_header(value, FORMAT, VERSION, where=where)
-    return parse(Calibration, value, where=where)
+load_calibration = Calibration.load
 
 
 def scaled(cluster: Cluster, within: float, between: float) -> Cluster:

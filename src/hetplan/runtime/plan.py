@@ -27,28 +27,24 @@ Rules   (1) every replica holds every layer exactly once, in order
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import InputError
-from hetplan.files import read_json, to_json, write_text
 from hetplan.runtime.spmd_program import SpmdProgram
 from hetplan.schema import (
     Count,
+    Document,
     Name,
     NonNegative,
     Positive,
     PositiveCount,
     Range,
     StrictModel,
-    check_header,
-    parse,
 )
 
-FORMAT, VERSION = "hetplan-plan", 1
 MAX_RANKS = 4096
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
@@ -131,7 +127,7 @@ class Prediction(StrictModel):
 OPTIONAL = ("zero_shares", "prediction", "program")
 
 
-class Plan(StrictModel):
+class Plan(Document):
     """A plan file. origin: which method found it and what it promises. Validated completely when
     made.
 
@@ -355,21 +351,7 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
     return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in a JSON file (`.gz`: unpacked); raises InputError naming file, place, got and
-    expected."""
-    return parse_plan(read_json(path), where=os.fspath(path))
-
-
-def parse_plan(value: object, *, where: str) -> Plan:
-    """A plan from parsed JSON; `where` names its source in errors."""
-    check_header(value, FORMAT, VERSION, where=where)
-    return parse(Plan, value, where=where)
-
-
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write the plan atomically."""
-    write_text(path, to_json(plan.model_dump(mode="json")))
+load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save
 
 
 def check_world(plan: Plan, world_size: int) -> None:

@@ -1,5 +1,32 @@
 """Others' measurements and descriptions as hetplan's files: `hetplan import KIND PATH -o FILE`.
 
-Every kind has a module that reads one format: `read(path, settings) -> Imported`. Errors name file
+Every kind has a function that reads one format: (path, settings) -> `Imported`. Errors name file
 and place.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from hetplan.names import unknown_name
+from hetplan.profiling.importers import calculon, deepspeed, graphs, metis, sailor
+from hetplan.profiling.importers.common import Imported, Settings
+
+READERS: dict[str, Callable[[str, Settings], Imported]] = {
+    "sailor": sailor.read,
+    "pipedream": graphs.read_pipedream,
+    "piper": graphs.read_piper,
+    "dnn-partitioning": graphs.read_dnn_partitioning,
+    "metis": metis.read,
+    "calculon": calculon.read,
+    "deepspeed": deepspeed.read,
+}
+KINDS = tuple(READERS)
+
+
+def import_file(kind: str, path: str | os.PathLike[str], settings: Settings) -> Imported:
+    """Read `path` as a file of that kind; raises InputError with file, place, got and expected."""
+    if kind not in READERS:
+        raise unknown_name("unknown kind of file", kind, KINDS)
+    return READERS[kind](os.fspath(path), settings)

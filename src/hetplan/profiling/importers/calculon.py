@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.profiling.configurations import CALCULON_KEYS
 from hetplan.profiling.foreign import Foreign, read_foreign
-from hetplan.profiling.huggingface import from_config
+from hetplan.profiling.huggingface import CALCULON_KEYS, from_config
 from hetplan.profiling.importers.common import Imported, Settings
 from hetplan.schema import MOST_RATE
 

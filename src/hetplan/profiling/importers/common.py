@@ -1,14 +1,14 @@
-"""What all importers share: their settings, their result, and chains from graphs of operators."""
+"""What all importers share: their settings, their result, and profiles from chains of layers."""
 
 from __future__ import annotations
 
 import datetime
-import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.files import read_bytes
 from hetplan.profiling.precision import Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.schema import derived
@@ -16,6 +16,7 @@ from hetplan.schema import derived
 # A backward pass of matrix products takes twice the forward's time; where a file gives their sum
 # only.
 FORWARD_SHARE = 1 / 3
+TOGETHER = "forward and backward are given together: a third counts as forward"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,15 @@ class Settings:
     micro_batch: int | None = None
     nodes: int | None = None
 
+    def device_note(self, device: str) -> str:
+        """That the device's name is not the file's, where the user gave none."""
+        if self.device is not None:
+            return ""
+        return (
+            f"the file names no device type: {device!r}; --device-type gives the name in cluster "
+            "files"
+        )
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -45,9 +55,11 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Node:
-    """One operator. output: bytes of a pass for each operator behind it. kept: bytes until the
-    backward pass."""
+class Operator:
+    """One link of a chain. Seconds and bytes of a whole pass.
+
+    output: bytes for each operator behind it. kept: bytes until the backward pass.
+    """
 
     name: str
     forward: float
@@ -57,132 +69,99 @@ class Node:
     kept: float
 
 
-@dataclass
-class Graph:
-    """Operators by their number, and which one feeds which."""
+def layer(
+    name: str, params: float, activation: float, saved: float, replicated: float = 0.0
+) -> ProfileLayer:
+    """A layer without tensor-parallel all-reduces of its own; bytes."""
+    return ProfileLayer(
+        name=name[:200],
+        param_bytes=params,
+        activation_bytes=activation,
+        tensor_bytes=0.0,
+        saved_bytes=saved,
+        replicated_saved_bytes=replicated,
+    )
 
-    nodes: dict[int, Node] = field(default_factory=dict)
-    edges: list[tuple[int, int]] = field(default_factory=list)
 
-    def chain(self, where: str) -> list[tuple[Node, float]]:
-        """Operators in an order of work, lowest numbers first, each with the bytes that pass the
-        cut behind it.
+def table(
+    device: str, tensor: int, micro_batch: int, forward: list[float], backward: list[float]
+) -> ProfileTable:
+    """Seconds of all layers."""
+    return ProfileTable(
+        device=device,
+        tensor=tensor,
+        micro_batch=micro_batch,
+        forward_seconds=forward,
+        backward_seconds=backward,
+    )
 
-        What several later operators need passes a cut once. Raises InputError for a circle.
-        """
-        after: dict[int, list[int]] = {number: [] for number in self.nodes}
-        waits = dict.fromkeys(self.nodes, 0)
-        for source, target in self.edges:
-            after[source].append(target)
-            waits[target] += 1
-        ready = [number for number, count in waits.items() if count == 0]
-        heapq.heapify(ready)
-        order: list[int] = []
-        while ready:
-            number = heapq.heappop(ready)
-            order.append(number)
-            for target in after[number]:
-                waits[target] -= 1
-                if waits[target] == 0:
-                    heapq.heappush(ready, target)
-        if len(order) < len(self.nodes):
-            stuck = min(number for number, count in waits.items() if count)
-            raise InputError(
-                "operators wait for each other in a circle", where=where, got=self.nodes[stuck].name
-            )
-        place = {number: i for i, number in enumerate(order)}
-        last = {
-            number: max((place[t] for t in targets), default=-1)
-            for number, targets in after.items()
-        }
-        crossing, leaving = 0.0, [0.0] * (len(order) + 1)
-        found = []
-        for i, number in enumerate(order):
-            crossing -= leaving[i]
-            if last[number] > i:
-                crossing += self.nodes[number].output
-                leaving[last[number]] += self.nodes[number].output
-            found.append((self.nodes[number], max(crossing, 0.0)))
-        return found
+
+def table_of_sums(device: str, tensor: int, micro_batch: int, both: list[float]) -> ProfileTable:
+    """A table from seconds of forward and backward passes together."""
+    forward = [FORWARD_SHARE * seconds for seconds in both]
+    backward = [(1 - FORWARD_SHARE) * seconds for seconds in both]
+    return table(device, tensor, micro_batch, forward, backward)
 
 
 def chain_profile(
-    chain: Sequence[tuple[Node, float]],
+    chain: Sequence[tuple[Operator, float]],
     settings: Settings,
     *,
     model: str,
     device: str,
     source: str,
     where: str,
-) -> Profile:
-    """A profile of one table from a chain; sizes in the chain are of a whole pass of `micro_batch`
-    samples."""
+    notes: Iterable[str] = (),
+) -> Imported:
+    """A profile of one table from (operator, bytes that pass the cut behind it); sizes are of a
+    whole pass of `micro_batch` samples. device: the type's name where the user gives none."""
     batch = settings.micro_batch or 1
-    return make_profile(
+    forward, backward = [op.forward for op, _ in chain], [op.backward for op, _ in chain]
+    return profile(
         settings,
         model=model,
         source=source,
         where=where,
         layers=[
-            ProfileLayer(
-                name=f"{i}-{node.name}"[:200],
-                param_bytes=node.params,
-                activation_bytes=crossing / batch,
-                tensor_bytes=0.0,
-                saved_bytes=node.kept / batch,
-            )
-            for i, (node, crossing) in enumerate(chain)
+            layer(f"{i}-{op.name}", op.params, crossing / batch, op.kept / batch)
+            for i, (op, crossing) in enumerate(chain)
         ],
-        tables=[
-            ProfileTable(
-                device=settings.device or device,
-                tensor=1,
-                micro_batch=batch,
-                forward_seconds=[node.forward for node, _ in chain],
-                backward_seconds=[node.backward for node, _ in chain],
-            )
-        ],
+        tables=[table(settings.device or device, 1, batch, forward, backward)],
+        notes=(settings.device_note(device), *notes),
     )
 
 
-def make_profile(
+def profile(
     settings: Settings,
     *,
     model: str,
     source: str,
     where: str,
     layers: list[ProfileLayer],
-    tables: Iterable[ProfileTable],
+    tables: list[ProfileTable],
     sequence: int | None = None,
     precision: Precision = "fp32",
-) -> Profile:
-    """A measured profile; raises InputError where sizes are out of range."""
+    notes: Iterable[str] = (),
+) -> Imported:
+    """A measured profile and what had to be assumed (empty notes are left out); raises InputError
+    where sizes are out of range."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     with derived(where):
-        return Profile(
+        made = Profile(
             model=settings.model or model[:200],
             sequence=settings.sequence or sequence,
             precision=settings.precision or precision,
-            provenance=Provenance(
-                kind="measured",
-                source=source,
-                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            ),
+            provenance=Provenance(kind="measured", source=source[:200], date=today),
             layers=layers,
-            tables=list(tables),
+            tables=tables,
         )
+    return Imported("profile", made.model_dump(mode="json"), tuple(filter(None, notes)))
 
 
-def profile_result(profile: Profile, *notes: str) -> Imported:
-    """A profile and what had to be assumed (empty notes left out)."""
-    return Imported(
-        "profile", profile.model_dump(mode="json"), tuple(note for note in notes if note)
-    )
-
-
-def device_note(settings: Settings, device: str) -> str:
-    """That the device's name is not the file's, where the user gave none."""
-    if settings.device is not None:
-        return ""
-    return (
-        f"the file names no device type: {device!r}; --device-type gives the name in cluster files"
-    )
+def lines_of(path: str) -> list[tuple[int, str]]:
+    """Numbered lines that are not empty."""
+    try:
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text at byte {error.start}", where=path) from None
+    return [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]

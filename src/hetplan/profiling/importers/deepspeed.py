@@ -17,15 +17,12 @@ from pathlib import Path
 from hetplan.errors import InputError
 from hetplan.profiling.importers.common import (
     Imported,
-    Node,
+    Operator,
     Settings,
     chain_profile,
-    device_note,
-    profile_result,
+    lines_of,
 )
-from hetplan.profiling.importers.pipedream import lines_of
 
-DEVICE = "deepspeed-gpu"
 SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "sec": 1.0}
 BLOCKS = ("ModuleList", "Sequential")
@@ -78,23 +75,21 @@ def read(path: str, settings: Settings) -> Imported:
                 expected="output that is not shortened (module_depth = -1, detailed)",
             )  # fmt: skip
         label = f"{module.name}-{module.kind}" if module.name else module.kind
-        chain.append(
-            (
-                Node(
-                    label, module.seconds, ratio * module.seconds, width * module.params, 0.0, 0.0
-                ),
-                0.0,
-            )
-        )
-    final = replace(settings, micro_batch=used, precision=settings.precision or "fp16")
-    profile = chain_profile(
-        chain, final, model=tree.kind, device=DEVICE, where=path,
-        source=f"DeepSpeed flops profiler, {Path(path).name}"[:200],
-    )  # fmt: skip
-    return profile_result(
-        profile, device_note(settings, DEVICE), guessed,
-        "the profiler does not tell what layers send on and keep: activation_bytes and saved_bytes are 0",
-    )  # fmt: skip
+        seconds, params = module.seconds, width * module.params
+        chain.append((Operator(label, seconds, ratio * seconds, params, 0.0, 0.0), 0.0))
+    return chain_profile(
+        chain,
+        replace(settings, micro_batch=used, precision=settings.precision or "fp16"),
+        model=tree.kind,
+        device="deepspeed-gpu",
+        where=path,
+        source=f"DeepSpeed flops profiler, {Path(path).name}",
+        notes=(
+            guessed,
+            "the profiler does not tell what layers send on and keep: activation_bytes and "
+            "saved_bytes are 0",
+        ),
+    )
 
 
 def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:

@@ -18,13 +18,14 @@ from pathlib import Path
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import Foreign, read_foreign
 from hetplan.profiling.importers.common import (
-    FORWARD_SHARE,
+    TOGETHER,
     Imported,
     Settings,
-    make_profile,
-    profile_result,
+    layer,
+    profile,
+    table_of_sums,
 )
-from hetplan.profiling.profile import ProfileLayer, ProfileTable
+from hetplan.profiling.profile import ProfileLayer
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.schema import MOST_BYTES
 
@@ -68,13 +69,23 @@ def read(path: str, settings: Settings) -> Imported:
             "several device types", where="--device-type", got=", ".join(sorted(devices))
         )
     layers, notes = _layers(parts, count)
-    profile = make_profile(
-        settings, model=parts[0].document["model"]["model_name"].text(), where=path,
-        source=f"Metis profiles {start.name}"[:200], layers=layers,
-        tables=[_table(part, settings) for part in parts], precision="fp16",
-    )  # fmt: skip
-    return profile_result(
-        profile, "forward and backward are given together: a third counts as forward", *notes
+    return profile(
+        settings,
+        model=parts[0].document["model"]["model_name"].text(),
+        where=path,
+        source=f"Metis profiles {start.name}",
+        layers=layers,
+        tables=[
+            table_of_sums(
+                settings.device or part.device,
+                part.tensor,
+                part.batch,
+                [entry.seconds(1e-3) for entry in part.milliseconds],
+            )
+            for part in parts
+        ],
+        precision="fp16",
+        notes=(TOGETHER, *notes),
     )
 
 
@@ -91,17 +102,6 @@ def _part(file: Path) -> Part:
         max(int(found["tensor"]), 1),
         max(int(found["batch"]), 1),
         read_foreign(file),
-    )
-
-
-def _table(part: Part, settings: Settings) -> ProfileTable:
-    both = [entry.seconds(1e-3) for entry in part.milliseconds]
-    return ProfileTable(
-        device=settings.device or part.device,
-        tensor=part.tensor,
-        micro_batch=part.batch,
-        forward_seconds=[FORWARD_SHARE * seconds for seconds in both],
-        backward_seconds=[(1 - FORWARD_SHARE) * seconds for seconds in both],
     )
 
 
@@ -144,10 +144,6 @@ def _layers(parts: Sequence[Part], count: int) -> tuple[list[ProfileLayer], list
         )
         kept = [0.0] * count
     layers = [
-        ProfileLayer(
-            name=f"layer-{i}", param_bytes=params[i] * chosen.tensor, activation_bytes=activation[i],
-            tensor_bytes=0.0, saved_bytes=kept[i],
-        )
-        for i in range(count)
-    ]  # fmt: skip
+        layer(f"layer-{i}", params[i] * chosen.tensor, activation[i], kept[i]) for i in range(count)
+    ]
     return layers, notes

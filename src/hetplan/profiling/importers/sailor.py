@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import read_foreign
-from hetplan.profiling.importers.common import Imported, Settings, make_profile, profile_result
-from hetplan.profiling.profile import ProfileLayer, ProfileTable
+from hetplan.profiling.importers.common import Imported, Settings, layer, profile, table
+from hetplan.profiling.profile import ProfileLayer
 from hetplan.profiling.sailor.data import ModelData, load_model_data
 
 
@@ -45,26 +45,25 @@ def read(path: str, settings: Settings) -> Imported:
             got=", ".join(kinds),
             expected="one of them as PATH",
         )
-    profile = make_profile(
-        settings, model=name, source=f"Sailor profiles of {name} on {', '.join(kinds)}"[:200], where=path,
-        layers=layers(data), tables=tables(data, kinds, settings.device), sequence=data.sequence or None,
-    )  # fmt: skip
-    return profile_result(profile, "update times are left out: a profile has none")
-
-
-def tables(data: ModelData, kinds: list[str], device: str | None) -> list[ProfileTable]:
-    """As measured, by GPU type, degree, micro-batch."""
-    return [
-        ProfileTable(
-            device=device or kind,
-            tensor=degree,
-            micro_batch=batch,
-            forward_seconds=list(map(float, found.forward)),
-            backward_seconds=list(map(float, found.backward)),
-        )
-        for kind in kinds
-        for (degree, batch), found in sorted(data.tables[kind].items())
-    ]
+    return profile(
+        settings,
+        model=name,
+        source=f"Sailor profiles of {name} on {', '.join(kinds)}",
+        where=path,
+        layers=layers(data),
+        tables=[
+            table(
+                settings.device or kind,
+                *key,
+                list(map(float, m.forward)),
+                list(map(float, m.backward)),
+            )
+            for kind in kinds
+            for key, m in sorted(data.tables[kind].items(), key=lambda item: item[0])
+        ],
+        sequence=data.sequence or None,
+        notes=["update times are left out: a profile has none"],
+    )
 
 
 def layers(data: ModelData) -> list[ProfileLayer]:
@@ -82,13 +81,12 @@ def layers(data: ModelData) -> list[ProfileLayer]:
         replicated = (low.kept - divided / least).clip(0.0, low.kept)
     whole = replicated + (low.kept - replicated) * least
     return [
-        ProfileLayer(
-            name=f"layer-{i}",
-            param_bytes=float(low.params[i] * least),
-            activation_bytes=float(low.output[i]) if i < data.layers - 1 else 0.0,
-            tensor_bytes=0.0,
-            saved_bytes=float(whole[i]),
-            replicated_saved_bytes=float(replicated[i]),
+        layer(
+            f"layer-{i}",
+            float(low.params[i] * least),
+            float(low.output[i]) if i < data.layers - 1 else 0.0,
+            float(whole[i]),
+            float(replicated[i]),
         )
         for i in range(data.layers)
     ]

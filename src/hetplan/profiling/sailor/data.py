@@ -1,15 +1,22 @@
-"""Sailor's profiles: per model and GPU type, seconds of every layer by micro-batch and tensor
-degree, and sizes.
+"""What Sailor publishes: measured profiles, fits of link bandwidths, and plans that were run.
 
-`profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward, backward,
-update]}}}, seconds.
-The update is that of the whole profiled model, repeated at every layer: 12 bytes per parameter at
-the memory's speed, plain SGD. `llm_info.json`: {model: {tensor degree: {layer: sizes}}}, of one
-device and one sample, in fp32.
+Profiles: `profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward,
+backward, update]}}}, seconds. The update is that of the whole profiled model, repeated at every
+layer: 12 bytes per parameter at the memory's speed, plain SGD. `llm_info.json`: {model: {tensor
+degree: {layer: sizes}}}, of one device and one sample, in fp32.
+
+Links: {GPU type: {GPUs: [[a, b, c], cap]}}, GB/s as a parabola over log2 of the message in MB, with
+a cap in bytes/s; within a node (a ring over that many GPUs) and between two nodes (that many pairs
+at once, all together). A fit only holds where it was made: beyond the parabola's top nothing is
+taken from it, and messages below one MB go at the speed of one. All ranks of a node share its
+cards, so more pairs never get less than fewer do.
+
+Plans: stages of layers, per stage and data replica a GPU group, and what was measured.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,3 +166,190 @@ def _sequence(by_degree: Foreign) -> int:
             s = round(np.sqrt(numbers.number() + 1.0) - 1.0)
             return s if s * s + 2 * s == numbers.number() else 0
     return 0
+
+
+MB = 1e6
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Fit:
+    """GB/s = a x^2 + b x + c with x = log2(MB), at most `cap` bytes/s."""
+
+    a: float
+    b: float
+    c: float
+    cap: float
+
+    def bandwidth(self, size: float) -> float:
+        """Bytes/s of messages of `size` bytes."""
+        x = max(math.log2(max(size, 1.0) / MB), 0.0)
+        if self.a < 0:
+            x = min(x, -self.b / (2 * self.a))
+        value = (self.a * x * x + self.b * x + self.c) * GB
+        return min(value, self.cap) if value > 0 else self.cap
+
+
+# GPU type -> GPUs -> fit
+Fits = dict[str, dict[int, Fit]]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Fits between nodes and within one."""
+
+    between: Fits
+    within: Fits
+
+    def network(self, kind: str, pairs: int, size: float) -> float:
+        """Bytes/s of `pairs` GPUs of one node together, `size` bytes in all, to another node."""
+        fits = self._of(self.between, kind, "between nodes")
+        usable = [count for count in fits if count <= pairs] or [min(fits)]
+        return max(fits[count].bandwidth(size / count) for count in usable)
+
+    def local(self, kind: str, ranks: int, size: float) -> float:
+        """Bytes/s of each of `ranks` GPUs within a node; a network's where nothing was measured
+        within."""
+        if kind not in self.within:
+            return self.network(kind, ranks, size) / max(ranks, 1)
+        fits = self.within[kind]
+        above = [count for count in fits if count >= ranks]
+        return fits[min(above) if above else max(fits)].bandwidth(size)
+
+    def _of(self, fits: Fits, kind: str, what: str) -> dict[int, Fit]:
+        if kind not in fits:
+            known = ", ".join(sorted(fits))
+            raise NotPricedError(
+                f"no bandwidth {what}", where="network_coeffs", got=kind, expected=known
+            )
+        return fits[kind]
+
+
+def load_links(folder: Path) -> Links:
+    """From `network_coeffs*.json` (with "inter" and "intra") and `*bandwidth*.json` (within nodes)
+    of a folder."""
+    between: Fits = {}
+    within: Fits = {}
+    network = sorted(folder.glob("network_coeffs*.json"))
+    if not network:
+        raise InputError("no file network_coeffs*.json", where=str(folder))
+    for path in sorted(folder.glob("*bandwidth*.json")):
+        within |= _fits(read_foreign(path))
+    for path in network:
+        document = read_foreign(path)
+        if document.get("inter") is None and document.get("intra") is None:
+            raise document.error("not usable", 'an object with "inter" or "intra"')
+        for key, into in (("inter", between), ("intra", within)):
+            entry = document.get(key)
+            if entry is not None:
+                into |= _fits(entry)
+    return Links(between, within)
+
+
+def _fits(by_type: Foreign) -> Fits:
+    found: Fits = {}
+    for kind, by_count in by_type.items():
+        found[kind] = {
+            key_number(count, entry, 1): _fit(entry) for count, entry in by_count.items()
+        }
+        if not found[kind]:
+            raise by_count.error("no fit", "{GPUs: [[a, b, c], cap]}")
+    return found
+
+
+def _fit(entry: Foreign) -> Fit:
+    factors, cap = entry.entries(length=2)
+    a, b, c = (factor.number(-1e9, 1e9) for factor in factors.entries(length=3))
+    return Fit(a, b, c, cap.number(1e-6))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The tensor group of one stage's replica: GPU type and GPUs per node of each of its nodes,
+    tensor degree."""
+
+    nodes: tuple[tuple[str, int], ...]
+    tensor: int
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """GPU types, each once."""
+        return tuple(dict.fromkeys(kind for kind, _ in self.nodes))
+
+
+@dataclass(frozen=True)
+class RunPipeline:
+    """One pipeline: layers by stage, groups by stage and data replica."""
+
+    layers: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[Group, ...], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan and its measurements (None: not given). file: relative to `validation/`."""
+
+    file: str
+    model: str | None
+    pipelines: tuple[RunPipeline, ...]
+    micro_batch: int
+    global_batch: int
+    seconds: float | None
+    max_bytes: float | None
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return 1 + max(max(stage) for stage in self.pipelines[0].layers)
+
+    @property
+    def kinds(self) -> set[str]:
+        """GPU types of all groups."""
+        return {k for p in self.pipelines for stage in p.groups for g in stage for k in g.kinds}
+
+
+def load_run(path: Path, root: Path) -> Run:
+    """The plan of a file below `root`; raises InputError with file, place, got and expected."""
+    document = read_foreign(path)
+    model, real, memory = (document.get(key) for key in ("model", "real", "max_mem"))
+    return Run(
+        file=path.relative_to(root).as_posix(),
+        model=model.text() if model else None,
+        pipelines=tuple(_pipeline(entry) for entry in document["pipeline_list"].entries(least=1)),
+        micro_batch=document["mbs"].whole(1),
+        global_batch=document["gbs"].whole(1),
+        seconds=_positive(real),
+        max_bytes=_positive(memory),
+    )
+
+
+def _positive(entry: Foreign | None) -> float | None:
+    """A measurement; None, and what nobody measured (0), are none."""
+    if entry is None or entry.value is None:
+        return None
+    return entry.number() or None
+
+
+def _pipeline(entry: Foreign) -> RunPipeline:
+    stages = entry["layers_per_stage"].entries(least=1)
+    layers = tuple(tuple(layer.whole() for layer in stage.entries(least=1)) for stage in stages)
+    following = 0
+    for stage, numbers in zip(stages, layers, strict=True):
+        if list(numbers) != list(range(following, following + len(numbers))):
+            raise stage.error(
+                "stages do not take the layers in turn", f"layers from {following} on"
+            )
+        following += len(numbers)
+    groups = entry["tmp_per_stage"].entries(length=len(layers))
+    return RunPipeline(
+        layers, tuple(tuple(_group(g) for g in stage.entries(least=1)) for stage in groups)
+    )
+
+
+def _group(entry: Foreign) -> Group:
+    nodes, tensor = entry.entries(length=2)
+    found = []
+    for node in nodes.entries(least=1):
+        parts = node.entries(least=2)
+        found.append((parts[0].text(), parts[1].whole(1, 4096)))
+    return Group(tuple(found), tensor.whole(1, 4096))

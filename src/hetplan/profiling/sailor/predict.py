@@ -1,9 +1,22 @@
-"""Seconds of one iteration of a plan: passes, transfers, gradient reduction, update. Nothing is
+"""Seconds of one iteration of a plan and bytes on its fullest device, from Sailor's data. Nothing is
 fitted to totals.
+
+Layer times come from tables with faults, which are cleaned. A layer does not get faster when its
+micro-batch grows, so a time above that of a larger micro-batch is a fault. In its place stands what
+bounds it: the larger one's time from above; from below the least time in which the GPU ever got
+through that layer (its launches) and the throughput. Under tensor parallelism compute/tp and
+bytes/bandwidth grow with the micro-batch, and a fixed part (launches, the all-reduces' latency and
+their waiting for the slowest rank) does not. Forward and backward pay it once each. A profile of
+many equal micro-batches in a row hides it behind queued work, a training step does not.
 
 All ranks of a node share its network cards, for transfers and reductions alike. Gradients are
 reduced after the flush, fp32, 2 (D - 1) / D of a stage's parameters through every card, when all
 pipelines are done (the engine has a barrier).
+
+The fullest device holds 16 bytes per parameter (fp32 weight and gradient, and two copies of the
+framework's), activations of min(S - s, M) micro-batches on stage s, three buffers of the largest
+intermediate (attention scores, or logits where the head is), two of what the stage exchanges, and
+what framework and driver take before anything is computed.
 """
 
 from __future__ import annotations
@@ -13,13 +26,151 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.profiling.sailor.data import Floats, ModelData, NotPricedError
-from hetplan.profiling.sailor.layers import Curve, curve
-from hetplan.profiling.sailor.links import Links
-from hetplan.profiling.sailor.memory import peak_bytes
-from hetplan.profiling.sailor.plans import Group, Run, RunPipeline
+from hetplan.profiling.sailor.data import (
+    Floats,
+    Group,
+    Links,
+    ModelData,
+    NotPricedError,
+    Run,
+    RunPipeline,
+    Tables,
+)
 from hetplan.profiling.sailor.schedule import Lane, simulate_lanes
 from hetplan.profiling.simulator.tasks import NO_PORT
+from hetplan.profiling.workload import RESERVED_BYTES
+
+# A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
+NOISE = 1.1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One GPU type and tensor degree: forward and backward [B, L] at `sizes` [B]; per_sample [2, L]
+    seconds."""
+
+    sizes: Floats
+    passes: Floats
+    per_sample: Floats
+    update: float
+    tensor: int
+
+    def seconds(self, samples: float) -> Floats:
+        """[2, L] forward and backward seconds of a micro-batch of `samples`."""
+        known: Floats = self._measured(samples)
+        if self.tensor == 1 or samples <= self.sizes[0]:
+            return known
+        model = self.passes[:, 0] + (samples - self.sizes[0]) * self.per_sample
+        return np.asarray(np.maximum(known, model))
+
+    def _measured(self, samples: float) -> Floats:
+        """Between two sizes a straight line; beyond the last one its throughput; before the first
+        one its time."""
+        last = self.sizes[-1]
+        if samples > last:
+            return np.asarray(self.passes[:, -1] + (samples - last) * self.per_sample)
+        at = int(np.searchsorted(self.sizes, samples))
+        if self.sizes[at] == samples or at == 0:
+            return np.asarray(self.passes[:, at])
+        share = (samples - self.sizes[at - 1]) / (self.sizes[at] - self.sizes[at - 1])
+        return np.asarray((1 - share) * self.passes[:, at - 1] + share * self.passes[:, at])
+
+
+def curve(model: ModelData, kind: str, tensor: int) -> Curve:
+    """The curve of a GPU type and degree; a degree without tables is scaled from the nearest one
+    that has some."""
+    tables = model.tables.get(kind)
+    if tables is None:
+        known = ", ".join(model.tables)
+        raise NotPricedError(
+            f"no profile of {model.name}", where="profiles", got=kind, expected=known
+        )
+    degrees = sorted({degree for degree, _ in tables})
+    nearest = min(degrees, key=lambda degree: abs(np.log2(degree / tensor)))
+    sizes = sorted(batch for degree, batch in tables if degree == nearest)
+    raw = _passes(tables, nearest, sizes)
+    floor = np.min([_passes(tables, *key) for key in ((d, [b]) for d, b in tables)], axis=0)[:, 0]
+    grid = np.array(sizes, float)
+    per_sample = (raw / grid[None, :, None]).min(axis=1)
+    scale = nearest / tensor
+    update = float(np.median([tables[nearest, b].update for b in sizes]))
+    return Curve(
+        grid,
+        clean(raw, grid, floor, per_sample) * scale,
+        per_sample * scale,
+        update * scale,
+        tensor,
+    )
+
+
+def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floats:
+    """[2, B, L] `raw` without times above those of larger micro-batches. floor, per_sample: [2,
+    L]."""
+    above = np.minimum.accumulate(raw[:, ::-1], axis=1)[:, ::-1]
+    below = np.maximum(floor[:, None], per_sample[:, None] * sizes[None, :, None])
+    faulty = raw > NOISE * above
+    return np.asarray(np.where(faulty, np.minimum(above, below), above))
+
+
+def _passes(tables: Tables, degree: int, sizes: list[int]) -> Floats:
+    """[2, B, L]."""
+    found = [tables[degree, batch] for batch in sizes]
+    return np.array([[m.forward for m in found], [m.backward for m in found]])
+
+
+BYTES_PER_PARAM = 16
+ELEMENT = 4  # all of it is fp32
+
+# What Megatron-DeepSpeed takes on a device before a model is on it: kernels loaded, CUDA's context,
+# NCCL. Sailor's own simulator gives the figure for Alps, whose devices are GH200; others: CUDA and
+# NCCL alone.
+FRAMEWORK_BYTES = {"GH-96": 4.76e9}
+
+# Attention heads; the data do not tell them. By the models' own configurations.
+HEADS = {"OPT-350": 16, "GPT-Neo-2.7": 20, "OPT-30": 56, "LLAMA-3-8": 32}
+
+
+def framework_bytes(kind: str, given: float | None) -> float:
+    """`given`, or the figure known for that GPU type."""
+    return FRAMEWORK_BYTES.get(kind, RESERVED_BYTES) if given is None else given
+
+
+def peak_bytes(
+    model: ModelData,
+    pipeline: RunPipeline,
+    micro_batch: int,
+    micro_batches: int,
+    framework: float | None,
+) -> float | None:
+    """Bytes on the fullest device; None where sizes of a degree are not told."""
+    fullest = 0.0
+    stages = len(pipeline.layers)
+    for s, (layers, groups) in enumerate(zip(pipeline.layers, pipeline.groups, strict=True)):
+        for group in groups:
+            sizes = model.sizes.get(group.tensor)
+            if sizes is None:
+                return None
+            samples = micro_batch * len(pipeline.groups[0]) / len(groups)
+            of = np.array(layers)
+            alive = min(stages - s, micro_batches)
+            exchanged = (
+                2 * sizes.output[of[-1] if s < stages - 1 else of[0] - 1] if stages > 1 else 0.0
+            )
+            inner = _scores(model, group.tensor)
+            if layers[-1] == model.layers - 1:
+                inner = max(inner, float(sizes.output[-1]))
+            held = (
+                BYTES_PER_PARAM * sizes.params[of].sum() / ELEMENT
+                + samples * (alive * sizes.kept[of].sum() + 3 * inner + exchanged)
+                + max(framework_bytes(kind, framework) for kind in group.kinds)
+            )
+            fullest = max(fullest, float(held))
+    return fullest
+
+
+def _scores(model: ModelData, tensor: int) -> float:
+    """Attention scores of one sample on one device; 0 where heads or tokens are not told."""
+    return ELEMENT * HEADS.get(model.name, 0) / tensor * model.sequence**2
 
 
 @dataclass(frozen=True)

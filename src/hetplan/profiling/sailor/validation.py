@@ -10,9 +10,14 @@ import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import read_foreign
-from hetplan.profiling.sailor.data import NotPricedError, load_model_data, model_names
-from hetplan.profiling.sailor.links import load_links
-from hetplan.profiling.sailor.plans import Run, load_run
+from hetplan.profiling.sailor.data import (
+    NotPricedError,
+    Run,
+    load_links,
+    load_model_data,
+    load_run,
+    model_names,
+)
 from hetplan.profiling.sailor.predict import Prediction, Predictor, model_of
 
 

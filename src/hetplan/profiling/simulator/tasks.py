@@ -1,9 +1,13 @@
-"""Tasks as arrays: what the engine runs, put together piece by piece.
+"""Tasks as arrays, put together piece by piece, and the compiled event loop that runs them.
 
 A task starts when all tasks before it are done and its ports are free, occupies them for `seconds`,
 and is done `delay` after that (a message's latency occupies nobody). A port serves one task at a
 time, in the order of asking.
 What a device does in a fixed order needs no port: each task is before the next.
+
+An event is the moment when a task may start, or when it lets go of its ports. At equal moments
+ports are freed first, then lower task numbers go first, so that every run of the same tasks is the
+same.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from hetplan.compiled import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 NO_PORT = -1
 COLUMNS = ("seconds", "delay", "kind", "unit", "chunk", "micro_batch", "takes", "gives")
@@ -142,8 +147,6 @@ class TaskList:
             np.concatenate([empty, *self._before]),
             np.concatenate([empty, *self._after]),
         )
-        begin, ordered = np.zeros(self.count + 1, np.int64), np.empty(len(after), np.int64)
-        by_source(before, after, begin, ordered)
         return Tasks(
             seconds=columns["seconds"],
             delay=columns["delay"],
@@ -154,24 +157,135 @@ class TaskList:
                 [[0], np.cumsum(np.concatenate([empty, *self._port_counts]))]
             ),
             port=np.concatenate([empty, *self._ports]),
-            begin=begin,
-            after=ordered,
+            begin=np.concatenate([[0], np.cumsum(np.bincount(before, minlength=self.count))]),
+            after=after[np.argsort(before, kind="stable")],
             waits=np.bincount(after, minlength=self.count).astype(np.int64),
             units=units,
         )
 
 
+def run(tasks: Tasks) -> tuple[Floats, Floats]:
+    """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a
+    circle."""
+    count, ports = len(tasks), tasks.ports
+    start, end = np.full(count, np.nan), np.full(count, np.nan)
+    finished = _run(
+        tasks.seconds, tasks.delay, tasks.port_begin, tasks.port, tasks.begin, tasks.after,
+        tasks.waits.copy(), start, end, np.zeros(2 * count), np.empty(2 * count, np.int64),
+        np.zeros(ports, np.bool_), np.full((2, ports), -1, np.int64), np.full(count, -1, np.int64),
+    )  # fmt: skip
+    if finished < count:
+        stuck = int(np.flatnonzero(np.isnan(start))[0])
+        raise ValueError(
+            f"{count - finished} of {count} tasks wait for each other; the first is task {stuck} "
+            f"(unit {tasks.unit[stuck]}, micro-batch {tasks.micro_batch[stuck]})"
+        )
+    return start, end
+
+
 @kernel
-def by_source(before: Ints, after: Ints, begin: Ints, ordered: Ints) -> None:
-    """Pairs sorted by their first: fill begin [count + 1], 0 on entry, and the seconds in that
-    order; a counting sort."""
-    for e in range(len(before)):
-        begin[before[e] + 1] += 1
-    for i in range(len(begin) - 1):
-        begin[i + 1] += begin[i]
-    for e in range(len(before)):  # from here on begin[i] is where the next one of i goes
-        ordered[begin[before[e]]] = after[e]
-        begin[before[e]] += 1
-    for i in range(len(begin) - 1, 0, -1):
-        begin[i] = begin[i - 1]
-    begin[0] = 0
+def _push(heap: Ints, size: int, key: Floats, event: int) -> int:
+    """Put an event into the binary heap, ordered by (key, number); returns the new size."""
+    at = size
+    while at > 0:
+        parent = (at - 1) >> 1
+        other = heap[parent]
+        if key[other] < key[event] or (key[other] == key[event] and other < event):
+            break
+        heap[at] = other
+        at = parent
+    heap[at] = event
+    return size + 1
+
+
+@kernel
+def _pop(heap: Ints, size: int, key: Floats) -> int:
+    """Take the first event off the heap (of `size` events); the caller lowers the size."""
+    first, moved = heap[0], heap[size - 1]
+    at, child = 0, 1
+    while child < size - 1:
+        if child + 2 < size:
+            a, b = heap[child], heap[child + 1]
+            if key[b] < key[a] or (key[b] == key[a] and b < a):
+                child += 1
+        smaller = heap[child]
+        if key[moved] < key[smaller] or (key[moved] == key[smaller] and moved < smaller):
+            break
+        heap[at] = smaller
+        at, child = child, 2 * child + 1
+    heap[at] = moved
+    return int(first)
+
+
+@kernel
+def _run(
+    seconds: Floats,
+    delay: Floats,
+    port_begin: Ints,
+    ports: Ints,
+    begin: Ints,
+    after: Ints,
+    waits: Ints,
+    start: Floats,
+    end: Floats,
+    key: Floats,
+    heap: Ints,
+    busy: Flags,
+    queues: Ints,
+    behind: Ints,
+) -> int:
+    """Fill start, end [T]; how many tasks finished. Event i < T: task i lets go of its ports; T +
+    i: task i may start.
+
+    The rest is scratch: key [2 T] 0, heap [2 T], busy [ports] False; queues [2, ports], the first
+    and the last task that wait at a port, and behind [T], who waits behind a task, all -1.
+    """
+    count, size, finished = len(seconds), 0, 0
+    for i in range(count):
+        if waits[i] == 0:
+            size = _push(heap, size, key, count + i)
+    while size > 0:
+        event = _pop(heap, size, key)
+        size -= 1
+        frees = event < count
+        place, stop = (port_begin[event], port_begin[event + 1]) if frees else (0, 1)
+        if frees:
+            for q in range(place, stop):
+                busy[ports[q]] = False
+        while place < stop:
+            task = event - count  # the one that may start; or who is first in line at a free port
+            if frees:
+                port = ports[place]
+                if busy[port] or queues[0, port] < 0:
+                    place += 1
+                    continue
+                task = queues[0, port]
+                queues[0, port], behind[task] = behind[task], -1
+            else:
+                place += 1
+            blocked = -1
+            for q in range(port_begin[task], port_begin[task + 1]):
+                if busy[ports[q]]:
+                    blocked = ports[q]
+                    break
+            if blocked >= 0:
+                if queues[0, blocked] < 0:
+                    queues[0, blocked] = task
+                else:
+                    behind[queues[1, blocked]] = task
+                queues[1, blocked] = task
+                continue
+            start[task], end[task] = key[event], key[event] + seconds[task]
+            finished += 1
+            if port_begin[task + 1] > port_begin[task]:
+                for q in range(port_begin[task], port_begin[task + 1]):
+                    busy[ports[q]] = True
+                key[task] = end[task]
+                size = _push(heap, size, key, task)
+            for e in range(begin[task], begin[task + 1]):
+                successor = count + after[e]
+                key[successor] = max(key[successor], end[task] + delay[task])
+                waits[after[e]] -= 1
+                if waits[after[e]] == 0:
+                    size = _push(heap, size, key, successor)
+    return finished

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.profiling.simulator.engine import run
-from hetplan.profiling.simulator.tasks import COMPUTES, Floats, Ints, Kind, Tasks
+from hetplan.profiling.simulator.tasks import COMPUTES, Floats, Ints, Kind, Tasks, run
 
 LABELS = {
     Kind.FORWARD: "forward",
