@@ -12,7 +12,7 @@ from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd.links import ring
 from hetplan.formulations.hap.spmd.models import networks as n
-from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.runtime.plan import Plan, parse_plan
@@ -65,3 +65,13 @@ def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
         "program": write_program(theory, decision).model_dump(mode="json"),
     }  # fmt: skip
     return parse_plan(document, where=program.name)
+
+
+def two_layers(batch: int, inner: int = 600, outer: int = 300) -> SingleProgram:
+    """A matrix product of data with a parameter, a second, and a loss."""
+    w = Writer("two")
+    x, labels = w.placeholder("x", (batch, inner)), w.placeholder("labels", (batch,), below=outer)
+    y = w.linear("first", x, "bi,oi->bo", (outer, inner))
+    y = w.linear("second", y, "bi,oi->bo", (outer, outer))
+    w.apply("cross-entropy", "loss", y, labels, count=batch)
+    return w.finish()

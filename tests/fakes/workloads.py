@@ -5,10 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.zoo import text_model
 
 
 def cluster_document(**changes: Any) -> dict[str, Any]:
@@ -54,3 +56,30 @@ def profile_document(rng: Random | None = None) -> dict[str, Any]:
         load_model("gpt2"), cluster(), micro_batches=[1], tensor_degrees=[1, 2], date="2026-01-01"
     )
     return profile.model_dump(mode="json")
+
+
+def shape(**changes: Any) -> Transformer:
+    """A small decoder with everything that a block can have."""
+    plain: dict[str, Any] = {
+        "vocabulary": 96, "hidden": 24, "layers": 2, "heads": 8, "feed_forward": 40, "kv_heads": 4, "head_dim": 6,
+        "norm": "rms", "gated": True, "rotary": True, "tied": False, "dropout": False, "attention_bias": False,
+        "output_bias": False, "feed_forward_bias": False,
+    }  # fmt: skip
+    return Transformer(**(plain | changes))
+
+
+def small_model(**changes: Any) -> Model:
+    """The same as a model of 12 tokens."""
+    return load_model(text_model("small", "made up", 12, shape(**changes)))
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped queries": {},
+    "gpt": {"kv_heads": 8, "norm": "layer", "gated": False, "rotary": False, "tied": True, "positions": 20,
+            "attention_bias": True, "output_bias": True, "feed_forward_bias": True},
+    "bert": {"kv_heads": 8, "norm": "layer", "gated": False, "head": "bert", "embedding_norm": True,
+             "final_norm": False, "positions": 12, "types": 2, "tied": True},
+    "narrow embedding": {"embedding_width": 16, "kv_heads": 8},
+    "experts": {"experts": Experts(4, 2, 2), "kv_heads": 8},
+    "gated experts everywhere": {"experts": Experts(8, 2, 1)},
+}  # fmt: skip

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form
-from hetplan.formulations.hap.spmd.operators.base import Array, Place
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 
 # kind -> (shapes of the inputs, attributes); whole-number inputs are written as (shape, below)
 CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
@@ -67,15 +67,14 @@ def shapes(case: tuple[str, list[Any], dict[str, Any]]) -> list[tuple[int, ...]]
 
 def draw_inputs(
     case: tuple[str, list[Any], dict[str, Any]], draw: np.random.Generator
-) -> list[Array]:
+) -> list[Tensor]:
     """Random inputs; those of `softmax`-like gates are distinct with probability 1."""
-    found: list[Array] = []
-    for entry in case[1]:
-        if isinstance(entry[0], tuple):
-            found.append(draw.integers(entry[1], size=entry[0]))
-        else:
-            found.append(draw.normal(size=entry))
-    return found
+    return [
+        torch.as_tensor(draw.integers(entry[1], size=entry[0]))
+        if isinstance(entry[0], tuple)
+        else torch.as_tensor(draw.normal(size=entry)).requires_grad_()
+        for entry in case[1]
+    ]
 
 
 def lengths(length: int, unit: int = 1) -> list[int]:
@@ -87,17 +86,20 @@ def lengths(length: int, unit: int = 1) -> list[int]:
 
 
 def hold(
-    value: Array, form: Form, parts: Sequence[int] | None, draw: np.random.Generator
-) -> list[Array]:
+    value: Tensor, form: Form, parts: Sequence[int] | None, draw: np.random.Generator
+) -> list[Tensor]:
     """What three devices hold of `value` in a form: itself, random summands, or slices of these
-    lengths."""
+    lengths; leaves of their own."""
+    value = value.detach()
     if form == WHOLE:
-        return [value] * 3
-    if form == PARTIAL:
-        one, two = draw.normal(size=value.shape), draw.normal(size=value.shape)
-        return [one, two, value - one - two]
-    assert parts is not None
-    return list(np.split(value, np.cumsum(parts)[:-1], axis=form))
+        held = [value.clone() for _ in range(3)]
+    elif form == PARTIAL:
+        one, two = (torch.as_tensor(draw.normal(size=value.shape)) for _ in range(2))
+        held = [one, two, value - one - two]
+    else:
+        assert parts is not None
+        held = [part.clone() for part in value.split(list(parts), dim=form)]
+    return [part.requires_grad_() if part.is_floating_point() else part for part in held]
 
 
 def dual(form: Form) -> Form:
@@ -105,30 +107,9 @@ def dual(form: Form) -> Form:
     return {WHOLE: PARTIAL, PARTIAL: WHOLE}.get(form, form)
 
 
-def whole(held: Sequence[Array], form: Form) -> Array:
-    """The tensor that the devices hold in a form."""
+def whole(held: Sequence[Tensor], form: Form) -> Tensor:
+    """The tensor that the devices hold in a form; a whole tensor is the same everywhere."""
     if form == WHOLE:
-        for other in held[1:]:
-            assert np.allclose(other, held[0], rtol=0, atol=1e-12), (
-                "a whole tensor is the same everywhere"
-            )
+        assert all(torch.allclose(other, held[0], rtol=0, atol=1e-12) for other in held)
         return held[0]
-    if form == PARTIAL:
-        total: Array = sum(held[1:], start=held[0])
-        return total
-    return np.concatenate(list(held), axis=form)
-
-
-def place(shape: Sequence[int], starts: Sequence[int], partial: bool, first: bool) -> Place:
-    """Where a device runs."""
-    return Place(tuple(shape), tuple(starts), partial, first)
-
-
-def two_layers(batch: int, inner: int = 600, outer: int = 300) -> SingleProgram:
-    """A matrix product of data with a parameter, a second, and a loss."""
-    w = Writer("two")
-    x, labels = w.placeholder("x", (batch, inner)), w.placeholder("labels", (batch,), below=outer)
-    y = w.linear("first", x, "bi,oi->bo", (outer, inner))
-    y = w.linear("second", y, "bi,oi->bo", (outer, outer))
-    w.apply("cross-entropy", "loss", y, labels, count=batch)
-    return w.finish()
+    return torch.stack(list(held)).sum(0) if form == PARTIAL else torch.cat(list(held), dim=form)

@@ -6,13 +6,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.spmd.execute import execute, random_values, reference
 from hetplan.formulations.hap.spmd.holding import holding_of
 from hetplan.formulations.hap.spmd.links import measured_by_hap
 from hetplan.formulations.hap.spmd.models import model
@@ -42,8 +40,6 @@ def test_one_way_is_left_of_several() -> None:
     holding = holding_of(program, [1e12] * 3, element_bytes=4)
     theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
     reduced = reduce_theory(compile_problem(theory.data))
-    values = random_values(program, 1)
-    expected = reference(program, values)
     rewritten = clashes = 0
     for seed in range(12):
         draw = random.Random(seed)
@@ -60,12 +56,4 @@ def test_one_way_is_left_of_several() -> None:
             assert several(theory, decision) == set()
             assert evaluate(family("hap"), theory.data, decision).objective is not None
             rewritten += 1
-        if choices:
-            found = execute(theory, choices[-1], values)
-            assert found.loss == pytest.approx(expected.loss, rel=1e-10)
-            for parameter, gradient in expected.gradients.items():
-                scale = max(1.0, float(np.abs(gradient).max()))
-                assert (
-                    float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * scale
-                ), parameter
     assert rewritten >= 10 and clashes >= 20

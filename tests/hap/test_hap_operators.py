@@ -1,5 +1,4 @@
-"""Every operator's gradients against differences, and every rule by running both of its sides on
-three devices."""
+"""Every rule by running both of its sides on three devices, and the work that is charged."""
 
 from __future__ import annotations
 
@@ -8,50 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, place, shapes, whole
-from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Way, whole_way
-from hetplan.formulations.hap.spmd.operators import operator, operators
-from hetplan.formulations.hap.spmd.operators.base import Array, Place
-from hetplan.formulations.hap.spmd.operators.rearrange import groups
+torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors")
+
+from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, shapes, whole  # noqa: E402
+from hetplan.errors import InputError  # noqa: E402
+from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Way, whole_way  # noqa: E402
+from hetplan.formulations.hap.spmd.operators import OPERATORS, groups, operator  # noqa: E402
+from hetplan.formulations.hap.spmd.program import Node  # noqa: E402
+from hetplan.runtime.execution.spmd.kernels import (  # noqa: E402
+    KERNELS,
+    Place,
+    compute,
+    whole_place,
+)
 
 Case = tuple[str, list[Any], dict[str, Any]]
 IDS = [f"{case[0]}-{i}" for i, case in enumerate(CASES)]
 
 
-def test_every_operator_has_a_case() -> None:
-    assert {case[0] for case in CASES} == set(operators())
-
-
-def alone(case: Case) -> Place:
-    shape = operator(case[0]).shape(shapes(case), case[2])
-    return Place(shape, (0,) * len(case[1]))
-
-
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_gradients_are_slopes(case: Case) -> None:
-    """(f(x + e d) - f(x - e d)) / 2e = <gradient, d> for a random direction d."""
-    draw = np.random.default_rng(5)
-    kind, (inputs, op, here) = case[0], (draw_inputs(case, draw), operator(case[0]), alone(case))
-    output = op.forward(inputs, case[2], here)
-    assert output.shape == here.shape
-    over = draw.normal(size=output.shape)
-    gradients = op.backward(inputs, output, over, case[2], here)
-    for i, gradient in enumerate(gradients):
-        if gradient is None:
-            assert kind == "positive" or inputs[i].dtype.kind == "i"
-            continue
-        assert gradient.shape == inputs[i].shape
-        direction, step = draw.normal(size=inputs[i].shape), 1e-6
-
-        def at(sign: float, i: int = i, direction: Array = direction, step: float = step) -> float:
-            moved = [*inputs]
-            moved[i] = inputs[i] + sign * step * direction
-            return float((op.forward(moved, case[2], here) * over).sum())
-
-        assert (at(1) - at(-1)) / (2 * step) == pytest.approx(
-            float((gradient * direction).sum()), rel=2e-6, abs=1e-8
-        )
+def test_every_operator_has_a_kernel_and_a_case() -> None:
+    assert {case[0] for case in CASES} == set(OPERATORS) == set(KERNELS)
 
 
 def all_ways(case: Case) -> list[Way]:
@@ -71,27 +46,34 @@ def cuts(case: Case, way: Way) -> list[list[int] | None]:
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_every_rule_holds_forward_and_backward(case: Case) -> None:
-    draw = np.random.default_rng(6)
-    op, inputs, here = operator(case[0]), draw_inputs(case, draw), alone(case)
-    expected = op.forward(inputs, case[2], here)
-    over = draw.normal(size=expected.shape)
-    slopes = op.backward(inputs, expected, over, case[2], here)
+    """On uneven slices, whole tensors and summands: together they give what one device gives, and
+    so do the gradients."""
+    kind, _, attributes = case
+    draw, inputs = np.random.default_rng(6), draw_inputs(case, np.random.default_rng(6))
+    shape = operator(kind).shape(shapes(case), attributes)
+    node = Node("y", kind, tuple(f"x{i}" for i in range(len(inputs))), shape, attributes)
+    expected = compute(node, inputs, whole_place(node))
+    assert expected.shape == shape
+    over = torch.as_tensor(draw.normal(size=shape))
+    slopes = slopes_of(expected, inputs, over)
+    assert operator(kind).differentiable == any(slope is not None for slope in slopes)
     for way in all_ways(case):
         parts = cuts(case, way)
         held = [hold(x, f, p, draw) for x, f, p in zip(inputs, way.inputs, parts, strict=False)]
         arrived = hold(over, dual(way.output), parts[-1], draw)
         outputs, backs = [], []
         for j in range(3):
-            shape = list(here.shape)
+            here = list(shape)
             if way.output >= 0 and parts[-1] is not None:
-                shape[way.output] = parts[-1][j]
-            starts = [0 if p is None else sum(p[:j]) for p in parts[:-1]]
-            spot = place(shape, starts, way.output == PARTIAL, j == 0)
+                here[way.output] = parts[-1][j]
+            starts = tuple(0 if p is None else sum(p[:j]) for p in parts[:-1])
             local = [row[j] for row in held]
-            outputs.append(op.forward(local, case[2], spot))
-            assert outputs[-1].shape == tuple(shape)
-            backs.append(op.backward(local, outputs[-1], arrived[j], case[2], spot))
-        assert np.allclose(whole(outputs, way.output), expected, rtol=0, atol=1e-10), way
+            spot = Place(tuple(here), starts, way.output == PARTIAL, first=j == 0)
+            outputs.append(compute(node, local, spot))
+            assert outputs[-1].shape == tuple(here)
+            backs.append(slopes_of(outputs[-1], local, arrived[j].detach()))
+        together = whole([part.detach() for part in outputs], way.output)
+        assert torch.allclose(together, expected.detach(), rtol=0, atol=1e-10), way
         for i, slope in enumerate(slopes):
             rows = [row[i] for row in backs]
             if slope is None:
@@ -99,8 +81,36 @@ def test_every_rule_holds_forward_and_backward(case: Case) -> None:
                 continue
             # a gradient that reaches a device whole is used by each as it is: its effect on a
             # sliced or summed input must agree, on a whole one add up
-            found = whole([r for r in rows if r is not None], dual(way.inputs[i]))
-            assert np.allclose(found, slope, rtol=0, atol=1e-10), (way, i)
+            together = whole([r for r in rows if r is not None], dual(way.inputs[i]))
+            assert torch.allclose(together, slope, rtol=0, atol=1e-10), (way, i)
+
+
+def slopes_of(output: Any, inputs: list[Any], over: Any) -> list[Any]:
+    """Gradients of the inputs, None where an input has none."""
+    if not output.requires_grad:
+        return [None] * len(inputs)
+    real = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad(output, real, over))
+    return [next(found) if x.requires_grad else None for x in inputs]
+
+
+def test_what_kernels_compute_by_hand() -> None:
+    """Where torch has no module that the tracer could be held against."""
+
+    def run(kind: str, values: list[Any], **attributes: Any) -> Any:
+        tensors = [torch.as_tensor(v) for v in values]
+        shape = operator(kind).shape([tuple(t.shape) for t in tensors], attributes)
+        node = Node("y", kind, tuple("abc"[: len(values)]), shape, attributes)
+        return compute(node, tensors, whole_place(node)).tolist()
+
+    gates = [[[0.6, 0.4], [0.9, 0.1], [0.7, 0.3]]]
+    placed = run("route", [gates], active=1, capacity=2)
+    assert placed == pytest.approx(
+        np.array([[[[0.6, 0], [0, 0]], [[0, 0.9], [0, 0]], [[0, 0], [0, 0]]]])
+    )
+    quarter = run("rotary", [np.array([[[[1.0, 0.0], [1.0, 0.0]]]])])
+    assert quarter[0][0] == pytest.approx(np.array([[1.0, 0.0], [np.cos(1), np.sin(1)]]))
+    assert run("embed", [[1, 5], [[1.0], [2.0]]]) == [[2.0], [0.0]]
 
 
 def test_work_is_counted_per_gradient() -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.workloads import small
+from fakes.workloads import small, small_model
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import Posed, pose, priced, steps_that_fit, tables
-from hetplan.formulations.hap.spmd.execute import execute, random_values, reference
 from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
@@ -28,11 +27,9 @@ from hetplan.planner.pictures.scene import scene
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.simulated import simulated
 from hetplan.planner.strategies import STRATEGIES
-from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
-from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import text_model
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.plan import Plan
@@ -51,54 +48,6 @@ def on(*nodes: dict[str, Any]) -> Cluster:
     return build_cluster(
         ClusterFile.model_validate({**header, "nodes": [{**links, **n} for n in nodes]})
     )
-
-
-def shape(**changes: Any) -> Transformer:
-    """A small decoder with everything that a block can have."""
-    plain: dict[str, Any] = {
-        "vocabulary": 96, "hidden": 24, "layers": 2, "heads": 8, "feed_forward": 40, "kv_heads": 4, "head_dim": 6,
-        "norm": "rms", "gated": True, "rotary": True, "tied": False, "dropout": False, "attention_bias": False,
-        "output_bias": False, "feed_forward_bias": False,
-    }  # fmt: skip
-    return Transformer(**(plain | changes))
-
-
-def small_model(**changes: Any) -> Model:
-    """The same as a model of 12 tokens."""
-    return load_model(text_model("small", "made up", 12, shape(**changes)))
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "grouped queries": {},
-    "gpt": {"kv_heads": 8, "norm": "layer", "gated": False, "rotary": False, "tied": True, "positions": 20,
-            "attention_bias": True, "output_bias": True, "feed_forward_bias": True},
-    "bert": {"kv_heads": 8, "norm": "layer", "gated": False, "head": "bert", "embedding_norm": True,
-             "final_norm": False, "positions": 12, "types": 2, "tied": True},
-    "narrow embedding": {"embedding_width": 16, "kv_heads": 8},
-    "experts": {"experts": Experts(4, 2, 2), "kv_heads": 8},
-    "gated experts everywhere": {"experts": Experts(8, 2, 1)},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_programs_of_all_shapes_run_on_uneven_devices(name: str) -> None:
-    """Numbers of one device and of four, under ratios of their own."""
-    workload = make_workload(small_model(**SHAPES[name]), on(V100, T4), 8)
-    posed = pose(workload)
-    values = random_values(posed.theory.program, 3)
-    expected = reference(posed.theory.program, values)
-    for method in ("auto", "dp-proportional"):
-        result = solve(
-            family("hap"), posed.theory.data, method, Run(Options(threads=1, time_limit=2))
-        )
-        assert isinstance(result.decision, HapDecision)
-        found = execute(posed.theory, result.decision, values)
-        assert found.loss == pytest.approx(expected.loss, rel=1e-10)
-        largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
-        for parameter, gradient in expected.gradients.items():
-            assert float(np.abs(found.gradients[parameter] - gradient).max()) <= 1e-10 * largest, (
-                parameter
-            )
 
 
 PRODUCTS = [

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="tracing needs torch")
@@ -16,19 +15,19 @@ torch = pytest.importorskip("torch", reason="tracing needs torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from fakes.simulated import Outcome, agree, execute, reference  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
 from hetplan.formulations.hap.first import greedy_program  # noqa: E402
 from hetplan.formulations.hap.problem import compile_problem  # noqa: E402
-from hetplan.formulations.hap.spmd.execute import Outcome, execute, reference  # noqa: E402
 from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
 from hetplan.formulations.hap.spmd.models import makers, model  # noqa: E402
 from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
-from hetplan.formulations.hap.spmd.trace.module import RULES, Traced, survey, trace  # noqa: E402
 from hetplan.formulations.hap.spmd.work import products_of, summed  # noqa: E402
 from hetplan.formulations.hap.theory import reduce_theory  # noqa: E402
+from hetplan.runtime.tracing.program import RULES, Traced, survey, trace  # noqa: E402
 
 # the same operators as vit
 NETWORKS = [name for name in makers() if name != "vit-24"]
@@ -49,15 +48,7 @@ def by_autograd(module: Any, arguments: Sequence[Any]) -> Outcome:
     module.zero_grad()
     loss = module(*arguments)
     loss.backward()
-    return Outcome(loss.item(), {n: p.grad.numpy().copy() for n, p in module.named_parameters()})
-
-
-def agree(found: Outcome, expected: Outcome, tolerance: float = 1e-10) -> None:
-    assert found.loss == pytest.approx(expected.loss, rel=tolerance)
-    assert set(found.gradients) == set(expected.gradients)
-    largest = max(float(np.abs(g).max()) for g in expected.gradients.values())
-    for name, gradient in expected.gradients.items():
-        assert float(np.abs(found.gradients[name] - gradient).max()) <= tolerance * largest, name
+    return Outcome(loss.item(), {n: p.grad.clone() for n, p in module.named_parameters()})
 
 
 @pytest.mark.parametrize("name", NETWORKS)

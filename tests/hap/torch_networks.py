@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hetplan.formulations.hap.spmd.models.networks import VGG19, Sizes, sizes
-from hetplan.formulations.hap.spmd.trace.routing import route_operator
+from hetplan.runtime.tracing.routing import route
 
 # (module that returns the loss, example arguments)
 Made = tuple[nn.Module, tuple[Tensor, ...]]
-
-
-route = route_operator()
 
 
 class Attention(nn.Module):

@@ -6,20 +6,18 @@ ratios, some of them 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
+from fakes.simulated import Outcome, Values, random_values, reference
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd.execute import Outcome, random_values, reference
-from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
@@ -63,7 +61,7 @@ class Case:
         return plan_of(theory, decision, self.runs)
 
     @cached_property
-    def values(self) -> list[Mapping[str, Array]]:
+    def values(self) -> list[Values]:
         """[runs] data of each run, and the same parameters."""
         parameters = {p.name for p in self.program.parameters}
         first = random_values(self.program, 1)
@@ -77,17 +75,17 @@ class Case:
     def model(self) -> ProgramModel:
         """With the case's data and parameters."""
 
-        def batch(step: int, first: int, last: int) -> Mapping[str, Array]:
+        def batch(step: int, first: int, last: int) -> Values:
             return self.values[first // (last - first)]
 
-        return ProgramModel(self.program, batch, lambda name, shape: self.values[0][name])
+        return ProgramModel(self.program, batch, lambda name, shape: self.values[0][name].numpy())
 
     @property
     def expected(self) -> Outcome:
         """Of one device."""
         each = [reference(self.program, values) for values in self.values]
         gradients = {
-            name: np.mean([one.gradients[name] for one in each], axis=0)
+            name: torch.stack([one.gradients[name] for one in each]).mean(0)
             for name in each[0].gradients
         }
         return Outcome(sum(one.loss for one in each) / self.runs, gradients)
@@ -128,7 +126,7 @@ def step_of(case: Case, **options: Any) -> tuple[float, dict[str, Any]]:
     """Loss and parts of gradients of one step."""
     model = DistributedProgram(case.model, case.plan, **options)
     loss = model.train_step()
-    return loss, {s.name: (s.dimension, torch.from_numpy(g.copy())) for s, g in model.gradients()}
+    return loss, {s.name: (s.dimension, g.clone()) for s, g in model.gradients()}
 
 
 def work(rank: int, world: int, folder: Path) -> None:
@@ -162,4 +160,4 @@ def factory(plan: Plan) -> ProgramModel:
     """The model of a case by its plan's name, as `--factory` wants it; its data are those of no
     particular case."""
     case = next(case for case in CASES if case.plan == plan)
-    return ProgramModel(case.program, initial=lambda name, shape: case.values[0][name])
+    return ProgramModel(case.program, initial=lambda name, shape: case.values[0][name].numpy())

@@ -86,15 +86,14 @@ def notes(job: Job) -> tuple[str, ...]:
     return Measured(job, [[report]] * PLAN.world_size).table().notes
 
 
-def test_rehearsals_and_programs_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsals_stay_on_the_cpu_and_programs_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpus", lambda: 1)
-    for job in (
-        replace(JOB, virtual=True),
-        replace(JOB, plan=PLAN.model_copy(update={"schedule": "spmd"})),
-    ):
-        assert devices.on_devices(job).device == "cpu"
-        with pytest.raises(UnsupportedError, match="compute on the CPU"):
-            devices.on_devices(replace(job, device="cuda"))
+    rehearsed = replace(JOB, virtual=True)
+    assert devices.on_devices(rehearsed).device == "cpu"
+    with pytest.raises(UnsupportedError, match="compute on the CPU"):
+        devices.on_devices(replace(rehearsed, device="cuda"))
+    program = replace(JOB, plan=PLAN.model_copy(update={"schedule": "spmd"}))
+    assert devices.on_devices(program).device == "cuda"
 
 
 def test_gpus_are_counted_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,16 @@ def on_devices(job: Job, local_ranks: int | None = None) -> Job:
     """The job with "auto" decided, and told whether ranks share GPUs. Raises InputError where there
     are none.
 
-    local_ranks: on this machine, default all. Rehearsals and SPMD programs (numpy) compute on the
-    CPU.
+    local_ranks: on this machine, default all. Rehearsals compute on the CPU.
     """
     if job.device == "cpu":
         return job
-    why = "rehearsals" if job.virtual else "SPMD programs" if job.plan.schedule == "spmd" else None
-    if why is not None:
+    if job.virtual:
         if job.device == "cuda":
             raise UnsupportedError(
-                f"{why} compute on the CPU", got="--device cuda", expected="--device cpu or auto"
+                "rehearsals compute on the CPU",
+                got="--device cuda",
+                expected="--device cpu or auto",
             )
         return replace(job, device="cpu")
     count = gpus()

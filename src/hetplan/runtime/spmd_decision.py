@@ -15,9 +15,14 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.spmd.forms import form_name
-from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run, Synchronise
+from hetplan.formulations.hap.spmd.instructions import (
+    Change,
+    Instruction,
+    Run,
+    Synchronise,
+    reading_segment,
+)
 from hetplan.formulations.hap.spmd.links import ring
-from hetplan.formulations.hap.spmd.machine import reading_segment
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.runtime.plan import Plan

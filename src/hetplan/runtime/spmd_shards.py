@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from hetplan.formulations.hap.spmd.exchange import piece
+from hetplan.formulations.hap.spmd.axes import Bounds
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
 from hetplan.formulations.hap.spmd.instructions import Run
-from hetplan.formulations.hap.spmd.machine import bounds_of
-from hetplan.formulations.hap.spmd.operators.base import Array, size
+from hetplan.formulations.hap.spmd.operators import size
 from hetplan.formulations.hap.spmd.program import PARAMETER
 from hetplan.runtime.spmd_decision import Reading
-
-Cuts = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -31,13 +26,8 @@ class Shard:
     name: str
     shape: tuple[int, ...]
     dimension: int | None = None
-    bounds: Cuts = ()
+    bounds: Bounds = ()
     joined_apart: bool = False
-
-    def take(self, value: Array, rank: int) -> Array:
-        """A rank's part of a whole array; a copy."""
-        part = value if self.dimension is None else piece(value, self.dimension, self.bounds[rank])
-        return np.array(part, order="C")
 
     def entries(self, rank: int) -> int:
         """How many of them a rank holds."""
@@ -50,21 +40,17 @@ class Shard:
 def shards_of(reading: Reading) -> dict[str, Shard]:
     """How every parameter (copies by the name of what they copy) is held."""
     program, axes, ratios = reading.theory.program, reading.theory.axes, reading.decision.ratios
-    ways: dict[str, set[tuple[Form, Cuts]]] = {}
+    ways: dict[str, set[tuple[Form, Bounds]]] = {}
     for instruction in reading.order:
         if not isinstance(instruction, Run):
             continue
         node = program.node(instruction.node)
         for source, form in zip(program.inputs(node), instruction.way.inputs, strict=True):
             if source.kind == PARAMETER:
-                cut: Cuts = (
-                    ()
-                    if form == WHOLE
-                    else tuple(bounds_of(axes, source.name, form, ratios[node.segment]))
-                )
-                ways.setdefault(program.copies.get(source.name, source.name), set()).add(
-                    (form, cut)
-                )
+                row = ratios[node.segment]
+                cut = () if form == WHOLE else axes.bounds(source.name, form, row)
+                owner = program.copies.get(source.name, source.name)
+                ways.setdefault(owner, set()).add((form, cut))
     found: dict[str, Shard] = {}
     for node in program.parameters:
         read = ways.get(node.name, set())

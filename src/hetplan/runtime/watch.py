@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 PASSES = ("forward", "backward", "optimizer")
@@ -21,6 +22,13 @@ class Watch:
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """It is done."""
+
+    @contextmanager
+    def during(self, what: str, chunk: int, batch: int) -> Iterator[None]:
+        """It begins, and ends where nothing is raised."""
+        self.begins(what, chunk, batch)
+        yield
+        self.ends(what, chunk, batch)
 
     def departs(self, hop: int, batch: int, *, forward: bool) -> None:
         """A message is about to be sent over a hop."""

@@ -23,7 +23,7 @@ from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.spmd.holding import Holding, worked_out
 from hetplan.formulations.hap.spmd.links import Links, links_of
 from hetplan.formulations.hap.spmd.models.catalogue import program_of
-from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS
+from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
 from hetplan.formulations.hap.spmd.program import Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import held

@@ -36,7 +36,9 @@ def make_model(
     if isinstance(watch, SpmdWatch):
         return RehearsedProgram(watch)
     if job.plan.schedule == "spmd":
-        return DistributedProgram(make_program(job), job.plan, seed=job.seed, watch=watch)
+        return DistributedProgram(
+            make_program(job), job.plan, device=device, seed=job.seed, watch=watch
+        )
     precision = precision_of(job)
     return Distributed(
         make_module(job), job.plan, device=device, seed=job.seed, watch=watch, precision=precision

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 
 from hetplan.formulations.hap.rounding import shard_lengths
-from hetplan.formulations.hap.spmd.forms import Way
+from hetplan.formulations.hap.spmd.forms import Shape, Way
 from hetplan.formulations.hap.spmd.operators import operator
-from hetplan.formulations.hap.spmd.program import Node, Shape, SingleProgram
+from hetplan.formulations.hap.spmd.program import Node, SingleProgram
 
 Dimension = tuple[str, int]
+Bounds = tuple[tuple[int, int], ...]
 
 
 class Axes:
@@ -75,6 +77,12 @@ class Axes:
         units = self.units[self._find((tensor, d))]
         each = self.program.node(tensor).shape[d] // units
         return [each * part for part in shard_lengths(ratios, units)]
+
+    def bounds(self, tensor: str, d: int, ratios: Sequence[float]) -> Bounds:
+        """[m] where each device's slice of dimension d begins and ends."""
+        lengths = self.lengths(tensor, d, ratios)
+        ends = accumulate(lengths)
+        return tuple((end - length, end) for length, end in zip(lengths, ends, strict=True))
 
 
 def ways_of(program: SingleProgram, node: Node) -> list[Way]:

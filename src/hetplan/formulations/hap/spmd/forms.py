@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Form = int
+Shape = tuple[int, ...]
 WHOLE: Form = -1
 PARTIAL: Form = -2
 

@@ -71,3 +71,8 @@ class Synchronise:
 
 
 Instruction = Run | Change | Synchronise
+
+
+def reading_segment(change: Change) -> int:
+    """The segment that a repartitioned tensor moves to."""
+    return int(change.after.rpartition("|")[0].rpartition("@")[2])

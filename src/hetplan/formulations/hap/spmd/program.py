@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.formulations.hap.spmd.forms import Shape
+from hetplan.formulations.hap.spmd.operators import operator
 
-Shape = tuple[int, ...]
 PLACEHOLDER, PARAMETER = "placeholder", "parameter"
 
 
@@ -89,8 +90,6 @@ class SingleProgram:
 
     def needs_gradient(self) -> set[str]:
         """Tensors that depend on a parameter, and not through an operator without a derivative."""
-        from hetplan.formulations.hap.spmd.operators import operator
-
         found: set[str] = set()
         for node in self.nodes:
             if node.kind == PARAMETER or (
@@ -153,8 +152,6 @@ class Writer:
 
     def apply(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
         """Operator `kind` on tensors written before; returns its tensor's name."""
-        from hetplan.formulations.hap.spmd.operators import operator
-
         inputs = tuple(self._once(tensor) for tensor in inputs)
         shapes = [self.shape(tensor) for tensor in inputs]
         shape = operator(kind).shape(shapes, attributes)

@@ -39,8 +39,7 @@ from hetplan.formulations.hap.spmd.instructions import (
     Synchronise,
 )
 from hetplan.formulations.hap.spmd.links import Links, Price
-from hetplan.formulations.hap.spmd.operators import operator
-from hetplan.formulations.hap.spmd.operators.contraction import Contract, parsed
+from hetplan.formulations.hap.spmd.operators import operator, parsed
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
 from hetplan.solvers.run import Run as SolverRun
 
@@ -225,7 +224,7 @@ class _Writer:
 
     def _factors(self, node: Node, way: Way, held: list[Node], done: str) -> None:
         """Sufficient factors: for a product of a slice of the batch with a whole weight."""
-        if not way.shared or way.output < 0 or not isinstance(operator(node.kind), Contract):
+        if not way.shared or way.output < 0 or node.kind != "contract":
             return
         inputs = self.program.inputs(node)
         terms, output = parsed(node.attributes["equation"])

@@ -32,27 +32,11 @@ from hetplan.formulations.hap.spmd.forms import (
     whole_way,
 )
 from hetplan.formulations.hap.spmd.links import Links, Price
-from hetplan.formulations.hap.spmd.operators import operator
-from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS
+from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS, operator
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES
 
 GOAL = "the loss and every gradient"
-# Operators whose gradients do not depend on what they read; a product's depends on the other factor
-# only.
-LINEAR = (
-    "add",
-    "scale",
-    "offset",
-    "permute",
-    "reshape",
-    "select",
-    "repeat",
-    "join",
-    "mean",
-    "mean-pool",
-    "rotary",
-)
 
 
 def dual(form: Form) -> Form:
@@ -192,7 +176,7 @@ class _Writer:
     def reads(self, node: Node, i: int) -> list[int]:
         """Numbers of the inputs that the gradient of input i depends on."""
         count = len(node.inputs)
-        if node.kind in LINEAR or (node.kind in ("contract", "convolve") and i == 2):
+        if operator(node.kind).linear or (node.kind in ("contract", "convolve") and i == 2):
             return []
         if node.kind in ("contract", "convolve", "multiply"):
             return [j for j in range(min(2, count)) if j != i]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetplan.formulations.hap.spmd.operators import operator
-from hetplan.formulations.hap.spmd.operators.base import ELEMENT_FLOPS, size
+from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS, operator, size
 from hetplan.formulations.hap.spmd.program import Node, SingleProgram
 
 PRODUCTS = ("contract", "convolve", "attention")

@@ -2,11 +2,9 @@
 they are held.
 
 A parameter is held as the operator that reads it wants it: whole, or a slice. One that operators
-read in different ways
-(a tied embedding, sliced in one place and whole in another) is held whole, and slices of its
-gradient are gathered.
-Gradients add up over the runs of an iteration; those of whole parameters are all-reduced in the
-last one.
+read in different ways (a tied embedding, sliced in one place and whole in another) is held whole,
+and slices of its gradient are gathered. Gradients add up over the runs of an iteration; those of
+whole parameters are all-reduced in the last one.
 """
 
 from __future__ import annotations
@@ -14,33 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.hap.spmd.exchange import Bounds, Slices
+from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.forms import WHOLE, Form
-from hetplan.formulations.hap.spmd.machine import Machine, useful
-from hetplan.formulations.hap.spmd.operators.base import Array
-from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
-from hetplan.runtime.execution.spmd.blas import limit_threads
+from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
+from hetplan.runtime.execution.spmd.machine import Machine, Slices, mirrored, piece, useful
 from hetplan.runtime.execution.spmd.model import (
+    Array,
     ProgramModel,
     check_samples,
     synthetic_batch,
     synthetic_initial,
 )
-from hetplan.runtime.execution.spmd.ranks import Ranks
+from hetplan.runtime.execution.spmd.ranks import Ranks, copied
 from hetplan.runtime.execution.transport import Staging, Transport, host_total
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.spmd_decision import Reading, read_program
 from hetplan.runtime.spmd_shards import Shard, shards_of
 from hetplan.runtime.watch import Watch
 
+# (first, last) row -> placeholder -> values, as arrays or tensors
 Data = Callable[[int, int], Mapping[str, Array]]
-DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class DistributedProgram:
@@ -57,41 +52,38 @@ class DistributedProgram:
         staging: Staging = "auto",
     ) -> None:
         check_world(plan, dist.get_world_size())
-        if device not in ("cpu", "auto"):
-            raise UnsupportedError(
-                "SPMD programs compute on the CPU", got=device, expected="cpu or auto"
-            )
-        limit_threads(torch.get_num_threads())
         made = as_model(model)
         check_samples(made.program, plan)
         self.reading: Reading = read_program(plan, made.program)
         self.program, self.plan, self.seed, self.step = made.program, plan, seed, 0
         self.order = useful(self.reading.order)
-        self.watch = watch or Watch()
-        self.everyone = Transport.on_cpu(staging, self.watch).everyone
-        self.dtype = DTYPES[torch.get_default_dtype()]
+        self.watch, self.device = watch or Watch(), torch.device(device)
+        transport = Transport.over(device, staging, self.watch)
+        everyone = tuple(range(dist.get_world_size()))
+        groups = {} if transport.backend == "gloo" else transport.groups([everyone])
+        self.everyone = groups.get(everyone, transport.everyone)
         self.batch = made.batch or synthetic_batch(made.program, seed)
         self.machine = RankMachine(self)
         self.shards = shards_of(self.reading)
         first = made.initial or synthetic_initial(seed)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, shard in self.shards.items():
-            whole = np.asarray(first(name, shard.shape), self.dtype)
-            if whole.shape != shard.shape:
-                raise InputError(
-                    "first values of a parameter",
-                    where=name,
-                    got=whole.shape,
-                    expected=f"{shard.shape}",
-                )
-            self.parameters[name] = nn.Parameter(
-                torch.from_numpy(shard.take(whole, dist.get_rank()))
-            )
+            whole = self.tensor(first(name, shard.shape))
+            if tuple(whole.shape) != shard.shape:
+                got, expected = tuple(whole.shape), f"{shard.shape}"
+                what = "first values of a parameter"
+                raise InputError(what, where=name, got=got, expected=expected)
+            self.parameters[name] = nn.Parameter(held_by(dist.get_rank(), shard, whole))
 
     @property
     def runs(self) -> int:
         """Runs of the program in an iteration."""
         return self.plan.replicas[0].steps
+
+    def tensor(self, value: Array) -> Tensor:
+        """Values on this rank's device, real ones in torch's default precision."""
+        here = torch.as_tensor(value, device=self.device)
+        return here.to(torch.get_default_dtype()) if here.is_floating_point() else here
 
     def train_step(self, rows: Data | None = None) -> float:
         """All runs of one global batch; gradients are left where `optimizer` finds them. All ranks
@@ -103,23 +95,23 @@ class DistributedProgram:
         step = self.step
         self.step += 1
         of_step = rows or (lambda first, last: self.batch(step, first, last))
-        self.watch.begins("prepare", 0, step)
-        dist.barrier(group=self.everyone.process)
-        self.watch.ends("prepare", 0, step)
+        with self.watch.during("prepare", 0, step):
+            dist.barrier(group=Transport.on_cpu().everyone.process)
         loss = sum(self._run(run, of_step) for run in range(self.runs))
-        self.watch.begins("synchronise", 0, step)
-        total = host_total(loss)
-        self.machine.settle()
-        self.watch.ends("synchronise", 0, step)
+        with self.watch.during("synchronise", 0, step):
+            total = host_total(loss)
+            for parameter in self.parameters.values():
+                if parameter.grad is None:  # nothing depends on it
+                    parameter.grad = torch.zeros_like(parameter)
         return total / self.runs
 
     def _run(self, run: int, of_step: Data) -> float:
         samples = self.plan.replicas[0].samples // self.runs
         data = of_step(run * samples, (run + 1) * samples)
-        goal = self.reading.theory.data.goal
-        loss = self.machine.begin(run, data).run(self.order, goal, 1 / self.runs)
+        self.machine.begin(run, {name: self.tensor(value) for name, value in data.items()})
+        (loss,) = self.machine.run(self.order, self.reading.theory.data.goal, 1 / self.runs)
         self.machine.finish()
-        return float(loss[0])
+        return float(loss)
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
         """An optimizer of torch over this rank's shards; elementwise ones (SGD, Adam, AdamW) stay
@@ -129,12 +121,19 @@ class DistributedProgram:
     def updated(self) -> None:
         """Nothing is gathered anew: every rank updates what it holds."""
 
-    def gradients(self) -> Iterator[tuple[Shard, Array]]:
+    def gradients(self) -> Iterator[tuple[Shard, Tensor]]:
         """Of every parameter, this rank's part of the gradient; whole ones are the same on all
         ranks."""
         for name, parameter in self.parameters.items():
             assert parameter.grad is not None, "train_step sets all"
-            yield self.shards[name], parameter.grad.numpy()
+            yield self.shards[name], parameter.grad
+
+
+def held_by(rank: int, shard: Shard, whole: Tensor) -> Tensor:
+    """A rank's part of a whole tensor; a copy."""
+    if shard.dimension is None:
+        return copied(whole)
+    return copied(piece(whole, shard.dimension, shard.bounds[rank]))
 
 
 def as_model(model: SingleProgram | ProgramModel) -> ProgramModel:
@@ -155,32 +154,23 @@ class RankMachine(Machine):
 
     def __init__(self, owner: DistributedProgram) -> None:
         reading = owner.reading
+        together = Ranks(owner.everyone, self._told)
         super().__init__(
-            reading.theory.program,
-            reading.theory.axes,
-            reading.decision.ratios,
-            Ranks(self._told, owner.everyone),
-            owner.dtype,
+            reading.theory.program, reading.theory.axes, reading.decision.ratios, together
         )
         self.owner, self.watch = owner, owner.watch
-        self.data: Mapping[str, Array] = {}
-        self.joined: dict[str, Array] = {}
-        self._open: dict[tuple[str, Form, int, bool], Array] = {}
+        self.data: Mapping[str, Tensor] = {}
+        self._open: dict[tuple[str, Form, int], Tensor] = {}
         self._pass, self._number, self._stage = "forward", 0, 0
 
-    def begin(self, run: int, data: Mapping[str, Array]) -> RankMachine:
+    def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
         """A run's data."""
         for node in self.program.nodes:
-            if node.kind == "placeholder" and data[node.name].shape != node.shape:
-                raise InputError(
-                    "data of a run",
-                    where=node.name,
-                    got=data[node.name].shape,
-                    expected=f"{node.shape}",
-                )
+            if node.kind == PLACEHOLDER and tuple(data[node.name].shape) != node.shape:
+                got, expected = tuple(data[node.name].shape), f"{node.shape}"
+                raise InputError("data of a run", where=node.name, got=got, expected=expected)
         self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
         self.watch.begins("forward", 0, run)
-        return self
 
     def turn(self) -> None:
         """The backward pass begins a stage of its own."""
@@ -191,7 +181,6 @@ class RankMachine(Machine):
     def finish(self) -> None:
         """Behind the passes."""
         self.watch.ends("backward", self._stage, self._number)
-        self.gradients.clear()
 
     def _told(self, begins: bool) -> None:
         """A collective ends what is computed before it and begins the next stage."""
@@ -203,43 +192,33 @@ class RankMachine(Machine):
             self.watch.ends("collective", self._stage, self._number)
             self.watch.begins(self._pass, self._stage, self._number)
 
-    def source(self, node: Node, form: Form, segment: int) -> Slices:
+    def source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Slices:
         """This rank's slice of the data; of a parameter what it holds, cut where that is the
         whole."""
+        rank = self.exchange.here[0]
         if node.kind != PARAMETER:
-            value = self.typed(self.data[node.name])
-            return [value] if form == WHOLE else self.cut(value, node.name, form, segment)
+            value = self.data[node.name]
+            return [value if form == WHOLE else self._cut(value, node, form, segment)[rank]]
         name = self.program.copies.get(node.name, node.name)
-        held: Array = self.owner.parameters[name].detach().numpy()
-        if form == WHOLE or self.owner.shards[name].dimension is not None:
-            return [held]
-        return self.cut(held, node.name, form, segment)
+        held, key = self.owner.parameters[name], (node.name, form, segment)
+        cut = form != WHOLE and self.owner.shards[name].dimension is None
 
-    def given(
-        self, node: Node, form: Form, segment: int, slices: Slices, *, complete: bool
-    ) -> None:
-        """Added up; joined with the others' in the last run."""
-        key = (node.name, form, segment, complete)
-        value = slices[0] + self._open.pop(key) if key in self._open else slices[0]
-        if self._number + 1 < self.owner.runs:
-            self._open[key] = value
-            return
-        name = self.program.copies.get(node.name, node.name)
-        if form == WHOLE:
-            value = value if complete else self.exchange.total([value])[0]
-        elif self.owner.shards[name].dimension is None:
-            bounds: Bounds = self.bounds(node.name, form, segment)
-            value = self.exchange.gather([value], form, bounds, "padded")[0]
-        self.joined[name] = self.joined[name] + value if name in self.joined else value
+        def read(slices: Slices) -> Slices:
+            return [self._cut(held, node, form, segment)[rank] if cut else held.view_as(held)]
 
-    def settle(self) -> None:
-        """The joined gradients become the parameters'; zeros where nothing depends on one."""
-        for name, parameter in self.owner.parameters.items():
-            found = self.joined.get(name)
-            added = (
-                torch.zeros_like(parameter)
-                if found is None
-                else torch.from_numpy(np.array(found, order="C"))
-            )
-            parameter.grad = added if parameter.grad is None else parameter.grad.add_(added)
-        self.joined.clear()
+        def joined(gradients: Slices) -> list[Tensor | None]:
+            gradient = gradients[0] + self._open.pop(key) if key in self._open else gradients[0]
+            if self._number + 1 < self.owner.runs:
+                self._open[key] = gradient
+                return [None]
+            if form == WHOLE and not complete:
+                return [*self.exchange.total([gradient])]
+            if cut:
+                bounds = self.bounds(node.name, form, segment)
+                return [*self.exchange.gather([gradient], form, bounds, "padded")]
+            return [gradient]
+
+        return mirrored(read, joined, [held])
+
+    def _cut(self, value: Tensor, node: Node, form: Form, segment: int) -> Slices:
+        return [piece(value, form, pair) for pair in self.bounds(node.name, form, segment)]

@@ -9,15 +9,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.profiling.models import load_model
 from hetplan.runtime.plan import Plan
 
+Array = NDArray[Any]  # a tensor does as well
 Batch = Callable[[int, int, int], Mapping[str, Array]]
 Initial = Callable[[str, tuple[int, ...]], Array]
 

@@ -7,17 +7,17 @@ plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.formulations.hap.spmd.exchange import Bounds
+from hetplan.formulations.hap.spmd.axes import Bounds
 from hetplan.runtime.execution.chunks import Chunk
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram, held_by
 from hetplan.runtime.execution.spmd.ranks import Ranks
 from hetplan.runtime.plan import split
 from hetplan.runtime.spmd_shards import Shard
@@ -31,11 +31,8 @@ def tensors(model: DistributedProgram, optimizer: Any, kinds: dict[str, str]) ->
         yield f"model.{name}", model.shards[name], parameter.detach()
         for state, kind in kinds.items():
             if kind == "like":
-                yield (
-                    f"optimizer.{name}.{state}",
-                    model.shards[name],
-                    optimizer.state[parameter][state],
-                )
+                value = optimizer.state[parameter][state]
+                yield f"optimizer.{name}.{state}", model.shards[name], value
 
 
 def scalars(
@@ -50,28 +47,25 @@ def scalars(
 
 def parts_of(shard: Shard) -> tuple[int, Bounds]:
     """Entries of a tensor, and each rank's even part of them."""
-    size = int(np.prod(shard.shape))
-    return size, split(size, [1.0] * dist.get_world_size())
+    size = math.prod(shard.shape)
+    return size, tuple(split(size, [1.0] * dist.get_world_size()))
 
 
 def to_save(model: DistributedProgram, optimizer: Any, kinds: dict[str, str]) -> list[Chunk]:
     """What this rank writes; all ranks together."""
-    found, rank = [], dist.get_rank()
+    ranks, chunks = Ranks(model.everyone), []
     for key, shard, value in tensors(model, optimizer, kinds):
-        (size, parts), whole = parts_of(shard), value.numpy()
+        size, parts = parts_of(shard)
         if shard.dimension is not None:
-            whole = Ranks(group=model.everyone).gather(
-                [whole], shard.dimension, list(shard.bounds), "padded"
-            )[0]
-        first, last = parts[rank]
+            (value,) = ranks.gather([value], shard.dimension, shard.bounds, "padded")
+        first, last = parts[ranks.rank]
         if last > first:
-            mine = np.ascontiguousarray(whole).reshape(-1)[first:last].copy()
-            found.append(Chunk(key, first, size, torch.from_numpy(mine)))
-    if rank == 0:
-        found += [
-            Chunk(key, 0, 1, value.view(1)) for key, value in scalars(model, optimizer, kinds)
-        ]
-    return found
+            mine = value.reshape(-1)[first:last].cpu().clone()
+            chunks.append(Chunk(key, first, size, mine))
+    if ranks.rank == 0:
+        singles = scalars(model, optimizer, kinds)
+        chunks += [Chunk(key, 0, 1, value.cpu().view(1)) for key, value in singles]
+    return chunks
 
 
 def restore(
@@ -85,17 +79,16 @@ def restore(
         for state, kind in kinds.items():
             like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
             optimizer.state[parameter][state] = like.detach()
-    rank, places, chunks = dist.get_rank(), list(tensors(model, optimizer, kinds)), []
+    ranks, places, chunks = Ranks(model.everyone), list(tensors(model, optimizer, kinds)), []
     for key, shard, value in places:
         size, parts = parts_of(shard)
-        first, last = parts[rank]
+        first, last = parts[ranks.rank]
         chunks.append(Chunk(key, first, size, torch.zeros(last - first, dtype=value.dtype)))
     single = list(scalars(model, optimizer, kinds))
     values = read([*chunks, *(Chunk(key, 0, 1, value.view(1)) for key, value in single)])
     for (_, shard, into), part in zip(places, values, strict=False):
-        flat = Ranks(group=model.everyone).gather([part.numpy()], 0, parts_of(shard)[1], "padded")[
-            0
-        ]
-        into.copy_(torch.from_numpy(shard.take(flat.reshape(shard.shape), rank)))
+        here = part.to(into.device)
+        (flat,) = ranks.gather([here], 0, parts_of(shard)[1], "padded")
+        into.copy_(held_by(ranks.rank, shard, flat.view(shard.shape)))
     for (_, into), value in zip(single, values[len(places) :], strict=True):
         into.copy_(value.view(()))

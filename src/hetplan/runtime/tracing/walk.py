@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetplan.formulations.hap.spmd.program import Shape, Writer
+from hetplan.formulations.hap.spmd.forms import Shape
+from hetplan.formulations.hap.spmd.program import Writer
 
 
 class MissingRule(Exception):
@@ -83,7 +84,7 @@ class Walker:
         )
         if not value.is_meta:  # a module without numbers gives a program without them
             # it may be changed in place later
-            self.data[name] = value.detach().cpu().numpy().copy()
+            self.data[name] = value.detach().clone()
         return Tensor(name, tuple(value.shape))
 
     def same(self, value: Any, note: str | None = None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Walker, positive
+from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Walker, positive
 
 
 def view(w: Walker, x: Tensor, shape: Sequence[int]) -> Tensor:

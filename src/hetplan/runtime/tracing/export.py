@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.errors import InputError, UnsupportedError
+import torch
+
+from hetplan.errors import UnsupportedError
 
 LONGEST = 300
 
@@ -14,12 +16,6 @@ LONGEST = 300
 def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
     """torch.export's program. Raises UnsupportedError with the first line of what torch, or the
     module, says."""
-    try:
-        import torch
-    except ImportError:
-        raise InputError(
-            "tracing a module needs torch", where=name, expected="pip install 'hetplan[runtime]'"
-        ) from None
     was_training = module.training
     try:
         with torch.enable_grad():

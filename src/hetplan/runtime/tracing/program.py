@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.hap.spmd.operators.base import Array
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.formulations.hap.spmd.trace import moves, pointwise, products
-from hetplan.formulations.hap.spmd.trace.aliases import Aliases, changed_by
-from hetplan.formulations.hap.spmd.trace.export import exported
-from hetplan.formulations.hap.spmd.trace.fuse import Packed, fused
-from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Unsupported, Walker
+from hetplan.runtime.tracing import moves, pointwise, products
+from hetplan.runtime.tracing.aliases import Aliases, changed_by
+from hetplan.runtime.tracing.export import exported
+from hetplan.runtime.tracing.fuse import Packed, fused
+from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Unsupported, Walker
 
 RULES: dict[str, Rule] = {**products.RULES, **pointwise.RULES, **moves.RULES}
 # Assertions that torch.export writes: nothing to run.
@@ -37,19 +38,18 @@ class Traced:
 
     program: SingleProgram
     inputs: tuple[str, ...]
-    constants: Mapping[str, Array]
+    constants: Mapping[str, torch.Tensor]
     notes: Mapping[str, int]
     packed: Mapping[str, Packed] = field(default_factory=dict)
 
-    def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, Array]:
-        """Values of all sources for `execute.reference`: the module's parameters, and arguments
+    def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Values of all sources of the program: the module's parameters, and arguments
         like those traced."""
         given = dict(self.constants)
         given |= {
-            name: argument.detach().cpu().numpy()
-            for name, argument in zip(self.inputs, arguments, strict=True)
+            name: argument.detach() for name, argument in zip(self.inputs, arguments, strict=True)
         }
-        values = {name: p.detach().cpu().numpy() for name, p in module.named_parameters()}
+        values = {name: p.detach() for name, p in module.named_parameters()}
         for node in self.program.parameters:
             if node.name in self.packed:
                 made = self.packed[node.name]
@@ -58,9 +58,9 @@ class Traced:
                 given[node.name] = values[self.program.copies.get(node.name, node.name)]
         return given
 
-    def by_parameter(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
+    def by_parameter(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gradients of the program's parameters as those of the module's."""
-        found: dict[str, Array] = {}
+        found: dict[str, torch.Tensor] = {}
         for name, gradient in gradients.items():
             found |= self.packed[name].unpack(gradient) if name in self.packed else {name: gradient}
         return found
@@ -79,7 +79,7 @@ def trace(
     theories leave whole.
     Raises UnsupportedError that lists every operator without a rule, with where it is called and
     what is missing, and parameters that are not trained, or says why torch.export has no graph;
-    InputError where the module gives no scalar, or torch is not installed.
+    InputError where the module gives no scalar.
     """
     found = walk(module, arguments, name=name, unsliced=unsliced or {})
     if isinstance(found, Traced):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.formulations.hap.spmd.trace.walk import (
+from hetplan.runtime.tracing.walk import (
     MissingRule,
     Rule,
     Tensor,
@@ -222,7 +222,7 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Squares side by side."""
-    from hetplan.formulations.hap.spmd.trace.products import alike
+    from hetplan.runtime.tracing.products import alike
 
     size = alike(window)
     if (

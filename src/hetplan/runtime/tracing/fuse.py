@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from hetplan.formulations.hap.spmd.operators.base import Array
-from hetplan.formulations.hap.spmd.program import PARAMETER, Node, Shape, SingleProgram
+from hetplan.formulations.hap.spmd.forms import Shape
+from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
 
 LINEAR = ("abx,yx->aby", "abx,yx,y->aby")
 HEADS = (0, 2, 1, 3)
@@ -34,13 +35,13 @@ class Packed:
     shape: Shape
     axis: int
 
-    def pack(self, values: Sequence[Array]) -> Array:
+    def pack(self, values: Sequence[Tensor]) -> Tensor:
         """From the owners' values."""
-        return np.concatenate([value.reshape(self.shape) for value in values], axis=self.axis)
+        return torch.cat([value.reshape(self.shape) for value in values], dim=self.axis)
 
-    def unpack(self, gradient: Array) -> dict[str, Array]:
+    def unpack(self, gradient: Tensor) -> dict[str, Tensor]:
         """To the owners' gradients."""
-        parts = np.split(gradient, len(self.owners), axis=self.axis)
+        parts = gradient.chunk(len(self.owners), dim=self.axis)
         return {n: p.reshape(s) for n, s, p in zip(self.owners, self.shapes, parts, strict=True)}
 
 

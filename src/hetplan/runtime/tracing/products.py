@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.formulations.hap.spmd.trace.walk import MissingRule, Rule, Tensor, Walker
+from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Walker
 
 BATCH = "abcdefg"  # leading dimensions; x, y, z are those of the product
 

@@ -1,0 +1,409 @@
+"""The operators that programs are made of: a table of their shapes, ways to be sharded, and work.
+
+What an operator computes stands in `runtime/execution/spmd/kernels.py`. Work is in FLOP.
+Elementwise operators wait for memory, not for arithmetic: an element moved counts as
+`ELEMENT_FLOPS`, which is what a device could compute meanwhile.
+
+Sources of the ways: HAP, Fig. 9 and its released rules. Any dimension of an elementwise operator
+can be sliced. Of a product, a dimension of the output is batch or output parallelism, a dimension
+that is summed over is reduction parallelism (HAP's released code lacks it), whose results are
+summands. Operators that are linear in a tensor take its summands as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Shape, Way, along
+
+Shapes = Sequence[Shape]
+Attributes = Mapping[str, Any]
+# A V100 computes 3.9e12 FLOP/s (measured, HAP's artefact) while it moves 0.9e12 bytes/s: 17 FLOP
+# per element of 4 bytes; a P100 2.15e12 and 0.73e12: 12.
+ELEMENT_FLOPS = 16.0
+
+
+def size(shape: Shape) -> int:
+    """Entries of a tensor of that shape."""
+    return math.prod(shape)
+
+
+def summands(inputs: int = 1) -> Way:
+    """Summands of all inputs give summands of the output."""
+    return Way((PARTIAL,) * inputs, PARTIAL)
+
+
+# Shapes and ways of operators whose output is like their first input.
+
+
+def unchanged(whole: Shapes, attributes: Attributes) -> Shape:
+    """The first input's shape."""
+    return whole[0]
+
+
+def each_dimension(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension of the only input can be sliced."""
+    return [Way((d,), d) for d in range(len(whole[0]))]
+
+
+def each_and_summands(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """The same of an operator that is linear."""
+    return [*each_dimension(whole, attributes), summands()]
+
+
+def all_but_the_last(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension of the first input but the last; the other inputs are whole."""
+    rest = (WHOLE,) * (len(whole) - 1)
+    return [Way((d, *rest), d) for d in range(len(whole[0]) - 1)]
+
+
+def first_two(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Samples and channels, or samples and heads, of all inputs alike."""
+    return [Way((d,) * len(whole), d) for d in range(2)]
+
+
+# Work.
+
+
+def moved(whole: Shapes, output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    """Elements read and written, forward and for each input's gradient."""
+    forward = ELEMENT_FLOPS * (sum(size(s) for s in whole) + size(output))
+    return forward, [ELEMENT_FLOPS * (size(output) + 2 * size(s)) for s in whole]
+
+
+def nothing(whole: Shapes, output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    """Of operators that only move entries."""
+    return 0.0, [0.0] * len(whole)
+
+
+def output_moved(whole: Shapes, output: Shape, attributes: Attributes) -> tuple[float, list[float]]:
+    """The output read and written in each pass; whole numbers have no gradient."""
+    moved = 2 * ELEMENT_FLOPS * size(output)
+    return moved, [0.0] * (len(whole) - 1) + [moved]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kind of operator. `whole` are the inputs' undivided shapes."""
+
+    shape: Callable[[Shapes, Attributes], Shape]
+    """The output's shape; raises InputError where the inputs do not fit."""
+    ways: Callable[[Shapes, Attributes], list[Way]]
+    """The ways to run it other than replicated."""
+    work: Callable[[Shapes, Shape, Attributes], tuple[float, list[float]]] = moved
+    """(whole, output) -> FLOP forward, and FLOP backward for each input's gradient."""
+    differentiable: bool = True
+    """Whether gradients pass it."""
+    linear: bool = False
+    """Whether its gradients do not depend on what it reads."""
+
+
+# Sums and products of entries.
+
+
+def broadcast(whole: Shapes, attributes: Attributes) -> Shape:
+    """numpy's rule."""
+    try:
+        return tuple(int(n) for n in np.broadcast_shapes(*whole))
+    except ValueError:
+        shapes = " and ".join(map(str, whole))
+        raise InputError("shapes do not fit", where="add or multiply", got=shapes) from None
+
+
+def broadcast_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension of the output; inputs that lack it, or have length 1 there, are whole."""
+    output = broadcast(whole, attributes)
+    ways = []
+    for d, length in enumerate(output):
+        places = [(d - len(output) + len(shape), shape) for shape in whole]
+        forms = [at if at >= 0 and shape[at] == length else WHOLE for at, shape in places]
+        ways.append(Way(tuple(forms), d))
+    return ways
+
+
+def gated_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """The pair of gate and value in the last dimension becomes one entry."""
+    if whole[0][-1] != 2:
+        raise InputError("last dimension", where="gated", got=whole[0][-1], expected="2")
+    return whole[0][:-1]
+
+
+# Matrix products.
+
+
+def parsed(equation: str) -> tuple[tuple[str, ...], str]:
+    """`ab,bc,c->ac` as (("ab", "bc", "c"), "ac")."""
+    left, _, output = equation.partition("->")
+    return tuple(left.split(",")), output
+
+
+def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """By the letters; every letter has one length."""
+    where = attributes["equation"]
+    terms, output = parsed(where)
+    if len(terms) != len(whole) or len(terms) not in (2, 3):
+        raise InputError("number of tensors", where=where, got=len(whole), expected="2 or 3")
+    lengths: dict[str, int] = {}
+    for term, shape in zip(terms, whole, strict=True):
+        if len(term) != len(shape):
+            what = f"{term} has {len(term)} letters"
+            raise InputError(what, where=where, got=shape, expected="as many dimensions")
+        for letter, length in zip(term, shape, strict=True):
+            if lengths.setdefault(letter, length) != length:
+                expected = str(lengths[letter])
+                raise InputError(f"length of {letter}", where=where, got=length, expected=expected)
+    return tuple(lengths[letter] for letter in output)
+
+
+def contract_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Along every letter of the factors and the output."""
+    terms, output = parsed(attributes["equation"])
+    return [along(x, terms, output) for x in dict.fromkeys("".join((*terms[:2], output)))]
+
+
+def contract_work(
+    whole: Shapes, output: Shape, attributes: Attributes
+) -> tuple[float, list[float]]:
+    """A product in each direction; a bias only moves."""
+    terms, _ = parsed(attributes["equation"])
+    pairs = zip("".join(terms[:2]), (*whole[0], *whole[1]), strict=True)
+    flops = 2.0 * float(math.prod(dict(pairs).values()))
+    return flops, [flops, flops, *[ELEMENT_FLOPS * size(output)] * (len(whole) - 2)]
+
+
+def convolve_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """x [b, c, H, W] with weight [o, c, k, l], `padding` and `stride` alike both ways."""
+    (b, c, height, width), (o, inner, k, l) = whole[:2]
+    if inner != c:
+        raise InputError("input channels", where="convolve", got=c, expected=str(inner))
+    pad, stride = attributes.get("padding", 0), attributes.get("stride", 1)
+    return (b, o, (height + 2 * pad - k) // stride + 1, (width + 2 * pad - l) // stride + 1)
+
+
+def convolve_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Samples, output channels, and input channels, which are summed over."""
+    terms = ("bcHW", "ockl", "o")[: len(whole)]
+    return [along(letter, terms, "boHW") for letter in "boc"]
+
+
+def convolve_work(
+    whole: Shapes, output: Shape, attributes: Attributes
+) -> tuple[float, list[float]]:
+    """A product in each direction."""
+    flops = 2.0 * size(output) * size(whole[1][1:])
+    return flops, [flops, flops, *[ELEMENT_FLOPS * size(output)] * (len(whole) - 2)]
+
+
+# Attention: q, k, v [samples, heads, tokens, d], or all three in one tensor [.., (r + 2) d], where
+# each key-value head has `queries` = r query heads (Ainslie et al. 2023).
+
+
+def attention_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """The values' width, or r widths of one."""
+    if len(whole) > 1:
+        return (*whole[0][:3], whole[2][3])
+    r = attributes.get("queries", 1)
+    return (*whole[0][:3], whole[0][3] // (r + 2) * r)
+
+
+def attention_work(
+    whole: Shapes, output: Shape, attributes: Attributes
+) -> tuple[float, list[float]]:
+    """Two products forward, five backward (the scores again), and the softmax between them."""
+    (b, n, q, e), k = output, whole[-1][2]
+    if len(whole) == 1:
+        r = attributes.get("queries", 1)
+        n, e = n * r, e // r
+    d = e if len(whole) == 1 else whole[0][3]
+    scores = float(b * n * q * k)
+    forward = 2 * scores * (d + e) + 4 * ELEMENT_FLOPS * scores
+    # dv; dP = dO v^T and the softmax, shared by dq and dk
+    through = scores * e + 3 * ELEMENT_FLOPS * scores
+    parts = [through + 2 * scores * d, through + 2 * scores * d, 2 * scores * e]
+    return forward, [sum(parts)] if len(whole) == 1 else parts
+
+
+# Tables, means and losses.
+
+
+def embed_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Numbers or columns; a slice of the rows gives zeros for the others, which are summands.
+
+    Source: Shoeybi et al. 2019, Section 3.
+    """
+    rank = len(whole[0])
+    numbers = [Way((d, WHOLE), d) for d in range(rank)]
+    return [*numbers, Way((WHOLE, 1), rank), Way((WHOLE, 0), PARTIAL)]
+
+
+def cross_entropy_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension of the labels; slices give summands of the mean."""
+    return [Way((d, d), PARTIAL) for d in range(len(whole[1]))]
+
+
+def cross_entropy_work(
+    whole: Shapes, output: Shape, attributes: Attributes
+) -> tuple[float, list[float]]:
+    """The logits read and written in each pass."""
+    moved = 2 * ELEMENT_FLOPS * size(whole[0])
+    return moved, [moved, 0.0]
+
+
+def mean_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """Without the dimension."""
+    d = attributes["dimension"]
+    return (*whole[0][:d], *whole[0][d + 1 :])
+
+
+def mean_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Slices of the dimension that is left out give summands."""
+    d = attributes["dimension"]
+    kept = [Way((i,), i if i < d else i - 1) for i in range(len(whole[0])) if i != d]
+    return [*kept, Way((d,), PARTIAL), summands()]
+
+
+# Operators that only move entries.
+
+
+def permute_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Every dimension goes where it goes."""
+    return [*(Way((d,), i) for i, d in enumerate(attributes["order"])), summands()]
+
+
+def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
+    """The shortest runs of dimensions of equal size of two shapes of one tensor.
+
+    Dimensions of length 1 join the run before them.
+    """
+    found: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        i0, j0 = i, j
+        here, there = 1, 1
+        while here != there or i == i0 or j == j0:
+            if (here <= there and i < len(before)) or j == len(after):
+                here, i = here * before[i], i + 1
+            else:
+                there, j = there * after[j], j + 1
+        while i < len(before) and before[i] == 1 and not (j < len(after) and after[j] == 1):
+            i += 1
+        while j < len(after) and after[j] == 1 and not (i < len(before) and before[i] == 1):
+            j += 1
+        found.append((range(i0, i), range(j0, j)))
+    return found
+
+
+def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """`shape`, with as many entries."""
+    shape: Shape = tuple(attributes["shape"])
+    if size(shape) != size(whole[0]):
+        expected = f"{size(whole[0])} in all"
+        raise InputError("number of entries", where="reshape", got=shape, expected=expected)
+    return shape
+
+
+def reshape_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Of each run of dimensions the first one longer than 1 can be sliced."""
+    ways, after = [summands()], attributes["shape"]
+    for run, other in groups(whole[0], after):
+        d = next((d for d in run if whole[0][d] > 1), None)
+        e = next((e for e in other if after[e] > 1), None)
+        if d is not None and e is not None:
+            ways.append(Way((d,), e))
+    return ways
+
+
+def select_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """The range [start, stop) of one dimension."""
+    d, length = attributes["dimension"], attributes["stop"] - attributes["start"]
+    return (*whole[0][:d], length, *whole[0][d + 1 :])
+
+
+def other_dimensions(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension but `dimension`, of all inputs alike; and summands."""
+    kept = [d for d in range(len(whole[0])) if d != attributes["dimension"]]
+    return [*(Way((d,) * len(whole), d) for d in kept), summands(len(whole))]
+
+
+def repeat_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """A dimension of length 1 that is repeated is read whole."""
+    after = attributes["shape"]
+    ways = [Way((d if n == after[d] else WHOLE,), d) for d, n in enumerate(whole[0])]
+    return [*ways, summands()]
+
+
+def join_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """Tensors one after the other along `dimension`."""
+    d = attributes["dimension"]
+    return (*whole[0][:d], sum(shape[d] for shape in whole), *whole[0][d + 1 :])
+
+
+def to_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """As the attributes say."""
+    return tuple(attributes["shape"])
+
+
+ENTRYWISE = Operator(unchanged, each_dimension)
+OPERATORS: dict[str, Operator] = {
+    # functions of every entry; `positive` is 1 where an entry is more than 0
+    **dict.fromkeys(("relu", "gelu", "gelu-erf", "silu", "tanh", "sigmoid", "power"), ENTRYWISE),
+    "positive": Operator(unchanged, each_dimension, differentiable=False),
+    "scale": Operator(unchanged, each_and_summands, linear=True),
+    "offset": Operator(unchanged, each_and_summands, linear=True),
+    "add": Operator(broadcast, lambda s, a: [*broadcast_ways(s, a), summands(len(s))], linear=True),
+    "multiply": Operator(
+        broadcast,
+        lambda s, a: [
+            *broadcast_ways(s, a),
+            Way((PARTIAL, WHOLE), PARTIAL),
+            Way((WHOLE, PARTIAL), PARTIAL),
+        ],
+    ),
+    "gated": Operator(gated_shape, all_but_the_last),
+    # over the last dimension
+    **dict.fromkeys(
+        ("layer-norm", "rms-norm", "softmax", "log-softmax"), Operator(unchanged, all_but_the_last)
+    ),
+    # products
+    "contract": Operator(contract_shape, contract_ways, contract_work),
+    "convolve": Operator(convolve_shape, convolve_ways, convolve_work),
+    "attention": Operator(attention_shape, first_two, attention_work),
+    "rotary": Operator(
+        unchanged, lambda s, a: [*first_two(s, a), summands()], output_moved, linear=True
+    ),
+    # gates [b, s, e] -> weights [b, s, e, c]: GShard's places of tokens, samples apart
+    "route": Operator(lambda s, a: (*s[0], a["capacity"]), lambda s, a: [Way((0,), 0)]),
+    # pooling
+    "max-pool": Operator(
+        lambda s, a: (*s[0][:2], s[0][2] // a["window"], s[0][3] // a["window"]), first_two
+    ),
+    "mean-pool": Operator(
+        lambda s, a: s[0][:2], lambda s, a: [*first_two(s, a), summands()], linear=True
+    ),
+    # tables, means and the loss
+    "embed": Operator(lambda s, a: (*s[0], s[1][1]), embed_ways, output_moved),
+    "cross-entropy": Operator(lambda s, a: (), cross_entropy_ways, cross_entropy_work),
+    "mean": Operator(mean_shape, mean_ways, linear=True),
+    # moves
+    "permute": Operator(
+        lambda s, a: tuple(s[0][d] for d in a["order"]), permute_ways, nothing, linear=True
+    ),
+    "reshape": Operator(reshape_shape, reshape_ways, nothing, linear=True),
+    "select": Operator(select_shape, other_dimensions, nothing, linear=True),
+    "repeat": Operator(to_shape, repeat_ways, nothing, linear=True),
+    "join": Operator(join_shape, other_dimensions, nothing, linear=True),
+}
+
+
+def operator(kind: str) -> Operator:
+    """The operator of that kind; raises InputError listing the known ones."""
+    if kind not in OPERATORS:
+        expected = f"one of {', '.join(sorted(OPERATORS))}"
+        raise InputError("unknown operator", got=kind, expected=expected)
+    return OPERATORS[kind]

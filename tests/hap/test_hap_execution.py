@@ -1,0 +1,185 @@
+"""Programs executed on simulated devices: loss and all gradients are those of one device, in
+double precision."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors")
+
+from fakes.programs import drawn_program, every_rule, two_layers  # noqa: E402
+from fakes.simulated import (  # noqa: E402
+    Outcome,
+    Together,
+    Values,
+    agree,
+    execute,
+    random_values,
+    reference,
+)
+from fakes.workloads import SHAPES, cluster, small_model  # noqa: E402
+from hetplan.formulations import family  # noqa: E402
+from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402
+from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
+from hetplan.formulations.hap.library_networks import NETWORKS, theory_named  # noqa: E402
+from hetplan.formulations.hap.pose import pose  # noqa: E402
+from hetplan.formulations.hap.spmd.holding import form_kept, holding_of  # noqa: E402
+from hetplan.formulations.hap.spmd.instructions import Change, Run, Synchronise  # noqa: E402
+from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
+from hetplan.formulations.hap.spmd.models import makers, model  # noqa: E402
+from hetplan.formulations.hap.spmd.one_way import in_one_way  # noqa: E402
+from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
+from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
+from hetplan.formulations.hap.spmd.whole import held  # noqa: E402
+from hetplan.instances.library import library  # noqa: E402
+from hetplan.profiling.workload import make_workload  # noqa: E402
+from hetplan.solvers.options import Options  # noqa: E402
+from hetplan.solvers.registry import evaluate, solve  # noqa: E402
+from hetplan.solvers.run import Run as SolverRun  # noqa: E402
+
+RATIOS = [[0.5, 0.2, 0.3]]
+DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
+MODELS = [name for name in makers() if name != "vit-24"]  # the same rules as vit
+
+
+@cache
+def tiny(name: str, m: int = 3) -> tuple[SingleProgram, Values, Outcome]:
+    """A built-in program on small tensors, values, and what one device makes of them."""
+    program = model(name, 2 * m, m, tiny=True)
+    values = random_values(program, 1)
+    return program, values, reference(program, values)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", MODELS)
+def test_random_programs_equal_one_device(name: str, seed: int) -> None:
+    """Programs that mix all rules at random, under uneven ratios."""
+    program, values, expected = tiny(name)
+    theory = every_rule(program, 3)
+    decision = HapDecision(program=drawn_program(theory, seed), ratios=RATIOS)
+    assert evaluate(family("hap"), theory.data, decision).objective is not None
+    agree(execute(theory, decision, values), expected)
+
+
+def test_random_programs_use_every_kind_of_instruction() -> None:
+    seen: set[str] = set()
+    for name in ("bert-moe", "vgg19"):
+        theory = every_rule(tiny(name)[0], 3)
+        for seed in range(12):
+            for instruction in (theory.instructions[i] for i in drawn_program(theory, seed)):
+                seen.add("Run" if isinstance(instruction, Run) else instruction.how)
+    assert seen >= {
+        "Run", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast", "All-To-All",
+        "Slice", "All-Gather factors",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["vit", "bert-moe"])
+def test_segments_have_ratios_of_their_own(name: str, seed: int) -> None:
+    program, values, expected = tiny(name)
+    layers = list(dict.fromkeys(node.layer for node in program.nodes))
+    at = {node.name: min(2, layers.index(node.layer) // 5) for node in program.nodes}
+    theory = every_rule(program.with_segments(at), 3)
+    assert theory.data.segments == 3
+    ratios = [[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]]
+    decision = HapDecision(program=drawn_program(theory, seed), ratios=ratios)
+    agree(execute(theory, decision, values), expected)
+    kinds = [theory.instructions[i] for i in decision.program]
+    assert any(isinstance(x, Change) and x.how == "Repartition" and x.source >= 0 for x in kinds)
+
+
+ENTRIES = {entry.name: entry for entry in library("hap")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "hap-vit-24-6" else n for n in NETWORKS],
+)
+def test_best_decisions_run_as_one_device_does(name: str) -> None:
+    """The record's program, found for the published size, on small tensors."""
+    best, data = ENTRIES[name].best_known(), ENTRIES[name].load().data
+    assert best is not None and isinstance(data, HapData)
+    theory = theory_named(name, tiny=True)
+    assert [t.instruction for t in data.triples] == [t.instruction for t in theory.data.triples]
+    values = random_values(theory.program, 11)
+    decision = HapDecision.model_validate(best.decision)
+    agree(execute(theory, decision, values), reference(theory.program, values))
+
+
+@pytest.mark.parametrize("method", ["auto", "dp-proportional"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_programs_of_all_shapes_run_on_uneven_devices(name: str, method: str) -> None:
+    """The planner's models, under the ratios of a plan."""
+    posed = pose(make_workload(small_model(**SHAPES[name]), cluster(), 8))
+    values = random_values(posed.theory.program, 3)
+    run = SolverRun(Options(threads=1, time_limit=2))
+    result = solve(family("hap"), posed.theory.data, method, run)
+    assert isinstance(result.decision, HapDecision)
+    found = execute(posed.theory, result.decision, values)
+    agree(found, reference(posed.theory.program, values))
+
+
+def test_factors_are_gathered_where_that_is_optimal() -> None:
+    """A batch of 6 and weights of 400 x 400, restricted to slices of the batch."""
+    program = two_layers(6, 400, 400)
+    theory = theory_of(program, DEVICES, measured_by_hap(3))
+    kept = [
+        i for i, x in enumerate(theory.instructions)
+        if not (isinstance(x, Run) and (x.way.output != 0 or not x.way.shared) and x.node != "loss")
+    ]  # fmt: skip
+    data = theory.data.model_copy(update={"triples": [theory.data.triples[i] for i in kept]})
+    result = solve(family("hap"), data, "auto", SolverRun(Options(threads=1)))
+    assert isinstance(result.decision, HapDecision) and result.status == "optimal"
+    chosen = [kept[i] for i in result.decision.program]
+    used = [theory.instructions[i] for i in chosen]
+    assert sum(isinstance(x, Synchronise) and "factors" in x.how for x in used) == 2
+    decision = HapDecision(program=chosen, ratios=result.decision.ratios)
+    values = random_values(program, 0)
+    agree(execute(theory, decision, values), reference(program, values))
+
+
+def test_gradients_stay_where_one_way_of_reading_is_left() -> None:
+    program, values, expected = tiny("gpt2")
+    holding = holding_of(program, [1e12] * 3, element_bytes=4)
+    theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
+    executed = 0
+    for seed in range(12):
+        before = HapDecision(program=drawn_program(theory, seed), ratios=RATIOS)
+        for decision in list(in_one_way(theory, before, SolverRun()))[-1:]:
+            agree(execute(theory, decision, values), expected)
+            executed += 1
+    assert executed >= 3
+
+
+@pytest.mark.parametrize("name", ["vgg19", "bert-moe", "gpt2"])
+def test_devices_hold_what_is_counted(name: str) -> None:
+    """Of random programs under uneven ratios: entries of every tensor and of every parameter,
+    device by device."""
+    program, values, _ = tiny(name)
+    holding = holding_of(program, [1e9] * 3, element_bytes=4)
+    theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
+    seen: set[str] = set()
+    for seed in range(4):
+        decision = HapDecision(program=drawn_program(theory, seed), ratios=RATIOS)
+        machine, expected = Together(theory, decision, values), np.zeros(3)
+        for instruction in (theory.instructions[i] for i in decision.program):
+            machine.forward(instruction)
+            if (kept := form_kept(instruction)) is not None:
+                seen.add("Run" if isinstance(instruction, Run) else instruction.how)
+                if kept[0] in holding.saved:
+                    held_here = machine.values[instruction.after]
+                    expected += [4 * part.numel() for part in held_here]
+        found = held(theory, decision)
+        assert found.saved == pytest.approx(expected, rel=1e-12), seed
+        # the instance counts the same where slices are not rounded; copies of a parameter are
+        # counted once
+        states = sum(16 * program.node(p).elements * part for p, part in found.parameters.items())
+        total = np.array(held_bytes(theory.data, decision))
+        assert total == pytest.approx(found.saved + states, rel=0.35)
+        assert total.sum() == pytest.approx(float((found.saved + states).sum()), rel=0.15)
+    assert {"Run", "All-Reduce", "All-Gather"} <= seen
