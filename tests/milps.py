@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.model import Model
 from hetplan.solvers.run import Run
 
 
-def small() -> LinearModel:
+def small() -> Model:
     """min 2x + 3y + 1, x + y >= 6.5, x <= 3, x and y integer: x = 3, y = 4, cost 19."""
-    model = LinearModel("small")
+    model = Model("small")
     x, y = model.integer("x", upper=3), model.integer("y", upper=10)
     model.minimize([x, y], [2.0, 3.0])
     model.constant = 1.0
@@ -18,13 +18,11 @@ def small() -> LinearModel:
     return model
 
 
-def knapsack(
-    items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = None
-) -> LinearModel:
+def knapsack(items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = None) -> Model:
     """A multi-dimensional knapsack (cost: value left out); the default size takes any solver
     minutes."""
     draw = np.random.default_rng(seed)
-    model = LinearModel("knapsack", run)
+    model = Model("knapsack", run)
     x = model.binary("x", (items,))
     for _ in range(rows):
         weights = draw.integers(1, 1000, items).astype(float)
@@ -35,11 +33,11 @@ def knapsack(
     return model
 
 
-def sparse_packing(items: int, rows: int, entries: int, seed: int = 0) -> LinearModel:
+def sparse_packing(items: int, rows: int, entries: int, seed: int = 0) -> Model:
     """Packing rows of `entries` random items each; 20000 x 10000 x 20 keeps HiGHS in its first
     LP."""
     draw = np.random.default_rng(seed)
-    model = LinearModel("packing")
+    model = Model("packing")
     x = model.binary("x", (items,))
     for _ in range(rows):
         taken = draw.choice(x, entries, replace=False)

@@ -74,25 +74,19 @@ def test_the_pages_commands_print_what_is_shown(tmp_path: Path) -> None:
         run_as_shown(block, folder)
 
 
-def test_methods_agree_with_enumeration(experts: Any) -> None:
-    statuses = set()
-    for seed in range(18):
-        data = experts.load_data().model_validate(posed(seed))
-        best = oracle(posed(seed))
-        for method in ("auto", "exact", "milp", "greedy"):
-            result = solve(experts, data, method, Run(Options(threads=1)))
-            statuses.add((method, result.status))
-            if best is None:
-                assert result.status == "infeasible", (seed, method)
-                continue
-            assert result.objective is not None and result.objective >= best * (1 - 1e-9), (
-                seed,
-                method,
-            )
-            if experts.method(method).exact:
-                assert result.status == "optimal", (seed, method)
-                assert result.objective == pytest.approx(best, rel=1e-6)
-    assert {("exact", "optimal"), ("milp", "infeasible"), ("greedy", "feasible")} <= statuses
+@pytest.mark.parametrize("method", ["auto", "exact", "cp-sat", "milp", "greedy"])
+@pytest.mark.parametrize("seed", range(18))
+def test_methods_agree_with_enumeration(experts: Any, seed: int, method: str) -> None:
+    """Every third instance has too few places for some of its experts."""
+    data, best = experts.load_data().model_validate(posed(seed)), oracle(posed(seed))
+    result = solve(experts, data, method, Run(Options(threads=1)))
+    if best is None:
+        assert result.status == "infeasible"
+        return
+    assert result.objective is not None and result.objective >= best * (1 - 1e-9)
+    if experts.method(method).exact:
+        assert result.status == "optimal"
+        assert result.objective == pytest.approx(best, rel=1e-6)
 
 
 def test_a_run_that_stops_keeps_its_bound(experts: Any) -> None:

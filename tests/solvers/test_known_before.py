@@ -18,10 +18,8 @@ from hetplan.formulations.amp.general.linear import CONSTRAINTS, Programme, size
 from hetplan.formulations.amp.general.loop import Question
 from hetplan.formulations.amp.general.tables import Tables
 from hetplan.formulations.amp.problem import compile_problem as compile_amp
-from hetplan.formulations.astra import counted
+from hetplan.formulations.astra import model as astra_model
 from hetplan.formulations.astra.evaluate import evaluate as evaluate_astra
-from hetplan.formulations.astra.problem import compile_problem as compile_astra
-from hetplan.formulations.astra.problem import infeasible_because
 from hetplan.formulations.ditto import arcs
 from hetplan.formulations.ditto.evaluate import evaluate as evaluate_ditto
 from hetplan.formulations.ditto.problem import compile_problem as compile_ditto
@@ -32,6 +30,7 @@ from hetplan.formulations.poplar.evaluate import evaluate as evaluate_poplar
 from hetplan.formulations.poplar.problem import compile_problem as compile_poplar
 from hetplan.instances.library import Entry, library
 from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
 from poplar.poplar_cases import instance, oracle
 
@@ -89,10 +88,10 @@ def test_poplar_shares_add_up_where_speeds_round_badly(total: int) -> None:
 @pytest.mark.parametrize("seed", range(80))
 def test_astra_bound_and_decision(seed: int) -> None:
     data = random_instance(seed)
-    problem, best = compile_astra(data), astra_oracle(data)
-    if infeasible_because(problem) is not None or best is None:
+    posed, best = astra_model.formulate(data, Run()), astra_oracle(data)
+    if isinstance(posed, Outcome) or best is None:
         return
-    known = counted.known_before(counted.Kinds(problem))
+    known = posed.known
     assert known.bound is not None and known.bound <= best
     if known.decision is not None:
         assert evaluate_astra(data, known.decision).objective == pytest.approx(

@@ -13,7 +13,7 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs, pyomo_driver
-from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.model import Model
 from hetplan.solvers.native import Scale
 from hetplan.solvers.options import Options
 from hetplan.solvers.pyomo_dialects import dialect, engine
@@ -54,7 +54,7 @@ def test_same_optimum_as_the_direct_driver(solver: str, seed: int) -> None:
 
 @every_solver
 def test_lp_has_a_bound(solver: str) -> None:
-    model = LinearModel("lp")
+    model = Model("lp")
     x = model.continuous("x", (3,), lower=[0.0, 0.0, 2.0])
     model.minimize(x[:2], [2.0, 3.0])
     model.row("need", x[:2], lower=4.0)
@@ -69,7 +69,7 @@ def test_lp_has_a_bound(solver: str) -> None:
 @every_solver
 @pytest.mark.parametrize("whole", [False, True])
 def test_infeasible_has_neither_objective_nor_bound(solver: str, whole: bool) -> None:
-    model = LinearModel("infeasible")
+    model = Model("infeasible")
     x = model.integer("x", (2,), upper=5) if whole else model.continuous("x", (2,), upper=5)
     model.minimize(x, [1.0, 2.0])
     model.equal("sum", x, 2.0, to=7.0 if whole else 21.0)
@@ -80,7 +80,7 @@ def test_infeasible_has_neither_objective_nor_bound(solver: str, whole: bool) ->
 
 @every_solver
 def test_unbounded_is_an_error_and_not_infeasible(solver: str) -> None:
-    model = LinearModel("unbounded")
+    model = Model("unbounded")
     x = model.integer("x", (2,))
     model.minimize(x, [-1.0, 0.5])
     model.row("tie", x, [1.0, -1.0], upper=3.0)

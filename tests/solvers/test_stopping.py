@@ -11,17 +11,15 @@ import pyomo.environ as pyo
 import pytest
 
 from hetplan.solvers import cpsat, highs, pyomo_driver, registry
-from hetplan.solvers.linear_model import LinearModel, MilpAnswer
-from hetplan.solvers.native import Answer
+from hetplan.solvers.model import ModelAnswer
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import Evaluation, Family, Method
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
-from hetplan.solvers.whole import CONTRADICTION, UNBUILT, Known, Whole
 from milps import knapsack, small
 from stopping import After, cancelled_after, over
 
-DRIVERS: dict[str, Callable[..., MilpAnswer]] = {"highs": highs.solve, "pyomo": pyomo_driver.solve}
+DRIVERS: dict[str, Callable[..., ModelAnswer]] = {"highs": highs.solve, "pyomo": pyomo_driver.solve}
 every_driver = pytest.mark.parametrize("driver", DRIVERS)
 
 
@@ -31,19 +29,6 @@ def test_check_raises_exactly_when_the_run_should_stop() -> None:
     for stopped in (over(), cancelled_after(0), cancelled_after(0).part()):
         with pytest.raises(Stopped):
             stopped.check()
-
-
-def test_a_linear_model_stops_between_its_pieces() -> None:
-    model = LinearModel("stopped", cancelled_after(10))
-    x = model.binary("x", (5,))
-    for _ in range(9):  # one look went to the columns
-        model.row("any", x, upper=3.0)
-    with pytest.raises(Stopped):
-        model.row("any", x, upper=3.0)
-    with pytest.raises(Stopped):
-        model.binary("y")
-    with pytest.raises(Stopped):
-        model.arrays()
 
 
 def test_a_model_for_no_run_never_stops() -> None:
@@ -124,66 +109,6 @@ def test_rows_without_columns_and_without_bounds_stay_out_of_pyomo() -> None:
     concrete = pyomo_driver.as_pyomo(model.arrays())
     assert len(concrete.row) == 1
     assert [variable.domain for variable in concrete.x.values()] == [pyo.Integers, pyo.Integers]
-
-
-def whole(
-    answer: Answer | None = None, known: Known[str] | None = None, run: Run | None = None
-) -> Outcome[str]:
-    """The outcome of a solver that says `answer`, or of a builder that stops."""
-
-    def build() -> str:
-        if answer is None:
-            raise Stopped
-        return "model"
-
-    assert answer is not None or run is not None
-    return Whole(
-        build=build,
-        ask=lambda model: answer or Answer(stop=Stop.ERROR),
-        read=lambda model, answer: "solver's",
-        solver="fake 1",
-        infeasible="because",
-        known=known or Known(),
-    ).solve(run or Run(), 0.0)
-
-
-KNOWN: Known[str] = Known(bound=2.0, decision="known", objective=5.0)
-
-
-def test_what_is_known_is_the_answer_when_there_is_no_time_to_build() -> None:
-    outcome = whole(None, KNOWN, over())
-    assert (outcome.stop, outcome.decision, outcome.bound) == (Stop.LIMIT, "known", 2.0)
-    assert (outcome.solver, outcome.message) == ("fake 1", UNBUILT)
-    assert whole(None, KNOWN, cancelled_after(0)).stop is Stop.INTERRUPTED
-    watched = Run()
-    whole(Answer(stop=Stop.LIMIT), KNOWN, watched)
-    assert (watched.incumbent, watched.bound) == (5.0, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("objective", "bound", "decision", "expected"),
-    [
-        (None, None, "known", 2.0),
-        (None, 3.0, "known", 3.0),
-        (4.0, 1.0, "solver's", 2.0),
-        (6.0, 3.0, "known", 3.0),
-        (5.0, 5.0, "solver's", 5.0),
-    ],
-)
-def test_the_better_decision_and_the_better_bound_count(
-    objective: float | None, bound: float | None, decision: str, expected: float
-) -> None:
-    outcome = whole(Answer(stop=Stop.LIMIT, objective=objective, bound=bound), KNOWN)
-    assert (outcome.decision, outcome.bound) == (decision, expected)
-
-
-def test_an_infeasible_answer_has_no_bound_and_contradicts_a_known_decision() -> None:
-    outcome = whole(Answer(stop=Stop.INFEASIBLE), Known(bound=1.0))
-    assert (outcome.stop, outcome.decision, outcome.bound) == (Stop.INFEASIBLE, None, None)
-    assert outcome.message == "because"
-    outcome = whole(Answer(stop=Stop.INFEASIBLE), KNOWN)
-    assert (outcome.stop, outcome.decision, outcome.bound) == (Stop.ERROR, "known", 2.0)
-    assert outcome.message == CONTRADICTION
 
 
 def evaluate(data: object, decision: str) -> Evaluation:

@@ -44,12 +44,12 @@ import {0}, {1}
 from hetplan.solvers import cpsat, highs
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
-from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.model import Model
 from ortools.sat.python import cp_model
 cp = cp_model.CpModel()
 x = cp.new_int_var(2, 9, "x")
 cp.minimize(x)
-model = LinearModel()
+model = Model()
 y = model.integer("y", lower=2.5)
 model.minimize(y)
 run = Run(Options(threads=1))

@@ -1,8 +1,9 @@
-"""Driver of OR-Tools CP-SAT: options in, incumbents and bounds out, every status mapped.
+"""OR-Tools CP-SAT: `write` states a `Model` in integers, `solve` maps options and every status.
 
-A model minimises an integer objective z; `Scale` says how z maps to the instance's unit and how far
-rounding may be off. `integer_scale` chooses the factor from the data, `rounded_down` turns floats
-into integers.
+A CP-SAT model minimises an integer objective z; `Scale` says how z maps to the instance's unit and
+how far rounding may be off. Every column of a `Model` becomes the variable of the same number:
+seconds times a power of two (`integer_scale`, from the model's `Totals`), continuous columns in
+steps of their grid. How values are rounded, and what that asks of a model, stands in `model`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from ortools.sat.python import cp_model
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.solvers.model import Floats, ModelAnswer, Row, Totals, labels
+from hetplan.solvers.model import Model as StatedModel
 from hetplan.solvers.native import (
     GAP_SHARE,
     HANDED_OVER,
@@ -31,7 +34,7 @@ from hetplan.solvers.native import (
 )
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
@@ -43,6 +46,8 @@ UNSOUND = version("ortools").startswith("9.15.")
 # Totals stay below this: products with small counts remain far from int64, and sums are exact as
 # floats.
 LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
+# A row of fractions is multiplied until its largest value is about this.
+LARGEST_ROW = 2.0**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,122 @@ def rounded_up(values: ArrayLike, scale: float) -> NDArray[np.int64]:
     return np.ceil(np.asarray(values, dtype=float) * scale).astype(np.int64)
 
 
+def write(model: StatedModel) -> tuple[cp_model.CpModel, Scale]:
+    """The model in integers, and what they stand for. Raises `Stopped` when its run should stop,
+    ValueError where it asks for what integers cannot say."""
+    writer = _Writer(model)
+    for number, row in enumerate(model.rows):
+        model.check()
+        writer.add(number, row)
+    writer.minimize()
+    return writer.cp, writer.scale
+
+
+class _Writer:
+    """A model on its way into CP-SAT: x [n] variables, units [n] of each column's integers."""
+
+    def __init__(self, model: StatedModel) -> None:
+        self.model, self.cp = model, cp_model.CpModel()
+        totals = model.totals or Totals(least=1.0, largest=1.0)
+        least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
+        self.per_second = (
+            integer_scale(least, totals.largest, totals.roundings, error=totals.error)
+            if totals.largest > 0
+            else 1.0
+        )
+        self.scale = Scale(
+            per_unit=self.per_second,
+            offset=totals.offset + model.constant,
+            under=totals.roundings / self.per_second,
+        )
+        self.seconds, self.grid = model.is_seconds(), model.grids()
+        self.units = np.where(self.seconds, self.per_second, np.maximum(self.grid, 1.0))
+        lower, upper = model.bounds()
+        upper = np.where(self.seconds, np.minimum(upper, totals.largest), upper)
+        low, high = np.floor(lower * self.units), np.ceil(upper * self.units)
+        whole = model.is_integer()
+        low, high = np.where(whole, np.ceil(lower), low), np.where(whole, np.floor(upper), high)
+        unusable = ~(np.isfinite(low) & np.isfinite(high)) | ~(
+            whole | self.seconds | (self.grid > 0)
+        )
+        if unusable.any():
+            name = labels(model.column_families)[int(np.flatnonzero(unusable)[0])]
+            raise ValueError(f"{model.name}: column {name} needs bounds, and a grid if it is real")
+        self.negative = low < 0
+        names = labels(model.column_families)
+        self.x = [
+            self.cp.new_int_var(int(a), int(b), name)
+            for a, b, name in zip(low, high, names, strict=True)
+        ]
+        for variable, value in zip(self.x, self._start(), strict=False):
+            self.cp.add_hint(variable, int(value))
+
+    def _start(self) -> Floats:
+        start = self.model.start
+        return np.zeros(0) if start is None else np.floor(start * self.units + 1e-6)
+
+    def add(self, number: int, row: Row) -> None:
+        """A row, relaxed by rounding."""
+        unit = self._row_unit(row)
+        values = row.values * unit / self.units[row.columns]
+        if row.levels is not None:
+            rises = np.diff(np.floor(row.levels * unit), prepend=0.0)
+            values = np.append(-rises, 1.0)
+        self._check(number, row, values)
+        conditions = [self.x[c] if c >= 0 else ~self.x[~c] for c in row.when]
+        # what rounding down took from the columns with a grid
+        of_grid = np.where(self.grid[row.columns] > 0, values, 0.0)
+        more, less = of_grid[of_grid > 0].sum(), -of_grid[of_grid < 0].sum()
+        low, high = row.lower * unit - max(0.0, more - 1), row.upper * unit + max(0.0, less - 1)
+        sides = [(np.trunc(values), low, high)]
+        if row.lower != row.upper and not (values == np.trunc(values)).all():
+            sides = [(np.ceil(values), low, np.inf), (np.floor(values), -np.inf, high)]
+        for whole, least, most in sides:
+            if least == -np.inf and most == np.inf:
+                continue
+            expression = cp_model.LinearExpr.weighted_sum(
+                [self.x[c] for c in row.columns.tolist()], [int(v) for v in whole.tolist()]
+            )
+            self.cp.add_linear_constraint(
+                expression,
+                cp_model.INT_MIN if least == -np.inf else math.floor(least),
+                cp_model.INT_MAX if most == np.inf else math.ceil(most),
+            ).only_enforce_if(conditions)
+
+    def _row_unit(self, row: Row) -> float:
+        """What a row is multiplied by: to bring its seconds, its grids or its fractions to
+        integers."""
+        if self.seconds[row.columns].any():
+            return self.per_second
+        bounds = np.array([b for b in (row.lower, row.upper) if math.isfinite(b)])
+        if (row.values == np.trunc(row.values)).all() and (bounds == np.trunc(bounds)).all():
+            return float(max(1.0, self.grid[row.columns].max(initial=0.0)))
+        largest = max(np.abs(row.values).max(initial=0.0), np.abs(bounds).max(initial=0.0))
+        return 2.0 ** math.floor(math.log2(LARGEST_ROW / largest))
+
+    def _check(self, number: int, row: Row, values: Floats) -> None:
+        """Raises what `write` says."""
+        rounded = values != np.trunc(values)
+        name = next(f for f in reversed(self.model.row_families) if f.first <= number).name
+        if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():
+            raise ValueError(f"{self.model.name}: {name}: values of seconds must be whole numbers")
+        if np.abs(values).max(initial=0.0) > LARGEST_ROW**1.5:
+            raise UnsupportedError(f"{self.model.name}: {name}: values too large for CP-SAT")
+
+    def minimize(self) -> None:
+        """The costs, rounded down."""
+        costs = self.model.costs()
+        scaled = costs * self.per_second / self.units
+        if (self.seconds & (costs != np.trunc(costs))).any():
+            raise ValueError(f"{self.model.name}: costs of seconds must be whole numbers")
+        used = np.flatnonzero(costs).tolist()
+        self.cp.minimize(
+            cp_model.LinearExpr.weighted_sum(
+                [self.x[c] for c in used], [math.floor(scaled[c]) for c in used]
+            )
+        )
+
+
 class Model(cp_model.CpModel):
     """A CpModel built for `run`: variables and constraints raise `Stopped` once the run should
     stop."""
@@ -133,6 +254,25 @@ class _Listener(cp_model.CpSolverSolutionCallback):
         """Called for each better solution."""
         self._latest.on_solution(list(self.response_proto.solution), self.objective_value)
         self._latest.on_bound(self.best_objective_bound)
+
+
+def label(options: Options) -> str:
+    """Name and version for results."""
+    return SOLVER
+
+
+def solve_model(model: StatedModel, run: Run, report: Sink | None = None) -> ModelAnswer:
+    """`write` and `solve`."""
+    begun = time.perf_counter()
+    try:
+        cp, scale = write(model)
+    except Stopped:
+        return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
+    answer = vars(solve(cp, run, scale, report))
+    solution = answer.pop("solution")
+    units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))
+    x = None if solution is None else np.array(solution, dtype=float) / units
+    return ModelAnswer(**{**answer, "seconds": time.perf_counter() - begun}, x=x, model=model)
 
 
 def solve(model: Any, run: Run, scale: Scale | None = None, report: Sink | None = None) -> CpAnswer:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
-from hetplan.solvers.linear_model import Family, LinearModel
+from hetplan.solvers.model import Model, labels
 from hetplan.solvers.native import Scale
 
 # File ending -> method whose models it can hold.
@@ -68,7 +68,7 @@ def method_of(path: Path) -> str:
 
 def write_model(model: Any, scale: Scale, path: Path) -> Exported:
     """One model, atomically."""
-    if isinstance(model, LinearModel):
+    if isinstance(model, Model):
         arrays = model.arrays()
         write_through(path, lambda file: write_linear(model, file))
         rows, columns, discrete = *arrays.shape, int(arrays.integer.sum())
@@ -88,7 +88,7 @@ def write_through(path: Path, write: Callable[[str], bool]) -> None:
         write_bytes(path, file.read_bytes())
 
 
-def write_linear(model: LinearModel, file: str) -> bool:
+def write_linear(model: Model, file: str) -> bool:
     """By HiGHS, with the formulation's names."""
     import highspy
 
@@ -104,17 +104,3 @@ def write_linear(model: LinearModel, file: str) -> bool:
         highspy.HighsStatus.kWarning,
     )
     return written
-
-
-def labels(families: list[Family]) -> list[str]:
-    """The names of all members, in order; a family that comes twice has its second part numbered
-    on."""
-    found: list[str] = []
-    seen: dict[str, int] = {}
-    for one in families:
-        before = seen.get(one.name, 0)
-        for number in range(one.first, one.first + one.size):
-            label = one.label(number)
-            found.append(label if before == 0 else f"{one.name}_{before + number - one.first}")
-        seen[one.name] = before + one.size
-    return found

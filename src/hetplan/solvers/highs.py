@@ -1,4 +1,4 @@
-"""Driver of HiGHS: a LinearModel in, an answer out, every model status mapped; pure LPs with duals.
+"""Driver of HiGHS: a Model in, an answer out, every model status mapped; pure LPs with duals.
 
 Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective should be
 of the order of 1e3 in the model's unit (`objective_unit`), so that HiGHS's absolute tolerances mean
@@ -19,9 +19,9 @@ from highspy import cb
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
+from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Latest, Scale, Sink, drive, stopped
-from hetplan.solvers.options import NativeValue
+from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -59,6 +59,11 @@ def objective_unit(estimate: float) -> float:
     return 2.0 ** (10 - math.ceil(math.log2(estimate)))
 
 
+def label(options: Options) -> str:
+    """Name and version for results."""
+    return SOLVER
+
+
 class _Listener:
     """Keeps what HiGHS's callbacks report, and passes on the wish to stop."""
 
@@ -83,30 +88,33 @@ class _Listener:
 
 
 def solve(
-    model: LinearModel | LinearArrays,
+    model: Model | LinearArrays,
     run: Run,
     scale: Scale | None = None,
     report: Sink | None = None,
-) -> MilpAnswer:
+) -> ModelAnswer:
     """Minimise `model` within what is left of `run`.
 
-    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds
+    scale: objective -> instance's unit (default: `Model.milp_scale`, one to one for arrays). report: where incumbents and bounds
     go, in the instance's unit (default: `run.report`, right when the model is the whole problem).
     Raises InputError for a native option that HiGHS does not have.
     """
-    begun, scale = time.perf_counter(), scale or Scale()
+    begun, stated = time.perf_counter(), model if isinstance(model, Model) else None
     try:
-        arrays = model.arrays() if isinstance(model, LinearModel) else model
+        scale = scale or (Scale() if stated is None else stated.milp_scale())
+        arrays = model.arrays() if isinstance(model, Model) else model
         run.check()
         if arrays.shape[1] == 0:
             return _without_columns(arrays, scale)
-        if run.tap is not None and isinstance(model, LinearModel) and arrays.integer.any():
-            run.tap(model, scale)
-            return MilpAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
-        highs = _prepared(arrays, run, model.start if isinstance(model, LinearModel) else None)
+        if run.tap is not None and stated is not None and arrays.integer.any():
+            run.tap(stated, scale)
+            return ModelAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
+        units = np.ones(arrays.shape[1]) if stated is None else stated.milp_units()
+        start = None if stated is None or stated.start is None else stated.start * units
+        highs = _prepared(arrays, run, start)
         run.check()
     except Stopped:
-        return MilpAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
+        return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
     latest = Latest()
     listener = _Listener(latest)
     _listen(highs, listener)
@@ -116,7 +124,7 @@ def solve(
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
     stop, message = _mapped(highs, arrays, run) if ended else (stopped(run), _ABANDONED)
     duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
-    return MilpAnswer(
+    return ModelAnswer(
         stop=stop,
         seconds=time.perf_counter() - begun,
         solver=SOLVER,
@@ -124,19 +132,22 @@ def solve(
         statistics={"nodes": int(highs.getInfo().mip_node_count)} if ended else {},
         row_dual=np.array(highs.getSolution().row_dual, dtype=float) if duals else None,
         column_dual=np.array(highs.getSolution().col_dual, dtype=float) if duals else None,
-        **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale)),
+        model=stated,
+        **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)),
     )
 
 
 _ABANDONED = "HiGHS did not stop in time; its last report is taken"
 
 
-def _without_columns(arrays: LinearArrays, scale: Scale) -> MilpAnswer:
+def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
     """HiGHS leaves models without columns alone: their rows hold or they do not."""
     if (arrays.row_lower > 0).any() or (arrays.row_upper < 0).any():
-        return MilpAnswer(stop=Stop.INFEASIBLE, solver=SOLVER)
+        return ModelAnswer(stop=Stop.INFEASIBLE, solver=SOLVER)
     value, bound = scale.value(arrays.constant), scale.bound(arrays.constant)
-    return MilpAnswer(stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER)
+    return ModelAnswer(
+        stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER
+    )
 
 
 def loaded(arrays: LinearArrays) -> Any:
@@ -251,13 +262,15 @@ def _told_apart(arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
     return again.stop, again.message
 
 
-def _read(latest: Latest, arrays: LinearArrays, scale: Scale) -> dict[str, Any]:
-    """Incumbent and bound for an answer, integers made whole."""
+def _read(
+    latest: Latest, arrays: LinearArrays, scale: Scale, units: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Incumbent and bound for an answer, integers made whole, seconds in seconds."""
     (solution, objective), bound = latest.found, latest.bound
     read: dict[str, Any] = {}
     if objective is not None:
         read["objective"] = scale.value(objective)
-        read["x"] = np.where(arrays.integer, np.round(solution), solution)
+        read["x"] = np.where(arrays.integer, np.round(solution), solution / units)
     if bound is not None:
         read["bound"] = scale.bound(bound - BOUND_ALLOWANCE * abs(bound))
     return read

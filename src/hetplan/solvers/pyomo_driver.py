@@ -1,4 +1,4 @@
-"""Driver of the solvers behind Pyomo: a LinearModel or a ConcreteModel, a solver's name, statuses
+"""Driver of the solvers behind Pyomo: a Model or a ConcreteModel, a solver's name, statuses
 mapped.
 
 Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `glpk` and more. What
@@ -24,7 +24,7 @@ from pyomo.opt import SolverStatus, TerminationCondition
 from pyomo.version import version as PYOMO_VERSION
 
 from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line
-from hetplan.solvers.linear_model import LinearArrays, LinearModel, MilpAnswer
+from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import GAP_SHARE, GRACE_SECONDS, Answer, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.pyomo_dialects import COMMON_SOLVERS, HIGHS, dialect, engine
@@ -116,26 +116,28 @@ def _finite(bound: float) -> float | None:
 
 
 def solve(
-    model: LinearModel | LinearArrays,
+    model: Model | LinearArrays,
     run: Run,
     scale: Scale | None = None,
     report: Sink | None = None,
-) -> MilpAnswer:
+) -> ModelAnswer:
     """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as
     HiGHS's driver.
 
     Raises UnsupportedError where that solver is not installed (naming those that are), InputError
     for an unknown solver name or a native option that repeats a common one.
     """
-    begun, label = time.perf_counter(), solver_label(run.options)
+    begun, name = time.perf_counter(), solver_label(run.options)
+    stated = model if isinstance(model, Model) else None
+    scale = scale or (Scale() if stated is None else stated.milp_scale())
     try:
-        arrays = model.arrays() if isinstance(model, LinearModel) else model
+        arrays = model.arrays() if isinstance(model, Model) else model
         empty = np.diff(arrays.starts) == 0
         if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
-            return MilpAnswer(stop=Stop.INFEASIBLE, solver=label)
-        concrete = as_pyomo(arrays, model.name if isinstance(model, LinearModel) else "model", run)
+            return ModelAnswer(stop=Stop.INFEASIBLE, solver=name)
+        concrete = as_pyomo(arrays, model.name if isinstance(model, Model) else "model", run)
     except Stopped:
-        return MilpAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=label)
+        return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=name)
     answer = solve_concrete(concrete, run, scale, report)
     if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
         again = solve(
@@ -153,8 +155,9 @@ def solve(
         x = np.array(
             [idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()]
         )
-        x = np.where(arrays.integer, np.round(x), x)
-    return MilpAnswer(**{**vars(answer), "x": x, "seconds": time.perf_counter() - begun})
+        x = np.where(arrays.integer, np.round(x), x if stated is None else x / stated.milp_units())
+    seconds = time.perf_counter() - begun
+    return ModelAnswer(**{**vars(answer), "x": x, "seconds": seconds, "model": stated})
 
 
 _UNCLEAR = "infeasible or unbounded"
@@ -218,6 +221,12 @@ def solver_label(options: Options) -> str:
 def require(options: Options) -> None:
     """Raise what `solve` would raise over the solver's name, its absence or its native options."""
     _configured(options, None)
+
+
+def label(options: Options) -> str:
+    """`solver_label`, after `require`."""
+    require(options)
+    return solver_label(options)
 
 
 def _configured(options: Options, limit: float | None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError
 from hetplan.names import unknown_name
+from hetplan.solvers.general import solve_with
 from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Result, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -29,7 +30,9 @@ BOUND_TOLERANCE = 1e-7
 class Method:
     """One way to solve a family's problem.
 
-    target: "module:function"; the function takes (data, run) and returns an Outcome.
+    target: "module:function"; the function takes (data, run) and returns an Outcome. One called
+    `formulate` states a model (`solvers.general`) for the general solver that the method is named
+    after.
     exact: whether it proves optimality when it is given enough time (else a heuristic, without a
     bound). summary: one line for the method tables. source: paper and algorithm, or "hetplan".
     baseline: one of the paper's comparison methods. uses: back ends that take their native options
@@ -50,8 +53,10 @@ class Method:
         return BACKENDS.get(self.name, ()) if self.uses is None else self.uses
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
-        """The function behind the method; this is where its solver gets imported."""
-        function: Callable[[Any, Run], Outcome[Any]] = load(self.target)
+        """The function behind the method, (data, run) -> Outcome; its solver gets imported here."""
+        function: Callable[[Any, Run], Any] = load(self.target)
+        if self.target.endswith(":formulate"):
+            return lambda data, run: solve_with(self.name, function, data, run)
         return function
 
 

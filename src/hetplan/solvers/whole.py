@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from hetplan.solvers.general import CONTRADICTION, UNBUILT, Known
 from hetplan.solvers.native import Answer, stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -19,19 +20,6 @@ from hetplan.solvers.run import Run, Stopped
 A = TypeVar("A", bound=Answer)
 D = TypeVar("D")
 M = TypeVar("M")
-
-UNBUILT = "stopped before its model was built"
-CONTRADICTION = "the solver calls infeasible what has a decision"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known(Generic[D]):
-    """What needs no model. bound: proven; objective: what `decision` costs; both in the instance's
-    unit."""
-
-    bound: float | None = None
-    decision: D | None = None
-    objective: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.astra.counted import ROUNDING, least_total
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.equal import Halves
 from hetplan.formulations.astra.problem import (
@@ -30,6 +29,7 @@ from hetplan.formulations.astra.problem import (
     even_decision,
     even_stages,
     infeasible_because,
+    least_total,
 )
 from hetplan.formulations.astra.unequal import (
     even_split,
@@ -43,6 +43,8 @@ from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run
 
 Stages = list[tuple[int, int]]
+# Bounds are sums in another order than the evaluator's.
+ROUNDING = 1e-12
 MOST_TABLE_BYTES = 2 * 2**30
 
 

@@ -24,11 +24,15 @@ FAMILY = Family(
             True,
             "search over the slowest stage's time, greedy or dynamic programme inside",
         ),
-        Method("cp-sat", f"{_HERE}.cpsat:solve", True, "stages counted by type and layers, CP-SAT"),
-        Method("milp", f"{_HERE}.milp:solve", True, "stages counted by type and layers, HiGHS"),
+        Method(
+            "cp-sat", f"{_HERE}.model:formulate", True, "stages counted by type and layers, CP-SAT"
+        ),
+        Method(
+            "milp", f"{_HERE}.model:formulate", True, "stages counted by type and layers, HiGHS"
+        ),
         Method(
             "pyomo",
-            f"{_HERE}.pyomo_model:solve",
+            f"{_HERE}.model:formulate",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

@@ -157,6 +157,18 @@ def even_decision(problem: AstraProblem) -> float | None:
     return float(seconds.sum() + (problem.K - 1) * seconds.max())
 
 
+def least_work(problem: AstraProblem) -> float:
+    """What the stages of any decision take together, at least."""
+    return problem.N * float(problem.c.min()) + problem.P * float(problem.h.min())
+
+
+def least_total(problem: AstraProblem) -> float:
+    """What any decision costs, at least: the least work, and its even share for the slowest
+    stage."""
+    work = least_work(problem)
+    return work + (problem.K - 1) * max(float(problem.thresholds[0]), work / problem.P)
+
+
 def decision_of(problem: AstraProblem, stages: list[tuple[int, int]]) -> AstraDecision:
     """The decision with stages (type index, layers), equal ones side by side as in Section 3.4."""
     return AstraDecision(

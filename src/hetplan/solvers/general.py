@@ -1,0 +1,123 @@
+"""General solvers: from a stated model to an `Outcome`, by the method's name.
+
+A family's methods `cp-sat`, `milp` and `pyomo` name one function `formulate(data, run)`; it returns
+a `Formulation`, or an `Outcome` where no model is needed to know the answer. `solve_with` builds
+the model, has the solver minimise it, reads the decision, and keeps what is known when time runs
+out. `minimise` is one model alone, for methods that ask for several.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from hetplan.solvers.model import Model, ModelAnswer
+from hetplan.solvers.native import Sink, stopped
+from hetplan.solvers.options import Options
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run, Stopped
+
+D = TypeVar("D")
+
+# Method -> module and function that minimise a `Model`; drivers are imported when they are used.
+DRIVERS = {
+    "cp-sat": ("hetplan.solvers.cpsat", "solve_model"),
+    "milp": ("hetplan.solvers.highs", "solve"),
+    "pyomo": ("hetplan.solvers.pyomo_driver", "solve"),
+}
+UNBUILT = "stopped before its model was built"
+CONTRADICTION = "the solver calls infeasible what has a decision"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known(Generic[D]):
+    """What needs no model. bound: proven; objective: what `decision` costs; both in the instance's
+    unit."""
+
+    bound: float | None = None
+    decision: D | None = None
+    objective: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formulation(Generic[D]):
+    """How a method poses its problem to a general solver.
+
+    build: the model of the run; it stops with `Stopped` when the run should stop (`Model` sees to
+    that). read: the decision of an answer with a solution. infeasible: what to say where the solver
+    proves that there is no decision. known: a bound and a decision that stand before.
+    """
+
+    build: Callable[[], Model]
+    read: Callable[[ModelAnswer], D]
+    infeasible: str
+    known: Known[D] = field(default_factory=Known)
+
+
+Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]
+
+
+def minimise(method: str, model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
+    """What the solver behind `method` says of a model, within what is left of `run`.
+
+    report: where incumbents and bounds go, in seconds; default: `run.report`, right when the model
+    is the whole problem.
+    """
+    module, function = DRIVERS[method]
+    answer: ModelAnswer = getattr(importlib.import_module(module), function)(
+        model, run, report=report
+    )
+    return answer
+
+
+def label(method: str, options: Options) -> str:
+    """Name and version of the solver behind `method`; raises what the solver would raise over its
+    absence."""
+    text: str = importlib.import_module(DRIVERS[method][0]).label(options)
+    return text
+
+
+def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Outcome[D]:
+    """Formulate, build, solve, read."""
+    begun, solver = time.perf_counter(), label(method, run.options)
+    posed = formulate(data, run)
+    if isinstance(posed, Outcome):
+        return replace(posed, build_seconds=time.perf_counter() - begun, solver=solver)
+    known = posed.known
+    run.report(incumbent=known.objective, bound=known.bound)
+    try:
+        model = posed.build()
+    except Stopped:
+        return Outcome(
+            stop=stopped(run),
+            decision=known.decision,
+            bound=known.bound,
+            build_seconds=time.perf_counter() - begun,
+            solver=solver,
+            message=UNBUILT,
+        )
+    built = time.perf_counter()
+    answer = minimise(method, model, run)
+    stop, message, decision = answer.stop, answer.message, known.decision
+    if answer.objective is not None and not (
+        known.objective is not None and known.objective < answer.objective
+    ):
+        decision = posed.read(answer)
+    if stop is Stop.INFEASIBLE and decision is None:
+        message = message or posed.infeasible
+    elif stop is Stop.INFEASIBLE:
+        stop, message = Stop.ERROR, CONTRADICTION
+    bounds = [bound for bound in (known.bound, answer.bound) if bound is not None]
+    return Outcome(
+        stop=stop,
+        decision=decision,
+        bound=None if stop is Stop.INFEASIBLE else max(bounds, default=None),
+        build_seconds=built - begun,
+        solve_seconds=time.perf_counter() - built,
+        solver=answer.solver,
+        message=message,
+        details=answer.statistics,
+    )

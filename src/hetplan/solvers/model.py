@@ -1,0 +1,482 @@
+"""A model stated once: columns, rows and costs by name, for CP-SAT, HiGHS, Pyomo and model files.
+
+    min  sum of costs * columns    s.t.  lower <= sum of values * columns <= upper   for every row
+
+Columns come in named families with a shape; a family is an array of column numbers. A row may hold
+only `when` some 0-1 columns are 1 (`~column`: when it is 0). An example, one job of two seconds and
+one of three on two machines:
+
+    model = Model("jobs", run, Totals(least=2.5, largest=5.0, roundings=2))
+    on = model.binary("on", (2, 2))                       # [job, machine]
+    end = model.seconds("end")                            # time of the slowest machine
+    for job in range(2):
+        model.equal("placed", on[job], to=1)              # (1)
+    for machine in range(2):                              # (2)
+        model.row("slowest", [*on[:, machine], end], [2.0, 3.0, -1.0], upper=0)
+    model.row("apart", on[0, 1], upper=0, when=on[1, 1])  # (3)
+    model.minimize(end)
+    answer = hetplan.solvers.general.minimise("cp-sat", model, run)
+    answer.objective, answer.values("on")                 # 3.0, [[1, 0], [0, 1]] or the like
+
+Units. `seconds` columns, every value beside one in a row, and all costs of other columns are in SI
+seconds. The writers scale them: for double-precision solvers by one power of two that brings the
+objective to about 1e3 (`milp_scale`); for CP-SAT to integers, by `Totals` (see `cpsat.write`).
+Rounding only ever relaxes a row: values in `<=` rows are rounded down, in `>=` rows up, in
+equations towards 0, and costs down, so that the model prices no decision too high and its bound
+holds as it is. This asks two things of a model: columns with values to round are not negative, and
+a `seconds` column has whole values (cost too) and is no more than what rows bound it by from below,
+as the time of a slowest stage is. Rows and costs in whole numbers pass unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetplan.errors import UnsupportedError
+from hetplan.solvers.native import Answer, Scale
+from hetplan.solvers.run import Run
+
+Columns = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Shape = int | Sequence[int]
+# Double-precision solvers drop or distort coefficients beyond these without a word.
+SMALLEST, LARGEST = 1e-9, 1e15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a model's totals are known to be; the writers choose their units by it.
+
+    least: no decision has a smaller objective (0 where nothing is known), largest: no total of the
+    model that matters is larger; both in seconds, without offset. roundings: how many values
+    rounded down add up in one objective value. error: what these may come to, relative to the
+    objective. offset: seconds that every decision pays beside the model's objective.
+    """
+
+    least: float
+    largest: float
+    roundings: float = 1.0
+    error: float = 5e-8
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """A named block of columns or rows: `size` of them from number `first` on."""
+
+    name: str
+    first: int
+    size: int
+    shape: tuple[int, ...]
+
+    def label(self, number: int) -> str:
+        """The name of one member, safe for LP and MPS files: `x_3_1`."""
+        if not self.shape:
+            return self.name
+        return "_".join(
+            [self.name, *(str(i) for i in np.unravel_index(number - self.first, self.shape))]
+        )
+
+
+def labels(families: list[Family]) -> list[str]:
+    """The names of all members, in order; a family that comes twice has its second part numbered
+    on."""
+    names: list[str] = []
+    seen: dict[str, int] = {}
+    for one in families:
+        before = seen.get(one.name, 0)
+        for number in range(one.first, one.first + one.size):
+            label = one.label(number)
+            names.append(label if before == 0 else f"{one.name}_{before + number - one.first}")
+        seen[one.name] = before + one.size
+    return names
+
+
+@dataclass(frozen=True)
+class Row:
+    """lower <= sum of values * columns <= upper, where all of `when` hold.
+
+    columns: ascending, each once; values: none of them 0. when: 0-1 columns, `~column` for one that
+    is to be 0. levels: the values are the differences of these, see `Model.staircase`.
+    """
+
+    columns: Columns
+    values: Floats
+    lower: float
+    upper: float
+    when: tuple[int, ...] = ()
+    levels: Floats | None = None
+
+
+@dataclass(frozen=True)
+class LinearArrays:
+    """The model as a mixed-integer linear programme: n columns, m rows, A by rows (row r: entries
+    starts[r] to starts[r + 1])."""
+
+    cost: Floats
+    constant: float
+    lower: Floats
+    upper: Floats
+    integer: NDArray[np.bool_]
+    starts: Columns
+    columns: Columns
+    values: Floats
+    row_lower: Floats
+    row_upper: Floats
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return len(self.row_lower), len(self.cost)
+
+
+class Model:
+    """Collects columns, rows and costs.
+
+    run: whose time building takes; columns, rows and writing raise `Stopped` once it should stop.
+    totals: needed for CP-SAT, and for `seconds`.
+    """
+
+    def __init__(
+        self, name: str = "model", run: Run | None = None, totals: Totals | None = None
+    ) -> None:
+        self.name, self.totals = name, totals
+        self.check = (run or Run()).check
+        self.constant = 0.0
+        self.start: Floats | None = None  # a known solution [n], for back ends that can use one
+        self.column_families: list[Family] = []
+        self.row_families: list[Family] = []
+        self.rows: list[Row] = []
+        # lower, upper, whether integers, whether seconds, grid
+        self._blocks: list[tuple[Floats, Floats, bool, bool, int]] = []
+        self._costs: list[tuple[Columns, Floats]] = []
+        self._fixed: list[tuple[Columns, float]] = []
+        self.size = 0
+
+    def continuous(
+        self,
+        name: str,
+        shape: Shape = (),
+        lower: ArrayLike | None = 0.0,
+        upper: ArrayLike | None = None,
+        *,
+        grid: int = 0,
+    ) -> Columns:
+        """Real columns of that shape that are no seconds. Bounds broadcast, None is no bound.
+
+        grid: CP-SAT has none of them, but takes those with a grid in steps of 1 / grid, rounded
+        down. Returns their numbers.
+        """
+        return self._add_columns(name, shape, lower, upper, grid=grid)
+
+    def seconds(
+        self,
+        name: str,
+        shape: Shape = (),
+        lower: ArrayLike | None = 0.0,
+        upper: ArrayLike | None = None,
+    ) -> Columns:
+        """Real columns in seconds."""
+        return self._add_columns(name, shape, lower, upper, seconds=True)
+
+    def integer(
+        self,
+        name: str,
+        shape: Shape = (),
+        lower: ArrayLike | None = 0.0,
+        upper: ArrayLike | None = None,
+    ) -> Columns:
+        """Integer columns; for CP-SAT with both bounds."""
+        return self._add_columns(name, shape, lower, upper, integer=True)
+
+    def binary(self, name: str, shape: Shape = ()) -> Columns:
+        """0-1 columns."""
+        return self._add_columns(name, shape, 0.0, 1.0, integer=True)
+
+    def _add_columns(
+        self,
+        name: str,
+        shape: Shape,
+        lower: ArrayLike | None,
+        upper: ArrayLike | None,
+        *,
+        integer: bool = False,
+        seconds: bool = False,
+        grid: int = 0,
+    ) -> Columns:
+        self.check()
+        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = int(np.prod(dimensions, dtype=np.int64))
+
+        def spread(bound: ArrayLike | None, none: float) -> Floats:
+            values = np.asarray(none if bound is None else bound, dtype=float)
+            return np.broadcast_to(values, dimensions).reshape(count).astype(float)
+
+        self.column_families.append(Family(name, self.size, count, dimensions))
+        self._blocks.append((spread(lower, -np.inf), spread(upper, np.inf), integer, seconds, grid))
+        numbers = np.arange(self.size, self.size + count, dtype=np.int64).reshape(dimensions)
+        self.size += count
+        return numbers
+
+    def fix(self, columns: ArrayLike, value: float) -> None:
+        """Set both bounds of the columns to `value`."""
+        self._fixed.append((np.asarray(columns, dtype=np.int64), value))
+
+    def minimize(self, columns: ArrayLike, costs: ArrayLike = 1.0) -> None:
+        """Add costs * columns (broadcast against each other) to the objective."""
+        self._costs.append(_paired(columns, costs))
+
+    def row(
+        self,
+        family: str,
+        columns: ArrayLike,
+        values: ArrayLike = 1.0,
+        *,
+        lower: float | None = None,
+        upper: float | None = None,
+        when: ArrayLike = (),
+    ) -> int:
+        """One row lower <= sum(values * columns) <= upper; returns its number.
+
+        columns and values broadcast against each other; repeated columns add up. when: the row
+        holds only where all these 0-1 columns are 1 (`~column`: 0); it then has one bound.
+        """
+        conditions = tuple(np.atleast_1d(np.asarray(when, dtype=np.int64)).tolist())
+        if conditions and (lower is None) == (upper is None):
+            raise ValueError(f"{family}: a row under a condition needs one bound, lower or upper")
+        low, high = -np.inf if lower is None else lower, np.inf if upper is None else upper
+        return self._add_row(
+            family, Row(*_merged(*_paired(columns, values)), low, high, conditions)
+        )
+
+    def equal(self, family: str, columns: ArrayLike, values: ArrayLike = 1.0, *, to: float) -> int:
+        """One row sum(values * columns) = to."""
+        return self.row(family, columns, values, lower=to, upper=to)
+
+    def staircase(
+        self, name: str, steps: ArrayLike, levels: ArrayLike, upper: float | None = None
+    ) -> Columns:
+        """A `seconds` column t >= sum_j (levels_j - levels_(j-1)) steps_j, levels_(-1) = 0.
+
+        steps [J] are columns that descend (rows `name_order` say so), levels [J] ascend: with 0-1
+        steps, t is the level of the last step that is 1. Levels are rounded before their
+        differences are taken; differences too small for double precision wait for the next one.
+        """
+        steps, levels = np.asarray(steps, dtype=np.int64), np.asarray(levels, dtype=float)
+        for here, above in pairwise(steps):
+            self.row(f"{name}_order", [here, above], [1.0, -1.0], lower=0.0)
+        time = self.seconds(name, upper=upper)
+        columns = np.append(steps, time)
+        values = np.append(-np.diff(levels, prepend=0.0), 1.0)
+        self._add_row(f"{name}_stairs", Row(columns, values, 0.0, np.inf, levels=levels))
+        return time
+
+    def _add_row(self, family: str, row: Row) -> int:
+        self.check()
+        number = len(self.rows)
+        self.rows.append(row)
+        last = self.row_families[-1] if self.row_families else None
+        if last is not None and last.name == family:
+            self.row_families[-1] = Family(family, last.first, last.size + 1, (last.size + 1,))
+        else:
+            self.row_families.append(Family(family, number, 1, (1,)))
+        return number
+
+    # What the writers read.
+
+    def bounds(self) -> tuple[Floats, Floats]:
+        """(lower [n], upper [n]), infinite where there is none."""
+        lower, upper = (_joined([block[side] for block in self._blocks]) for side in (0, 1))
+        for numbers, value in self._fixed:
+            lower[numbers] = upper[numbers] = value
+        return lower, upper
+
+    def costs(self) -> Floats:
+        """[n] of the objective."""
+        cost = np.zeros(self.size)
+        for numbers, costs in self._costs:
+            np.add.at(cost, numbers, costs)
+        return cost
+
+    def is_integer(self) -> NDArray[np.bool_]:
+        """[n] whether a column is an integer."""
+        return self._spread(2).astype(bool)
+
+    def is_seconds(self) -> NDArray[np.bool_]:
+        """[n] whether a column is in seconds."""
+        return self._spread(3).astype(bool)
+
+    def grids(self) -> Floats:
+        """[n] the grid of continuous columns, 0 where there is none."""
+        return self._spread(4)
+
+    def _spread(self, which: int) -> Floats:
+        return _joined([np.full(len(block[0]), float(block[which])) for block in self._blocks])
+
+    def milp_scale(self) -> Scale:
+        """The power of two that brings the objective to about 1e3 (1 without `totals`)."""
+        if self.totals is None:
+            return Scale()
+        estimate = max(self.totals.least, self.totals.largest * 1e-3)
+        unit = 2.0 ** (10 - math.ceil(math.log2(estimate))) if estimate > 0 else 1.0
+        return Scale(per_unit=unit, offset=self.totals.offset)
+
+    def milp_units(self) -> Floats:
+        """[n] what the columns are multiplied by for double-precision solvers."""
+        return np.where(self.is_seconds(), self.milp_scale().per_unit, 1.0)
+
+    def arrays(self, unit: float | None = None) -> LinearArrays:
+        """The model as a linear programme whose times are seconds * unit (default: `milp_scale`).
+
+        Raises UnsupportedError where coefficients are too small or too large; those of times that
+        are too small become 0. Raises ValueError for a row under a condition that nothing bounds.
+        """
+        unit = self.milp_scale().per_unit if unit is None else unit
+        seconds, (lower, upper) = self.is_seconds(), self.bounds()
+        scale = np.where(seconds, unit, 1.0)
+        lower, upper = lower * scale, upper * scale
+        written = []
+        for number, row in enumerate(self.rows):
+            self.check()
+            written.append(self._linear_row(number, row, unit, seconds, (lower, upper)))
+        starts = np.zeros(len(written) + 1, dtype=np.int64)
+        np.cumsum([len(row.columns) for row in written], out=starts[1:])
+        cost = self.costs()
+        if self.totals is not None:
+            cost = np.where(seconds, cost, _dropped(cost * unit))
+        result = LinearArrays(
+            cost=cost,
+            constant=self.constant * unit,
+            lower=lower,
+            upper=upper,
+            integer=self.is_integer(),
+            starts=starts,
+            columns=np.concatenate([np.zeros(0, np.int64), *(row.columns for row in written)]),
+            values=_joined([row.values for row in written]),
+            row_lower=np.array([row.lower for row in written], dtype=float),
+            row_upper=np.array([row.upper for row in written], dtype=float),
+        )
+        self._check_magnitudes(result)
+        return result
+
+    def _linear_row(
+        self,
+        number: int,
+        row: Row,
+        unit: float,
+        seconds: NDArray[np.bool_],
+        bounds: tuple[Floats, Floats],
+    ) -> Row:
+        """The row in the programme's unit, its condition as a large coefficient."""
+        values, low, high = row.values, row.lower, row.upper
+        own = seconds[row.columns]
+        if own.any():
+            if row.levels is not None:
+                values = np.append(-_rises(row.levels * unit), 1.0)
+            else:
+                values = np.where(own, values, _dropped(values * unit))
+            low, high = low * unit, high * unit
+        columns, values = _merged(row.columns, values)
+        if not row.when:
+            return Row(columns, values, low, high)
+        least, most = (
+            float(np.where(values > 0, values * first[columns], values * other[columns]).sum())
+            for first, other in (bounds, bounds[::-1])
+        )
+        slack = min(0.0, least - low) if high == np.inf else max(0.0, most - high)
+        if not math.isfinite(slack):
+            family = next(f for f in reversed(self.row_families) if f.first <= number)
+            raise ValueError(
+                f"{self.name}: {family.name}: a row under a condition needs bounded columns"
+            )
+        off = sum(slack for condition in row.when if condition >= 0)
+        signs = [slack if condition >= 0 else -slack for condition in row.when]
+        conditions = [c if c >= 0 else ~c for c in row.when]
+        columns, values = _merged(
+            np.append(columns, np.array(conditions, dtype=np.int64)), np.append(values, signs)
+        )
+        return Row(columns, values, low + off, high + off)
+
+    def _check_magnitudes(self, arrays: LinearArrays) -> None:
+        for where, entries in (("constraints", arrays.values), ("objective", arrays.cost)):
+            sizes = np.abs(entries[entries != 0])
+            if sizes.size and not (sizes.min() >= SMALLEST and sizes.max() <= LARGEST):
+                raise UnsupportedError(
+                    f"coefficients of the {where} span {sizes.min():.3g} to {sizes.max():.3g}",
+                    where=f"linear model {self.name}",
+                    expected=f"{SMALLEST:g} to {LARGEST:g}; the methods cp-sat and exact do not "
+                    "need that",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAnswer(Answer):
+    """An answer with the incumbent's columns and, for an optimal LP, its duals.
+
+    x [n]: integers whole, seconds in seconds. row_dual [m], column_dual [n]: in objective units per
+    unit of the row or column. model: whose columns they are, None for plain arrays.
+    """
+
+    x: Floats | None = None
+    row_dual: Floats | None = None
+    column_dual: Floats | None = None
+    model: Model | None = None
+
+    def values(self, columns: Any) -> Any:
+        """The incumbent at those columns, in their shape (an array, or a float).
+
+        columns: their numbers, or the name of a family.
+        """
+        assert self.x is not None, "no incumbent to read"
+        if isinstance(columns, str):
+            assert self.model is not None, "only a stated model has names"
+            family = next(f for f in self.model.column_families if f.name == columns)
+            return self.x[family.first : family.first + family.size].reshape(family.shape)
+        return self.x[columns]
+
+    def counts(self, columns: Any) -> Columns:
+        """`values` of integer columns as integers."""
+        return np.asarray(np.rint(self.values(columns)), dtype=np.int64)
+
+
+def _joined(parts: Sequence[Any]) -> Floats:
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _paired(columns: ArrayLike, values: ArrayLike) -> tuple[Columns, Floats]:
+    """Column numbers and values of equal length, broadcast and flat."""
+    numbers, entries = np.broadcast_arrays(
+        np.asarray(columns, dtype=np.int64), np.asarray(values, dtype=float)
+    )
+    return numbers.ravel(), entries.ravel()
+
+
+def _merged(columns: Columns, values: Floats) -> tuple[Columns, Floats]:
+    """Ascending distinct columns, values of repeated ones added, zeros dropped."""
+    if len(columns) > 1 and not (np.diff(columns) > 0).all():
+        distinct, where = np.unique(columns, return_inverse=True)
+        values = np.bincount(where, weights=values, minlength=len(distinct)).astype(float)
+        columns = distinct
+    kept = values != 0
+    return (columns, values) if kept.all() else (columns[kept], values[kept])
+
+
+def _dropped(values: Floats) -> Floats:
+    """0 for what no double-precision solver tells from it."""
+    return np.where(np.abs(values) < SMALLEST, 0.0, values)
+
+
+def _rises(levels: Floats) -> Floats:
+    """Differences of ascending levels; those too small for a solver wait for the next one."""
+    rises, paid = np.zeros(len(levels)), 0.0
+    for j, level in enumerate(levels.tolist()):
+        if level - paid >= SMALLEST:
+            rises[j], paid = level - paid, level
+    return rises
