@@ -164,7 +164,7 @@ def blocks(statement: ast.stmt) -> list[ast.stmt]:
 
 
 # Makes the classes that torch's checkpoints consist of, and no other, where torch would make any.
-CAREFUL = ("runtime/execution/reading.py", "pickle")
+CAREFUL = ("runtime/execution/chunks.py", "pickle")
 
 
 def code_from_data(tree: ast.AST, path: Path) -> list[str]:

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.runtime.execution.devices import local_device
-from hetplan.runtime.execution.groups import one_group
-from hetplan.runtime.execution.transport import Group, Staging, Transport
+from hetplan.runtime.devices import local_device
+from hetplan.runtime.execution.transport import Group, Staging, Transport, one_group
 from parity.device import DEVICE
 
 WORLDS = [1]

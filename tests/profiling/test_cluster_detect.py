@@ -18,13 +18,13 @@ from hetplan.profiling.detect import (
     read_hostfile,
     slurm_hosts,
 )
-from hetplan.runtime import local_node
+from hetplan.runtime import devices
 
 
 @pytest.fixture(autouse=True)
 def nothing_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_node, "local_node", lambda: Host("here"))
-    monkeypatch.setattr(local_node, "local_device_name", lambda: None)
+    monkeypatch.setattr(devices, "local_node", lambda: Host("here"))
+    monkeypatch.setattr(devices, "local_device_name", lambda: None)
     for name in ("SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -140,7 +140,7 @@ def test_command_line(
 def test_local_gpus_fill_what_hosts_do_not_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_node, "local_node", lambda: Host("here", 4, "T4", 100.0, 50.0))
+    monkeypatch.setattr(devices, "local_node", lambda: Host("here", 4, "T4", 100.0, 50.0))
     target = tmp_path / "cluster.yaml"
     assert main(["cluster", "detect", "-o", str(target)]) == 0
     (node,) = load_cluster(target).nodes

@@ -18,7 +18,7 @@ from fakes.workloads import cluster_document, small
 from hetplan.cli.main import main
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
-    USUAL,
+    Constants,
     MeasuredRun,
     calibrate,
     load_calibration,
@@ -41,7 +41,7 @@ def plans(count: int) -> list[Plan]:
 
 def made_with(count: int, **changes: float) -> list[MeasuredRun]:
     """Runs that take what the model says with these constants."""
-    constants = {**USUAL, **changes}
+    constants = Constants(**changes)
     return [
         MeasuredRun(p, predicted_seconds(p, workload(), constants), None, p.name)
         for p in plans(count)

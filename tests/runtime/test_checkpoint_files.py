@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
-from hetplan.runtime.execution.reading import cause_of  # noqa: E402
+from hetplan.runtime.execution.chunks import cause_of  # noqa: E402
 from hetplan.runtime.plan import save_plan  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402

@@ -12,9 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.runtime import hung
-from hetplan.runtime.hung import Rank, find_hung
+from hetplan.runtime.hung import IDLE, Activity, Rank, find_hung
 from hetplan.runtime.job import Job
-from hetplan.runtime.starved import IDLE, Activity
 from parity.cases import Case, R, even
 
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)

@@ -13,11 +13,10 @@ from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
 from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.zoo import bert, gpt2, llama, text_model
-from hetplan.runtime.batch_curve import measure_batch_curve
-from hetplan.runtime.chain import build_chain
-from hetplan.runtime.trial import Trial, explore_stages, out_of_memory
+from hetplan.runtime.batch_curve import Trial, explore_stages, measure_batch_curve
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+from hetplan.runtime.references.timed import network, out_of_memory  # noqa: E402
 
 SMALL = {"vocabulary": 97}
 SHAPES: dict[str, Transformer] = {
@@ -40,14 +39,14 @@ def model_of(name: str, sequence: int = 16, precision: str = "fp32") -> Model:
 @pytest.mark.parametrize("name", SHAPES)
 def test_layers_own_the_parameters_that_the_description_counts(name: str) -> None:
     model = model_of(name)
-    chain = build_chain(model, "cpu")
-    counted = [sum(p.numel() for p in layer) for layer in chain.parameters]
+    chain = network(model, "cpu")
+    counted = [sum(p.numel() for p in layer) for layer in chain.own]
     assert counted == [layer.params for layer in model.layers]
     tokens = torch.randint(97, (3, 16))
-    loss = chain.forward(tokens)
+    loss = chain.loss(tokens)
     assert loss.shape == () and bool(torch.isfinite(loss))
     loss.backward()
-    used = [p for layer in chain.parameters for p in layer]
+    used = [p for layer in chain.own for p in layer]
     assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in used)
 
 
@@ -55,14 +54,14 @@ def test_attention_is_masked_and_windowed() -> None:
     """A token changes nothing before it; in a window of 5, nothing 5 or more places behind it
     either."""
     for name in ("llama", "window", "unfused", "bert"):
-        chain = build_chain(model_of(name), "cpu")
+        chain = network(model_of(name), "cpu")
         first = torch.randint(97, (1, 16))
         other = first.clone()
         other[0, 8] = (other[0, 8] + 1) % 97
         torch.manual_seed(0)
-        a = chain.blocks[0](chain.embed(first))
+        a = chain.layers[1](chain.layers[0](first))
         torch.manual_seed(0)  # the same dropout
-        b = chain.blocks[0](chain.embed(other))
+        b = chain.layers[1](chain.layers[0](other))
         changed = (a - b).abs().amax(dim=-1)[0] > 1e-7
         assert bool(changed[8])
         assert bool(changed[:8].any()) == (name == "bert"), name
@@ -78,10 +77,8 @@ def test_fused_and_unfused_attention_agree() -> None:
     for name in ("unfused", "fused"):
         shape = replace(SHAPES["unfused"], attention="fused" if name == "fused" else "standard")
         torch.manual_seed(1)
-        chain = build_chain(
-            load_model(text_model(name, "test", 16, shape), precision="fp32"), "cpu"
-        )
-        losses.append(chain.forward(torch.arange(32).view(2, 16)).item())
+        chain = network(load_model(text_model(name, "test", 16, shape), precision="fp32"), "cpu")
+        losses.append(chain.loss(torch.arange(32).view(2, 16)).item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -89,7 +86,7 @@ def test_what_has_no_layers_is_refused() -> None:
     mixture = gpt2(2, 32, 4, **SMALL, experts=Experts(4, 2))
     for model in (load_model("vit-base"), load_model(text_model("moe", "test", 16, mixture))):
         with pytest.raises(UnsupportedError, match="no torch layers"):
-            build_chain(model, "cpu")
+            network(model, "cpu")
 
 
 def test_the_largest_micro_batch_is_the_largest_that_fits() -> None:

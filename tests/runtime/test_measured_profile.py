@@ -14,9 +14,10 @@ from hetplan.errors import InputError
 from hetplan.profiling.huggingface import from_config
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import load_profile
-from hetplan.runtime import layers, measure
+from hetplan.runtime import measure
 
 torch = pytest.importorskip("torch", reason="measuring needs torch")
+from hetplan.runtime.references.timed import KINDS, network, saved_by_autograd  # noqa: E402
 
 GPT: dict[str, Any] = {
     "model_type": "gpt2", "vocab_size": 128, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 16,
@@ -29,13 +30,13 @@ def small(**changes: Any) -> Model:
 
 def test_each_layer_kind_is_measured_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = layers.measure_pieces
+    real = measure.measure_layers
 
     def counted(model: Model, device: str, tensor: int, batch: int, *rest: int) -> Any:
         seen.append((tensor, batch))
         return real(model, device, tensor, batch, *rest)
 
-    monkeypatch.setattr(measure, "measure_pieces", counted)
+    monkeypatch.setattr(measure, "measure_layers", counted)
     found = measure.measure_profile(
         small(), "cpu", micro_batches=(2, 1), tensor_degrees=(1, 2), repeats=1
     )
@@ -62,7 +63,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "measure_pieces", stop)
+    monkeypatch.setattr(measure, "measure_layers", stop)
     with pytest.raises(KeyboardInterrupt):
         measure.measure_profile(small(), "cpu", micro_batches=(1, 2, 4), repeats=1, output=path)
     assert load_profile(path) == both
@@ -118,18 +119,17 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_rank_holds_its_part() -> None:
-    whole, part = (layers.build_pieces(small(), "cpu", tensor) for tensor in (1, 2))
-
-    def count(piece: layers.Piece) -> int:
-        return sum(p.numel() for p in piece.parameters)
-
+    whole, part = (
+        sum(p.numel() for p in network(small(), "meta", tensor=tensor, blocks=1).own[1])
+        for tensor in (1, 2)
+    )
     h, f = 32, 128
     matrices = 4 * h * h + 2 * h * f
-    assert count(whole["block"]) == matrices + 3 * h + h + f + h + 4 * h
+    assert whole == matrices + 3 * h + h + f + h + 4 * h
     split_biases = 3 * h // 2 + f // 2
-    assert count(part["block"]) == matrices // 2 + split_biases + 2 * h + 4 * h
+    assert part == matrices // 2 + split_biases + 2 * h + 4 * h
     with pytest.raises(InputError, match="does not divide"):
-        layers.build_pieces(small(), "cpu", 3)
+        network(small(), "meta", tensor=3)
 
 
 # Models whose kernels exist on the meta device; fused attention and norms are decomposed there, and
@@ -146,14 +146,22 @@ def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
     monkeypatch.setattr(
         torch.nn.functional,
         "dropout",
-        lambda x, p: torch.native_dropout(x, p, True)[0],
+        lambda x, p, *_: torch.native_dropout(x, p, True)[0],
         raising=True,
     )
     model = load_model(name, sequence=sequence, precision="bf16")
-    counted = layers.saved_on_meta(model, tensor)
-    pieces = layers.build_pieces(model, "meta", tensor)
-    for layer in (model.layers[0], model.layers[1], model.layers[-1]):
-        predicted = sum(t.size("bf16") / (tensor if t.split else 1) for t in layer.saved)
-        assert predicted == pytest.approx(counted[layer.kind], rel=0.05)
+    made = network(model, "meta", tensor=tensor, blocks=1)
+    tokens = torch.zeros(1, sequence, device="meta", dtype=torch.int64)
+    with torch.no_grad():
+        x = made.layers[0](tokens)
+    inputs = ((tokens,), (x.requires_grad_(),), (x, tokens))
+    described = (model.layers[0], model.layers[1], model.layers[-1])
+    for one, layer, own, given in zip(described, made.layers, made.own, inputs, strict=True):
+        with saved_by_autograd(layer.parameters()) as kept:
+            out = layer(*given)
+            counted = kept()
+        del out
+        predicted = sum(t.size("bf16") / (tensor if t.split else 1) for t in one.saved)
+        assert predicted == pytest.approx(counted, rel=0.05), KINDS
         if tensor == 1:
-            assert sum(p.numel() for p in pieces[layer.kind].parameters) == layer.params
+            assert sum(p.numel() for p in own) == one.params

@@ -13,7 +13,7 @@ from hetplan.cli.output import check_target, print_json, print_tables
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
-    from hetplan.runtime.calibration import Found, MeasuredRun
+    from hetplan.runtime.calibration import Estimate, MeasuredRun
 
 
 def calibrate(
@@ -77,7 +77,7 @@ def calibrate(
     return 0 if found.calibration is not None else 1
 
 
-def table(runs: list[MeasuredRun], found: Found) -> Table:
+def table(runs: list[MeasuredRun], found: Estimate) -> Table:
     """Runs beside their predictions, and the constants."""
     constants = found.calibration
     left = found.left_out or (None,) * len(runs)

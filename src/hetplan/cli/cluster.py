@@ -71,7 +71,7 @@ def detect(
 
     from hetplan.profiling.cluster import ClusterFile, build_cluster
     from hetplan.profiling.detect import cluster_document, read_hostfile, slurm_hosts
-    from hetplan.runtime.local_node import local_node
+    from hetplan.runtime.devices import local_node
     from hetplan.schema import parse
 
     check_target(output)
@@ -131,7 +131,7 @@ def slurm_devices() -> int | None:
 
 def unknown_device() -> str | None:
     """The local GPU's name, which the catalogue does not know."""
-    from hetplan.runtime.local_node import local_device_name
+    from hetplan.runtime.devices import local_device_name
 
     return local_device_name()
 

@@ -1,16 +1,36 @@
-"""A batch curve file from a live device: Algorithm 1 under every ZeRO stage, each micro-batch size
-measured once."""
+"""Poplar's Algorithm 1 on a live device: passes of a real model, timed, within a memory limit.
+
+One device tries for a whole ZeRO group: it is charged with the model states that it would hold as
+one of `devices` (see `formulations.poplar.zero`) and with the activations that the pass really
+kept, measured. On CUDA these are what torch's allocator says at its peak, temporaries of the
+backward pass included; on a CPU, where nothing keeps such books, the distinct storages that
+autograd saves. The whole model's weights and gradients do lie on the device meanwhile: where ZeRO 3
+trains models that one device cannot hold, this cannot measure.
+Source: Poplar (AAAI 2025), Algorithm 1.
+"""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from hetplan.errors import InputError
+from hetplan.formulations.poplar.awareness import (
+    Awareness,
+    MemoryReading,
+    OutOfMemoryOnDevice,
+    explore,
+)
+from hetplan.formulations.poplar.zero import STAGES, States
 from hetplan.profiling.batch_curve import BatchCurve, CurvePoint
 from hetplan.profiling.models import Model
-from hetplan.profiling.profile import Provenance
-from hetplan.runtime.trial import Trial, check_device, explore_stages
+from hetplan.runtime.devices import check_device, device_name, measured_here, now, torch_here
+
+if TYPE_CHECKING:
+    from hetplan.runtime.references.timed import Network
 
 
 def measure_batch_curve(
@@ -24,7 +44,7 @@ def measure_batch_curve(
     repeats: int = 3,
     tell: Callable[[str], None] | None = None,
 ) -> BatchCurve:
-    """Measure `model` on the torch device `device`.
+    """Measure `model` on the torch device `device` under every ZeRO stage.
 
     memory: bytes to keep within, default what the GPU has free (a CPU needs a figure). name: the
     device's type in cluster files. devices: size of the ZeRO group that shares the states. largest:
@@ -41,13 +61,14 @@ def measure_batch_curve(
         if value < 1:
             raise InputError(what, got=value, expected="at least 1")
     check_device(device)
-    limit = free_bytes(device) if memory is None else memory
+    limit = memory
+    if limit is None and device != "cpu":
+        limit = float(torch_here().cuda.mem_get_info(device)[0])
     if limit is None or not 0 < limit < 1e30:
-        raise InputError(
-            "memory limit", got=memory, expected="more than 0 bytes; a CPU needs --memory-gib"
-        )
+        expected = "more than 0 bytes; a CPU needs --memory-gib"
+        raise InputError("memory limit", got=memory, expected=expected)
     trial = Trial(model, device, limit, devices, largest, repeats, tell)
-    sizes = [found.largest for found in explore_stages(trial)]
+    sizes = [stage.largest for stage in explore_stages(trial)]
     sample = max(trial.passes, default=None)
     return BatchCurve(
         model=model.name,
@@ -56,44 +77,187 @@ def measure_batch_curve(
         device=name or device_name(device),
         devices=devices,
         memory_bytes=limit,
-        provenance=Provenance(
-            kind="measured",
-            source=f"hetplan profile --batch-curve, {torch_version()} on {device_name(device)}",
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        ),
+        provenance=measured_here("hetplan profile --batch-curve", device),
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
-        saved_bytes_per_sample=None
-        if sample is None
-        else trial.passes[sample].saved_bytes / sample,
+        saved_bytes_per_sample=trial.passes[sample].saved_bytes / sample if sample else None,
         tried_up_to=largest,
         points=[
-            CurvePoint(micro_batch=batch, seconds=found.seconds, spread_seconds=found.spread)
-            for batch, found in sorted(trial.passes.items())
+            CurvePoint(micro_batch=batch, seconds=one.seconds, spread_seconds=one.spread)
+            for batch, one in sorted(trial.passes.items())
         ],
     )
 
 
-def free_bytes(device: str) -> float | None:
-    """What the GPU has free, None for a CPU, whose memory is shared with everything else."""
-    if device == "cpu":
-        return None
-    import torch
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch size, measured. saved_bytes: activations at their peak; all others in
+    seconds."""
 
-    return float(torch.cuda.mem_get_info(device)[0])
-
-
-def device_name(device: str) -> str:
-    """What torch calls the device."""
-    if device == "cpu":
-        return "cpu"
-    import torch
-
-    return str(torch.cuda.get_device_name(device))
+    seconds: float
+    spread: float
+    saved_bytes: float
 
 
-def torch_version() -> str:
-    """`torch 2.13.0+cpu`."""
-    import torch
+@dataclass
+class Trial:
+    """A model on a torch device; `at(stage)` is the device as Algorithm 1 sees it under one ZeRO
+    stage.
 
-    return f"torch {torch.__version__}"
+    limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch
+    beyond this is tried. repeats: timed passes behind one that is not. tell: receives a line per
+    micro-batch tried. too_large: micro-batch -> free bytes that it exceeded.
+    """
+
+    model: Model
+    device: str
+    limit: float
+    devices: int = 1
+    largest: int = 256
+    repeats: int = 3
+    tell: Callable[[str], None] | None = None
+    network: Network = field(init=False, repr=False)
+    states: States = field(init=False)
+    passes: dict[int, Pass] = field(init=False, default_factory=dict)
+    too_large: dict[int, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from hetplan.runtime.references.timed import network
+
+        self.network = network(self.model, self.device)
+        # the parameters that really exist; activations are measured
+        weights = [sum(p.numel() * p.element_size() for p in layer) for layer in self.network.own]
+        self.states = States.of_weights(weights, self.model.precision)
+
+    def at(self, stage: int) -> TrialAt:
+        """The device under a ZeRO stage."""
+        return TrialAt(self, stage, self.states.resident(stage, 1.0 / self.devices))
+
+    def measure(self, batch: int, free: float) -> Pass:
+        """Times and activations of a micro-batch, each size once; raises OutOfMemoryOnDevice beyond
+        `free` bytes."""
+        from hetplan.runtime.references.timed import out_of_memory
+
+        if self.too_large.get(batch, -1.0) >= free:
+            raise OutOfMemoryOnDevice(f"{batch} samples exceed {free:.0f} bytes")
+        if batch not in self.passes:
+            try:
+                with out_of_memory(batch):
+                    one = self.passes[batch] = self._timed(batch, free)
+            except OutOfMemoryOnDevice as error:
+                self.too_large[batch] = free
+                self._say(f"micro-batch {batch}: {error}")
+                raise
+            self._say(
+                f"micro-batch {batch}: {1e3 * one.seconds:.4g} ms, "
+                f"{one.saved_bytes / 2**20:.4g} MiB"
+            )
+        if self.passes[batch].saved_bytes > free:
+            raise OutOfMemoryOnDevice(f"{batch} samples exceed {free:.0f} bytes")
+        return self.passes[batch]
+
+    def forward_bytes(self, batch: int, free: float) -> float:
+        """Bytes that the forward pass of a micro-batch keeps; raises OutOfMemoryOnDevice."""
+        from hetplan.runtime.references.timed import out_of_memory
+
+        tokens = self._tokens(batch)
+        with out_of_memory(batch), self._kept(free) as kept:
+            loss = self.network.loss(tokens)
+            size = kept()
+            del loss
+        return size
+
+    def _timed(self, batch: int, free: float) -> Pass:
+        tokens = self._tokens(batch)
+        with self._kept(free, whole=True) as kept:
+            # the warm-up, which makes the gradients too where they are missing
+            self.network.loss(tokens).backward()
+            size = kept()
+        times = []
+        for _ in range(self.repeats):
+            begun = now(self.device)
+            self.network.loss(tokens).backward()
+            times.append(now(self.device) - begun)
+        return Pass(statistics.median(times), max(times) - min(times), size)
+
+    @contextmanager
+    def _kept(self, free: float, *, whole: bool = False) -> Iterator[Callable[[], float]]:
+        """Measure what passes inside keep: yields a function that gives the bytes so far.
+
+        whole: at the peak of the pass on CUDA, else what is allocated when asked. Raises
+        OutOfMemoryOnDevice as soon as it is more than `free`: on a CPU in the middle of the pass,
+        on CUDA when asked.
+        """
+        from hetplan.runtime.references.timed import saved_by_autograd
+
+        if self.device == "cpu":
+            with saved_by_autograd(self.network.parameters, free) as kept:
+                yield kept
+            return
+        torch = torch_here()
+        for parameter in self.network.parameters:  # gradients are no activations
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+
+        def kept_on_device() -> float:
+            torch.cuda.synchronize(self.device)
+            read = torch.cuda.max_memory_allocated if whole else torch.cuda.memory_allocated
+            size = float(read(self.device) - before)
+            if size > free:
+                raise OutOfMemoryOnDevice(f"{size:.0f} bytes of activations, {free:.0f} free")
+            return size
+
+        yield kept_on_device
+
+    def _tokens(self, batch: int) -> Any:
+        from hetplan.runtime.references.timed import tokens_of
+
+        return tokens_of(self.model, batch, self.device)
+
+    def _say(self, line: str) -> None:
+        if self.tell is not None:
+            self.tell(line)
+
+
+@dataclass(frozen=True)
+class TrialAt:
+    """A `Trial` under one ZeRO stage; resident: bytes of model states there. Speaks Algorithm 1's
+    protocol."""
+
+    trial: Trial
+    stage: int
+    resident: float
+
+    @property
+    def free(self) -> float:
+        """What is left for activations."""
+        return self.trial.limit - self.resident
+
+    def forward_memory(self, batch: int) -> MemoryReading:
+        """States before the forward pass, states and activations after it, and the limit (not
+        beyond `largest`).
+
+        What a pass keeps once, whatever its samples (masks), would make the estimate too low: what
+        a second sample adds counts instead, where two fit.
+        """
+        if self.free <= 0:
+            raise OutOfMemoryOnDevice(f"the states alone exceed {self.trial.limit:.0f} bytes")
+        kept = self.trial.forward_bytes(batch, self.free)
+        try:
+            added = self.trial.forward_bytes(2 * batch, self.free) - kept
+        except OutOfMemoryOnDevice:
+            added = kept
+        most = self.resident + added / batch * (self.trial.largest + 0.5)
+        return MemoryReading(min(self.trial.limit, most), self.resident, self.resident + added)
+
+    def step_seconds(self, batch: int) -> float:
+        """Median seconds of forward and backward."""
+        return self.trial.measure(batch, self.free).seconds
+
+
+def explore_stages(trial: Trial) -> list[Awareness]:
+    """[4] what Algorithm 1 finds under each ZeRO stage; the first that holds a sample is where it
+    would stop."""
+    return [explore(trial.at(stage)) for stage in STAGES]

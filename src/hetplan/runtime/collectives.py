@@ -24,8 +24,7 @@ from hetplan.profiling.collectives import (
     SizePoint,
     fit_line,
 )
-from hetplan.profiling.profile import Provenance
-from hetplan.runtime.trial import check_device
+from hetplan.runtime.devices import check_device, device_name, measured_here
 
 Kind = Literal["node", "between", "all"]
 SIZES = tuple(4**k * 1024 for k in range(1, 8))  # 4 KiB to 16 MiB per rank
@@ -114,16 +113,11 @@ def measure_collectives(
         dist.barrier()
     if here.rank != 0:
         return None
-    name = "cpu" if device == "cpu" else str(torch.cuda.get_device_name(0))
     return Collectives(
         backend=backend,
-        device=name,
+        device=device_name(device),
         ranks=here.ranks,
-        provenance=Provenance(
-            kind="measured",
-            source=f"hetplan profile --collectives, torch {torch.__version__}, {backend}",
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        ),
+        provenance=measured_here(f"hetplan profile --collectives, {backend}", device),
         fits=fits,
     )
 

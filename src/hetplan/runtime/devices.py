@@ -3,11 +3,19 @@ CPU."""
 
 from __future__ import annotations
 
+import datetime
 import os
+import socket
+import time
 from dataclasses import replace
+from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.profiling.detect import Host, catalogued, local_network_gbit
+from hetplan.profiling.profile import Provenance
 from hetplan.runtime.job import Job
+
+COPIED_BYTES = 256 * 2**20
 
 
 def on_devices(job: Job, local_ranks: int | None = None) -> Job:
@@ -52,3 +60,130 @@ def gpus() -> int:
         finally:
             os._exit(min(count, 255))
     return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def check_device(device: str) -> None:
+    """Raise UnsupportedError without torch, InputError for a device that torch does not have
+    here."""
+    torch = torch_here()
+    if torch is None:
+        raise UnsupportedError(
+            "measuring needs torch; install hetplan with its extra: pip install 'hetplan[runtime]'"
+        )
+    kind, _, number = device.partition(":")
+    usable = kind == "cpu" and not number
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and (not number or number.isdecimal()):
+        usable = int(number or 0) < count
+    if not usable:
+        have = ["cpu", *(f"cuda:{i}" for i in range(count))]
+        raise InputError("no such device here", got=device, expected=" or ".join(have))
+
+
+def torch_here() -> Any:
+    """torch, or None where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def now(device: str) -> float:
+    """Seconds on the host's clock when the device is done with what it was given."""
+    if device != "cpu":
+        torch_here().cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def device_name(device: str) -> str:
+    """What torch calls the device."""
+    return "cpu" if device == "cpu" else str(torch_here().cuda.get_device_name(device))
+
+
+def measured_here(how: str, device: str) -> Provenance:
+    """Today, by this torch on this device. how: the command that measured."""
+    return Provenance(
+        kind="measured",
+        source=f"{how}, torch {torch_here().__version__} on {device_name(device)}"[:200],
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )
+
+
+def local_node() -> Host:
+    """This machine as a node; without torch or GPUs one of no devices. Raises InputError where GPUs
+    differ among themselves."""
+    name, network = socket.gethostname() or "local", local_network_gbit()
+    torch = torch_here()
+    if torch is None or torch.cuda.device_count() == 0:
+        return Host(name, network_gbit=network)
+    count = torch.cuda.device_count()
+    here = [torch.cuda.get_device_properties(i) for i in range(count)]
+    names = {properties.name for properties in here}
+    if len(names) > 1:
+        raise InputError(
+            "the GPUs of this node differ, and a node of a cluster file has one type",
+            where=name,
+            got=", ".join(sorted(names)),
+            expected="CUDA_VISIBLE_DEVICES with those of one type",
+        )
+    device = catalogued(here[0].name, float(here[0].total_memory))
+    return Host(name, count, device, copy_gbit(torch) if count > 1 else None, network)
+
+
+def local_device_name() -> str | None:
+    """What the driver calls the first GPU; None without torch or GPUs."""
+    torch = torch_here()
+    return device_name("cuda:0") if torch is not None and torch.cuda.device_count() else None
+
+
+def copy_gbit(torch: Any) -> float:
+    """Gbit/s of a large copy between the first two GPUs, the fastest of five."""
+    source, target = (
+        torch.empty(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{i}") for i in range(2)
+    )
+    times = []
+    for _ in range(5):
+        begun = now("cuda:0")
+        target.copy_(source)
+        torch.cuda.synchronize(1)
+        times.append(now("cuda:0") - begun)
+    return float(COPIED_BYTES * 8 / min(times) / 1e9)
+
+
+def local_device(device: str) -> str:
+    """`cpu`, or the GPU of this rank as torch's current device: `cuda:0`, say.
+
+    device: "auto" is cuda where there is a GPU; "cuda" without a number goes round the machine's
+    GPUs by LOCAL_RANK, as torchrun sets it, or is torch's current one. Raises InputError where
+    there is no such device.
+    """
+    cuda = torch_here().cuda
+    if device == "auto":
+        device = "cuda" if cuda.is_available() else "cpu"
+    check_device(device)
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return device
+    local = os.environ.get("LOCAL_RANK", "")
+    index = int(local) % cuda.device_count() if local.isdecimal() else cuda.current_device()
+    index = int(number or index)
+    cuda.set_device(index)
+    return f"cuda:{index}"
+
+
+def settle(device: str) -> None:
+    """Wait until a GPU has done what this process asked it to compute; messages on their way go
+    on."""
+    if device != "cpu":
+        torch_here().cuda.current_stream(device).synchronize()
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory that torch has taken of the GPU; of the CPU the process, libraries
+    included."""
+    if device != "cpu":
+        return int(torch_here().cuda.max_memory_allocated(device))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB

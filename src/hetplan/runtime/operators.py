@@ -8,7 +8,6 @@ functions.
 
 from __future__ import annotations
 
-import datetime
 import platform
 import time
 from collections.abc import Callable
@@ -21,10 +20,7 @@ from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.precision import Precision
-from hetplan.profiling.profile import Provenance
-from hetplan.runtime.batch_curve import device_name, torch_version
-from hetplan.runtime.layers import now
-from hetplan.runtime.trial import check_device
+from hetplan.runtime.devices import check_device, device_name, measured_here, now
 
 WARM_UP = 2
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}
@@ -48,7 +44,9 @@ def measure_operators(
     check_device(device)
     if count < 1 or repeats < 1:
         raise InputError("operators and repeats", got=min(count, repeats), expected="at least 1")
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    from hetplan.runtime.references.timed import DTYPES
+
+    dtype = DTYPES[precision]
     random, kind = Random(seed), device.partition(":")[0]
     found = []
     for i in range(count):
@@ -69,11 +67,7 @@ def measure_operators(
         element_bytes=width,
         flops_per_second=peak,
         bytes_per_second=bandwidth,
-        provenance=Provenance(
-            kind="measured",
-            source=f"hetplan profile --operators, {torch_version()} on {device_name(device)}",
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        ),
+        provenance=measured_here("hetplan profile --operators", device),
         operators=found,
     )
 

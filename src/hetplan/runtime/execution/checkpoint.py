@@ -25,13 +25,12 @@ from torch import Tensor
 
 from hetplan.errors import InputError
 from hetplan.files import to_json, write_text
-from hetplan.runtime.execution.chunks import Chunk, values_in, write_chunks
+from hetplan.runtime.execution.chunks import RECORD, Chunk, record_of, values_in, write_chunks
 from hetplan.runtime.execution.distributed import Distributed
-from hetplan.runtime.execution.groups import host_group
-from hetplan.runtime.execution.reading import RECORD, record_of
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.execution.spmd.stored import restore, to_save
 from hetplan.runtime.execution.states import Fragment
+from hetplan.runtime.execution.transport import host_group
 
 KEPT = 2  # checkpoints in a folder
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, InputError, kind_and_text
+from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, count_of, describe
-from hetplan.runtime.execution.devices import local_device
 from hetplan.runtime.execution.holdings import Held, bucket_plans, held_by
 from hetplan.runtime.execution.messages import Mail, streams
 from hetplan.runtime.execution.pipeline import Pipeline, Rows

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from hetplan.errors import HetplanError, kind_and_text, one_line
 from hetplan.runtime.execution.worker import recorder, train
+from hetplan.runtime.hung import Activity, at_work
 from hetplan.runtime.job import Job, StepReport
-from hetplan.runtime.starved import Activity, at_work
 from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, Recorder
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
+from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import describe
-from hetplan.runtime.execution.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model

@@ -233,9 +233,9 @@ class Head(nn.Module):
         total = self.tensor.leave((logits - ceiling.unsqueeze(-1)).exp().sum(-1))
         here = (targets >= first) & (targets < last)
         if last > first:
-            hit = logits.gather(
-                -1, (targets - first).clamp(0, last - first - 1).unsqueeze(-1)
-            ).squeeze(-1)
+            rows = torch.arange(len(logits), device=logits.device)
+            # by index: `gather` would keep the logits for its backward pass
+            hit = logits[rows, (targets - first).clamp(0, last - first - 1)]
             hit = torch.where(here, hit, torch.zeros_like(hit))
         else:
             hit = logits.sum(-1)  # of nothing: zeros

@@ -1,0 +1,171 @@
+"""Reference layers as measurements take them: on a device, with random weights in the model's
+precision and torch's own dropout, and what autograd keeps of their passes.
+
+What a step costs and holds does not depend on the weights' values.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
+from hetplan.profiling.architecture import Transformer
+from hetplan.profiling.models import Model
+from hetplan.profiling.precision import Precision
+from hetplan.runtime.execution.position import Dropout
+from hetplan.runtime.references.transformer import Block, Embedding, Head
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+}
+KINDS = ("embedding", "block", "head")
+
+
+class TorchDropout(nn.Dropout):
+    """torch's dropout in the place of one by global position."""
+
+    def forward(self, x: Tensor, *_: object) -> Tensor:
+        """x [rows, …]; where the rows stand does not matter."""
+        return super().forward(x) if self.p else x
+
+
+@dataclass(frozen=True)
+class Network:
+    """A text model on a device. layers: embedding, blocks, head; own: the parameters of each, a
+    shared table with the embedding alone."""
+
+    layers: tuple[nn.Module, ...]
+    own: tuple[tuple[Tensor, ...], ...]
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """Of one micro-batch [B, S]; the targets are the tokens themselves."""
+        x = tokens
+        for layer in self.layers[:-1]:
+            x = layer(x)
+        loss: Tensor = self.layers[-1](x, tokens)
+        return loss
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All, each once."""
+        return [parameter for layer in self.own for parameter in layer]
+
+
+def shape_of(model: Model) -> tuple[Transformer, int]:
+    """Shape and sequence of a text model without experts; raises UnsupportedError for others."""
+    shape = model.spec.shape
+    if shape is None or model.sequence is None:
+        raise UnsupportedError(f"{model.name} has no torch layers here; text transformers have")
+    if shape.experts is not None:
+        raise UnsupportedError(f"{model.name}: mixtures of experts have no torch layers here")
+    return shape, model.sequence
+
+
+def shard(shape: Transformer, tensor: int) -> Transformer:
+    """One rank's part of a shape; raises InputError where the degree divides heads or feed-forward
+    unevenly."""
+    if shape.heads % tensor or shape.feed_forward % tensor:
+        raise InputError("tensor degree does not divide heads and feed-forward size", got=tensor)
+    return replace(
+        shape,
+        heads=shape.heads // tensor,
+        kv_heads=max(shape.kv_heads // tensor, 1),
+        feed_forward=shape.feed_forward // tensor,
+        vocabulary=-(-shape.vocabulary // tensor),
+    )
+
+
+def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = None) -> Network:
+    """The model's layers on a torch device, one rank's part of them; blocks: fewer than it has.
+
+    Raises UnsupportedError for a model without torch layers.
+    """
+    whole, _ = shape_of(model)
+    shape, before = shard(whole, tensor), torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[model.precision])
+    try:
+        with torch.device(device):
+            embedding = Embedding(shape, "embedding")
+            inner = [
+                Block(shape, i, f"block-{i}")
+                for i in range(shape.layers if blocks is None else blocks)
+            ]
+            head = Head(shape, embedding.table if shape.tied else None)
+    finally:
+        torch.set_default_dtype(before)
+    layers: tuple[nn.Module, ...] = (embedding, *inner, head)
+    own: list[tuple[Tensor, ...]] = []
+    seen: set[int] = set()
+    for layer in layers:
+        for parent in list(layer.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, Dropout):
+                    setattr(parent, name, TorchDropout(child.probability))
+        new = [p for p in layer.parameters() if id(p) not in seen]
+        for parameter in new:
+            nn.init.normal_(parameter, std=0.02)
+        seen |= {id(p) for p in new}
+        own.append(tuple(new))
+    return Network(layers, tuple(own))
+
+
+def tokens_of(model: Model, batch: int, device: str, *, tensor: int = 1) -> Tensor:
+    """[B, S] random tokens of one rank's part of the vocabulary."""
+    shape, sequence = shape_of(model)
+    return torch.randint(shard(shape, tensor).vocabulary, (batch, sequence), device=device)
+
+
+@contextmanager
+def saved_by_autograd(
+    parameters: Iterable[Tensor], limit: float = float("inf")
+) -> Iterator[Callable[[], float]]:
+    """Yields how many bytes of distinct storages autograd has saved inside, parameters left out;
+    raises OutOfMemoryOnDevice as soon as they are more than `limit`."""
+
+    def storage(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)  # on the meta device none has an address
+
+    own = {storage(parameter) for parameter in parameters}
+    sizes: dict[int, int] = {}
+    alive = []  # a storage that is gone gives its number to the next one
+    total = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal total
+        if storage(tensor) not in own and storage(tensor) not in sizes:
+            sizes[storage(tensor)] = tensor.untyped_storage().nbytes()
+            alive.append(tensor.detach())
+            total += sizes[storage(tensor)]
+            if total > limit:
+                raise OutOfMemoryOnDevice(f"{total} bytes of activations, {limit:.0f} free")
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield lambda: float(total)
+
+
+@contextmanager
+def out_of_memory(batch: int) -> Iterator[None]:
+    """What torch raises where memory is short, as OutOfMemoryOnDevice; what the pass held is given
+    back first."""
+    try:
+        yield
+        return
+    except torch.OutOfMemoryError:
+        pass
+    except RuntimeError as error:  # the CPU's allocator has no exception of its own
+        if "allocate memory" not in str(error):
+            raise
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    raise OutOfMemoryOnDevice(f"{batch} samples: out of memory on the device")
