@@ -10,8 +10,8 @@ from typing import Any
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.links import ring
-from hetplan.formulations.hap.spmd.models import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.theory import reduce_theory

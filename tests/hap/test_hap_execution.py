@@ -30,7 +30,7 @@ from hetplan.formulations.hap.pose import pose  # noqa: E402
 from hetplan.formulations.hap.spmd.holding import form_kept, holding_of  # noqa: E402
 from hetplan.formulations.hap.spmd.instructions import Change, Run, Synchronise  # noqa: E402
 from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
-from hetplan.formulations.hap.spmd.models import makers, model  # noqa: E402
+from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
 from hetplan.formulations.hap.spmd.one_way import in_one_way  # noqa: E402
 from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
@@ -43,7 +43,7 @@ from hetplan.solvers.run import Run as SolverRun  # noqa: E402
 
 RATIOS = [[0.5, 0.2, 0.3]]
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
-MODELS = [name for name in makers() if name != "vit-24"]  # the same rules as vit
+MODELS = [name for name in MAKERS if name != "vit-24"]  # the same rules as vit
 
 
 @cache

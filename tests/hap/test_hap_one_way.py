@@ -13,7 +13,7 @@ from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd.holding import holding_of
 from hetplan.formulations.hap.spmd.links import measured_by_hap
-from hetplan.formulations.hap.spmd.models import model
+from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.one_way import in_one_way, reads
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import held

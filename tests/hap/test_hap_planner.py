@@ -14,9 +14,9 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import Posed, pose, priced, steps_that_fit, tables
+from hetplan.formulations.hap.spmd.catalogue import program_of
 from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.instructions import Run as Operation
-from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
 from hetplan.planner.explain import binding_rows, explain, same_plan

@@ -8,7 +8,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd import segments
-from hetplan.formulations.hap.spmd.models import model
+from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.segments import FALLBACK, LAYERS, METIS, How, segmented
 from hetplan.formulations.hap.spmd.work import work_of

@@ -11,7 +11,7 @@ from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.spmd.axes import Axes
 from hetplan.formulations.hap.spmd.instructions import Change, Run
 from hetplan.formulations.hap.spmd.links import Links, measured_by_hap, ring
-from hetplan.formulations.hap.spmd.models import model
+from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.program import Writer
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.solvers.options import Options

@@ -22,7 +22,7 @@ from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
 from hetplan.formulations.hap.first import greedy_program  # noqa: E402
 from hetplan.formulations.hap.problem import compile_problem  # noqa: E402
 from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
-from hetplan.formulations.hap.spmd.models import makers, model  # noqa: E402
+from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
 from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
 from hetplan.formulations.hap.spmd.work import products_of, summed  # noqa: E402
@@ -30,7 +30,7 @@ from hetplan.formulations.hap.theory import reduce_theory  # noqa: E402
 from hetplan.runtime.tracing.program import RULES, Traced, survey, trace  # noqa: E402
 
 # the same operators as vit
-NETWORKS = [name for name in makers() if name != "vit-24"]
+NETWORKS = [name for name in MAKERS if name != "vit-24"]
 
 
 @cache

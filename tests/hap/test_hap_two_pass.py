@@ -9,7 +9,7 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData
 from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.links import Links, ring
-from hetplan.formulations.hap.spmd.models import model
+from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.spmd.two_pass import holdings, two_pass_theory

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetplan.formulations.hap.spmd.models.networks import VGG19, Sizes, sizes
+from hetplan.formulations.hap.spmd.networks import VGG19, sizes
+from hetplan.profiling.architecture import Transformer
 from hetplan.runtime.tracing.routing import route
 
 # (module that returns the loss, example arguments)
@@ -26,7 +27,7 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        s: Sizes,
+        s: Transformer,
         tokens: int,
         *,
         causal: bool = False,
@@ -41,14 +42,14 @@ class Attention(nn.Module):
             nn.Linear(s.hidden, s.hidden, bias=bias) for _ in range(4)
         )
         if rotary:
-            half = s.head // 2
+            half = s.head_dim // 2
             angle = torch.arange(tokens)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
             self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], dim=-1))
             self.register_buffer("sin", torch.cat([angle.sin(), angle.sin()], dim=-1))
 
     def heads(self, x: Tensor) -> Any:
         """[b, s, h] -> [b, n, s, d]."""
-        return x.view(x.shape[0], x.shape[1], self.s.heads, self.s.head).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], self.s.heads, self.s.head_dim).transpose(1, 2)
 
     def turned(self, x: Tensor) -> Any:
         """Rotary positions."""
@@ -67,9 +68,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Up, GELU, down."""
 
-    def __init__(self, s: Sizes):
+    def __init__(self, s: Transformer):
         super().__init__()
-        self.up, self.down = nn.Linear(s.hidden, s.feed), nn.Linear(s.feed, s.hidden)
+        self.up, self.down = (
+            nn.Linear(s.hidden, s.feed_forward),
+            nn.Linear(s.feed_forward, s.hidden),
+        )
         self.gelu = nn.GELU(approximate="tanh")
 
     def forward(self, x: Tensor) -> Any:
@@ -80,10 +84,10 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, s: Sizes):
+    def __init__(self, s: Transformer):
         super().__init__()
-        self.gate, self.up = (nn.Linear(s.hidden, s.feed, bias=False) for _ in range(2))
-        self.down = nn.Linear(s.feed, s.hidden, bias=False)
+        self.gate, self.up = (nn.Linear(s.hidden, s.feed_forward, bias=False) for _ in range(2))
+        self.down = nn.Linear(s.feed_forward, s.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Any:
         """[b, s, h] -> [b, s, h]."""
@@ -93,11 +97,13 @@ class GatedFeedForward(nn.Module):
 class Experts(nn.Module):
     """Two experts of all per token, one group per sample (GShard)."""
 
-    def __init__(self, s: Sizes, experts: int, tokens: int):
+    def __init__(self, s: Transformer, experts: int, tokens: int):
         super().__init__()
         self.router = nn.Linear(s.hidden, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, s.feed, s.hidden) / s.hidden**0.5)
-        self.down = nn.Parameter(torch.randn(experts, s.hidden, s.feed) / s.feed**0.5)
+        self.up = nn.Parameter(torch.randn(experts, s.feed_forward, s.hidden) / s.hidden**0.5)
+        self.down = nn.Parameter(
+            torch.randn(experts, s.hidden, s.feed_forward) / s.feed_forward**0.5
+        )
         self.active = min(2, experts)
         self.capacity = min(tokens, max(1, -(-2 * self.active * tokens // experts)))
         self.gelu = nn.GELU(approximate="tanh")
@@ -139,7 +145,7 @@ class Block(nn.Module):
 class Vit(nn.Module):
     """On unfolded patches, a mean in place of the class token."""
 
-    def __init__(self, s: Sizes, patches: int, pixels: int, classes: int):
+    def __init__(self, s: Transformer, patches: int, pixels: int, classes: int):
         super().__init__()
         self.embed = nn.Linear(pixels, s.hidden)
         self.positions = nn.Parameter(torch.randn(patches, s.hidden))
@@ -160,7 +166,7 @@ class Vit(nn.Module):
 class Bert(nn.Module):
     """Norms behind the sums; with `experts`, every second block has them."""
 
-    def __init__(self, s: Sizes, tokens: int, vocabulary: int, experts: int | None):
+    def __init__(self, s: Transformer, tokens: int, vocabulary: int, experts: int | None):
         super().__init__()
         self.words = nn.Embedding(vocabulary, s.hidden)
         self.positions = nn.Parameter(torch.randn(tokens, s.hidden))
@@ -191,7 +197,7 @@ class Bert(nn.Module):
 class Gpt2(nn.Module):
     """Norms first, causal, the head tied to the embedding."""
 
-    def __init__(self, s: Sizes, tokens: int, vocabulary: int):
+    def __init__(self, s: Transformer, tokens: int, vocabulary: int):
         super().__init__()
         self.words = nn.Embedding(vocabulary, s.hidden)
         self.positions = nn.Parameter(torch.randn(tokens, s.hidden))
@@ -218,7 +224,7 @@ class Gpt2(nn.Module):
 class LlamaBlocks(nn.Module):
     """Blocks alone on embedded tokens, 16 classes behind them."""
 
-    def __init__(self, s: Sizes, tokens: int):
+    def __init__(self, s: Transformer, tokens: int):
         super().__init__()
         self.blocks = nn.ModuleList(
             Block(
@@ -285,7 +291,7 @@ def _makers() -> dict[str, Callable[[int, int, bool], Made]]:
         return make
 
     def words(
-        build: Callable[[Sizes, int, int], nn.Module], length: int, vocabulary: int
+        build: Callable[[Transformer, int, int], nn.Module], length: int, vocabulary: int
     ) -> Callable[..., Made]:
         def make(b: int, m: int, t: bool) -> Made:
             n, v = tokens(length, t, m), 6 * m if t else vocabulary

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
+from hetplan.formulations.hap.spmd.catalogue import program_of
 from hetplan.formulations.hap.spmd.holding import Holding
-from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.timed import Prices, Stage, Timed
 from hetplan.formulations.hap.spmd.whole import held
 from hetplan.profiling.operators import ELEMENT_BYTES

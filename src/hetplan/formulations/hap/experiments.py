@@ -15,8 +15,7 @@ from functools import cached_property
 
 from hetplan.formulations.hap.data import Device, HapData
 from hetplan.formulations.hap.spmd.links import ring
-from hetplan.formulations.hap.spmd.models import model
-from hetplan.formulations.hap.spmd.models.networks import bert, sizes
+from hetplan.formulations.hap.spmd.networks import bert, model, sizes
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 

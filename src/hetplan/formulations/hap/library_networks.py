@@ -12,8 +12,7 @@ from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.experiments import NETWORK, P100, V100
 from hetplan.formulations.hap.spmd.holding import holding_of
 from hetplan.formulations.hap.spmd.links import ring
-from hetplan.formulations.hap.spmd.models import model
-from hetplan.formulations.hap.spmd.models.networks import sizes, vit
+from hetplan.formulations.hap.spmd.networks import model, sizes, vit
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, theory_of
 from hetplan.formulations.hap.spmd.segments import segmented

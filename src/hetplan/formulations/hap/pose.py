@@ -20,9 +20,9 @@ import numpy as np
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.spmd.catalogue import program_of
 from hetplan.formulations.hap.spmd.holding import Holding, worked_out
 from hetplan.formulations.hap.spmd.links import Links, links_of
-from hetplan.formulations.hap.spmd.models.catalogue import program_of
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
 from hetplan.formulations.hap.spmd.program import Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of

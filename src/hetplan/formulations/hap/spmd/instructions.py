@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hetplan.formulations.hap.spmd.forms import Form, Way, form_name
+from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form, Way, form_name
 
 Collective = Literal[
     "All-Reduce",
@@ -17,6 +18,8 @@ Collective = Literal[
     "Share",
     "Repartition",
 ]
+
+Gather = Literal["All-Reduce", "All-Gather factors", "Grouped-Broadcast factors"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Synchronise:
 
     node: str
     parameters: tuple[str, ...]
-    how: Literal["All-Reduce", "All-Gather factors", "Grouped-Broadcast factors"]
+    how: Gather
     before: str
     after: str
 
@@ -76,3 +79,16 @@ Instruction = Run | Change | Synchronise
 def reading_segment(change: Change) -> int:
     """The segment that a repartitioned tensor moves to."""
     return int(change.after.rpartition("|")[0].rpartition("@")[2])
+
+
+def changes(cuts: Sequence[int]) -> Iterator[tuple[Collective, Form, Form]]:
+    """Every change of form of a tensor that can be sliced along the dimensions `cuts`."""
+    yield "All-Reduce", PARTIAL, WHOLE
+    for d in cuts:
+        yield "Reduce-Scatter", PARTIAL, d
+        yield "All-Gather", d, WHOLE
+        yield "Grouped-Broadcast", d, WHOLE
+        for other in cuts:
+            if other != d:
+                yield "All-To-All", d, other
+        yield "Slice", WHOLE, d

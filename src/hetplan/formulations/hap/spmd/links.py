@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from hetplan.profiling.cluster import Cluster
 
+OPPOSITE = {"Reduce-Scatter": "All-Gather", "All-Gather": "Reduce-Scatter"}
+
 
 @dataclass(frozen=True)
 class Price:
@@ -38,6 +40,22 @@ class Links:
     reduce_scatter: float
     all_to_all: float
     latency: float = 2e-5
+
+    def price(self, how: str, size: float) -> Price:
+        """A collective by its name, on a tensor of `size` bytes."""
+        if how == "All-Reduce":
+            return self.reduce_all(size)
+        if how == "Reduce-Scatter":
+            return self.scatter(size)
+        if how.startswith("All-Gather"):
+            return self.gather(size)
+        if how.startswith("Grouped-Broadcast"):
+            return self.broadcast_group(size)
+        return self.exchange(size)  # All-To-All and Repartition
+
+    def mirrored(self, how: str, size: float) -> Price:
+        """The collective that stands for it in the backward pass."""
+        return self.price(OPPOSITE.get(how, how), size)
 
     def reduce_all(self, size: float) -> Price:
         """All-Reduce of `size` bytes."""

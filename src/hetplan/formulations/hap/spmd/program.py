@@ -7,6 +7,7 @@ uses gets a copy for each, named in `copies`, whose gradients add up to the para
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -41,10 +42,7 @@ class Node:
     @property
     def elements(self) -> int:
         """Entries of the tensor."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -164,17 +162,34 @@ class Writer:
         `bias`."""
         parameters = [self.parameter(f"{name}.weight", weight)]
         if bias is not None:
-            lengths = dict(
-                zip(
-                    "".join(equation.partition("->")[0].split(",")),
-                    (*self.shape(x), *weight),
-                    strict=True,
-                )
-            )
+            terms, output = equation.split("->")
+            letters = terms.replace(",", "")
+            lengths = dict(zip(letters, (*self.shape(x), *weight), strict=True))
             parameters.append(self.parameter(f"{name}.bias", [lengths[letter] for letter in bias]))
-            left, output = equation.split("->")
-            equation = f"{left},{bias}->{output}"
+            equation = f"{terms},{bias}->{output}"
         return self.apply("contract", name, x, *parameters, equation=equation)
+
+    def convolution(self, name: str, x: str, channels: int) -> str:
+        """A 3 x 3 convolution with bias that keeps the size, and a ReLU."""
+        weight = self.parameter(f"{name}.weight", (channels, self.shape(x)[1], 3, 3))
+        bias = self.parameter(f"{name}.bias", (channels,))
+        x = self.apply("convolve", name, x, weight, bias, padding=1)
+        return self.apply("relu", f"{name}.relu", x)
+
+    def classifier(self, x: str, labels: str, widths: Mapping[str, int]) -> SingleProgram:
+        """Dense layers by name, each a layer, with a ReLU between them; and the loss."""
+        for number, (name, width) in enumerate(widths.items(), 1):
+            self.layer = name
+            x = self.linear(name, x, "bi,oi->bo", (width, self.shape(x)[1]), "o")
+            if number < len(widths):
+                x = self.apply("relu", f"{name}.relu", x)
+        return self.loss(x, labels)
+
+    def loss(self, logits: str, labels: str) -> SingleProgram:
+        """The program with the mean cross-entropy of all rows as its loss."""
+        count = math.prod(self.shape(labels))
+        self.apply("cross-entropy", "loss", logits, labels, count=count)
+        return self.finish()
 
     def finish(self) -> SingleProgram:
         """The program; its last node must be a scalar."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Memory, Triple
 from hetplan.formulations.hap.spmd.axes import Axes, ways_of
@@ -34,13 +35,16 @@ from hetplan.formulations.hap.spmd.holding import Holding
 from hetplan.formulations.hap.spmd.instructions import (
     Change,
     Collective,
+    Gather,
     Instruction,
     Run,
     Synchronise,
+    changes,
 )
 from hetplan.formulations.hap.spmd.links import Links, Price
-from hetplan.formulations.hap.spmd.operators import operator, parsed
+from hetplan.formulations.hap.spmd.operators import parsed
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
+from hetplan.formulations.hap.spmd.work import Work, work_of
 from hetplan.solvers.run import Run as SolverRun
 
 ELEMENT_BYTES = 4
@@ -78,7 +82,7 @@ def theory_of(
     charged with that part of it. holding: makes memory a constraint. Raises `Stopped` where `run`
     should stop.
     """
-    writer = _Writer(program, len(devices), links, element_bytes, all_dimensions)
+    writer = _Writer(program, len(devices), links, element_bytes, all_dimensions=all_dimensions)
     writer.weights, writer.steps, writer.holding = weights or {}, steps, holding
     for node in program.computations:
         if run is not None:
@@ -94,8 +98,8 @@ def theory_of(
     return Theory(program, data, tuple(writer.instructions), writer.axes, holding)
 
 
-class _Writer:
-    """Triples and instructions, side by side."""
+class Triples:
+    """Collects the triples of a program's theory."""
 
     def __init__(
         self,
@@ -103,71 +107,99 @@ class _Writer:
         devices: int,
         links: Links,
         element_bytes: int,
-        all_dimensions: bool,
+        *,
+        all_dimensions: bool = False,
     ) -> None:
         self.program, self.devices, self.links = program, devices, links
         self.element_bytes, self.all_dimensions = element_bytes, all_dimensions
-        self.axes = Axes(program)
-        self.gradients = program.needs_gradient()
-        self.weights: Mapping[str, float] = {}
-        self.steps = 1
-        self.holding: Holding | None = None
+        self.axes, self.gradients = Axes(program), program.needs_gradient()
         self.triples: list[Triple] = []
+
+    def size(self, *nodes: Node) -> float:
+        """Bytes of tensors."""
+        return float(sum(node.elements for node in nodes) * self.element_bytes)
+
+    def allowed(self, node: Node, way: Way) -> bool:
+        """Whether every device can have a part of what the way slices."""
+        return self.axes.sliceable(node, way, self.devices, all_dimensions=self.all_dimensions)
+
+    def ways(self, node: Node) -> list[Way]:
+        """Every way that is allowed, the replicated one first."""
+        ways = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
+        return [way for way in ways if self.allowed(node, way)]
+
+    def cuts(self, node: Node) -> list[int]:
+        """Dimensions along which a node's tensor can be sliced."""
+        whole = (WHOLE,) * len(node.inputs)
+        return [d for d in range(len(node.shape)) if self.allowed(node, Way(whole, d))]
+
+    def add_compute(
+        self, text: str, pre: Sequence[str], post: str, flops: tuple[float, float], **more: Any
+    ) -> None:
+        """A compute triple. flops: fixed, and shared by the ratios."""
+        fixed, shared = flops
+        self.triples.append(
+            Compute(
+                kind="compute", instruction=text, pre=list(dict.fromkeys(pre)), post=[post],
+                fixed_flops=fixed, shared_flops=shared, **more,
+            )
+        )  # fmt: skip
+
+    def add_communication(self, text: str, pre: str, post: str, price: Price, **more: Any) -> None:
+        """A communication triple."""
+        self.triples.append(
+            Communication(
+                kind="comm", instruction=text, pre=[pre], post=[post], fixed_seconds=price.fixed,
+                shared_seconds=price.shared, **more,
+            )
+        )  # fmt: skip
+
+
+class _Writer(Triples):
+    """Triples and instructions, side by side."""
+
+    weights: Mapping[str, float]
+    steps: int
+    holding: Holding | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.instructions: list[Instruction] = []
-        self.forms: dict[str, set[Form]] = {}
         self.elsewhere: dict[tuple[str, int, Form], None] = {}
 
     def compute(
         self,
         instruction: Instruction,
         pre: Sequence[str],
-        post: str,
         segment: int,
-        fixed: float,
-        shared: float,
+        flops: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """One compute triple."""
         self.instructions.append(instruction)
-        self.triples.append(
-            Compute(
-                kind="compute", instruction=instruction.text(), pre=list(dict.fromkeys(pre)), post=[post],
-                segment=segment, fixed_flops=fixed, shared_flops=shared, **self._bytes(instruction),
-            )
-        )  # fmt: skip
+        held = self._bytes(instruction)
+        text, post = instruction.text(), instruction.after
+        self.add_compute(text, pre, post, flops, segment=segment, **held)
 
-    def communicate(
-        self, instruction: Instruction, pre: str, post: str, segment: int, price: Price
-    ) -> None:
+    def communicate(self, instruction: Change | Synchronise, segment: int, price: Price) -> None:
         """One communication triple."""
         self.instructions.append(instruction)
-        self.triples.append(
-            Communication(
-                kind="comm", instruction=instruction.text(), pre=[pre], post=[post], segment=segment,
-                fixed_seconds=price.fixed, shared_seconds=price.shared, **self._bytes(instruction),
-            )
-        )  # fmt: skip
+        held, text = self._bytes(instruction), instruction.text()
+        before, after = instruction.before, instruction.after
+        self.add_communication(text, before, after, price, segment=segment, **held)
 
     def _bytes(self, instruction: Instruction) -> dict[str, float]:
         """What it adds to memory, where that is limited and more than 0."""
         if self.holding is None:
             return {}
         fixed, shared = self.holding.of(self.program, instruction)
-        found = {"fixed_bytes": fixed, "shared_bytes": shared}
-        return {key: size for key, size in found.items() if size > 0}
-
-    def size(self, *nodes: Node) -> float:
-        """Bytes of tensors."""
-        return float(sum(node.elements for node in nodes) * self.element_bytes)
+        sizes = {"fixed_bytes": fixed, "shared_bytes": shared}
+        return {key: size for key, size in sizes.items() if size > 0}
 
     def run(self, node: Node) -> None:
         """The operator in every way that its dimensions allow, with what its parameters' gradients
         need."""
         waiting: dict[tuple[Form, tuple[str, ...]], str] = {}
-        ways = [whole_way(len(node.inputs)), *ways_of(self.program, node)]
-        for way in dict.fromkeys(ways):
-            if not self.axes.sliceable(node, way, self.devices, all_dimensions=self.all_dimensions):
-                continue
-            self.forms.setdefault(node.name, set()).add(way.output)
+        for way in self.ways(node):
             held = self._whole_parameters(node, way)
             done = property_name(node.name, way.output)
             if not held:
@@ -178,22 +210,18 @@ class _Writer:
                 waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", way.output)
                 sync = Synchronise(node.name, key[1], "All-Reduce", waiting[key], done)
                 price = self.links.reduce_all(self.size(*held)).divided(self.steps)
-                self.communicate(sync, waiting[key], done, node.segment, price)
+                self.communicate(sync, node.segment, price)
             self._run(node, way, waiting[key], key[1])
             self._factors(node, way, held, done)
 
     def _whole_parameters(self, node: Node, way: Way) -> list[Node]:
-        inputs = self.program.inputs(node)
-        return [
-            s
-            for s, form in zip(inputs, way.inputs, strict=True)
-            if s.kind == PARAMETER and form == WHOLE
-        ]
+        pairs = zip(self.program.inputs(node), way.inputs, strict=True)
+        return [s for s, form in pairs if s.kind == PARAMETER and form == WHOLE]
 
     def _pre(self, node: Node, way: Way) -> list[str]:
         """Properties of the inputs that are no sources; those of another segment under that
         segment's ratios."""
-        found = []
+        pre = []
         for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
             if source.source:
                 continue
@@ -201,26 +229,18 @@ class _Writer:
             if source.segment != node.segment:
                 self.elsewhere[name, node.segment, form] = None
                 name = f"{name}@{node.segment}"
-            found.append(property_name(name, form))
-        return found
+            pre.append(property_name(name, form))
+        return pre
 
-    def _work(self, node: Node) -> tuple[float, list[float]]:
-        """FLOP forward, and backward for each input that has a gradient (0 for the others)."""
-        inputs = self.program.inputs(node)
-        forward, back = operator(node.kind).work(
-            [s.shape for s in inputs], node.shape, node.attributes
-        )
-        factor = self.weights.get(node.name, 1.0)
-        passed = self.gradients if node.name in self.gradients else set()
-        needed = [b if s.name in passed else 0.0 for s, b in zip(inputs, back, strict=True)]
-        return factor * forward, [factor * b for b in needed]
+    def _work(self, node: Node) -> Work:
+        weight = self.weights.get(node.name, 1.0)
+        return work_of(self.program, node, self.gradients, weight)
 
     def _run(self, node: Node, way: Way, after: str, unsynchronised: tuple[str, ...]) -> None:
-        forward, backward = self._work(node)
-        flops = forward + sum(backward)
-        fixed, shared = (0.0, flops) if way.shared else (flops, 0.0)
+        flops = self._work(node).total
         run = Run(node.name, way, after, unsynchronised)
-        self.compute(run, self._pre(node, way), after, node.segment, fixed, shared)
+        parts = (0.0, flops) if way.shared else (flops, 0.0)
+        self.compute(run, self._pre(node, way), node.segment, parts)
 
     def _factors(self, node: Node, way: Way, held: list[Node], done: str) -> None:
         """Sufficient factors: for a product of a slice of the batch with a whole weight."""
@@ -230,64 +250,38 @@ class _Writer:
         terms, output = parsed(node.attributes["equation"])
         if inputs[1].kind != PARAMETER or inputs[0].kind == PARAMETER or inputs[1] not in held:
             return
-        if terms[0][way.inputs[0]] != output[way.output] or any(
-            output[way.output] in t for t in terms[1:]
-        ):
+        letter = output[way.output]
+        if terms[0][way.inputs[0]] != letter or any(letter in term for term in terms[1:]):
             return
-        forward, backward = self._work(node)
-        names, waits = (
-            tuple(p.name for p in held),
-            property_name(f"{node.name}~factors", way.output),
-        )
+        work, names = self._work(node), tuple(p.name for p in held)
+        waits = property_name(f"{node.name}~factors", way.output)
         run = Run(node.name, way, waits, names, factors=True)
-        fixed = sum(backward[1:])
-        self.compute(run, self._pre(node, way), waits, node.segment, fixed, forward + backward[0])
-        pair = self.size(inputs[0]), self.size(node)
-        padded = self.links.gather(pair[0]) + self.links.gather(pair[1])
-        exact = self.links.broadcast_group(pair[0]) + self.links.broadcast_group(pair[1])
-        for how, price in (("All-Gather factors", padded), ("Grouped-Broadcast factors", exact)):
-            sync = Synchronise(node.name, names, how, waits, done)  # type: ignore[arg-type]
-            self.communicate(sync, waits, done, node.segment, price)
+        parts = (sum(work.gradients[1:]), work.forward + work.gradients[0])
+        self.compute(run, self._pre(node, way), node.segment, parts)
+        hows: tuple[Gather, Gather] = ("All-Gather factors", "Grouped-Broadcast factors")
+        for how in hows:
+            price = self.links.price(how, self.size(inputs[0]))
+            sync = Synchronise(node.name, names, how, waits, done)
+            self.communicate(sync, node.segment, price + self.links.price(how, self.size(node)))
 
     def change(self, node: Node) -> None:
         """Every change of form of a computed tensor."""
         if node is self.program.loss:
-            self._free(node, "Share", WHOLE, PARTIAL)
+            self.compute(change_of(node, "Share", WHOLE, PARTIAL), *self._free(node, WHOLE))
             return
-        bytes_, links = self.size(node), self.links
-        back = node.name in self.gradients
-        none = Price(0.0)
-        dims = [d for d in range(len(node.shape)) if self._cuttable(node, d)]
-        both = links.reduce_all(bytes_) + (links.reduce_all(bytes_) if back else none)
-        self._comm(node, "All-Reduce", PARTIAL, WHOLE, both)
-        for d in dims:
-            gather, scatter = links.gather(bytes_), links.scatter(bytes_)
-            group, swap = links.broadcast_group(bytes_), links.exchange(bytes_)
-            self._comm(node, "Reduce-Scatter", PARTIAL, d, scatter + (gather if back else none))
-            self._comm(node, "All-Gather", d, WHOLE, gather + (scatter if back else none))
-            self._comm(node, "Grouped-Broadcast", d, WHOLE, group + (group if back else none))
-            for f in dims:
-                if f != d:
-                    self._comm(node, "All-To-All", d, f, swap + (swap if back else none))
-            self._free(node, "Slice", WHOLE, d)
+        size, links = self.size(node), self.links
+        for how, source, target in changes(self.cuts(node)):
+            change = change_of(node, how, source, target)
+            if how == "Slice":
+                self.compute(change, *self._free(node, source))
+                continue
+            price = links.price(how, size)
+            if node.name in self.gradients:
+                price += links.mirrored(how, size)
+            self.communicate(change, node.segment, price)
 
-    def _cuttable(self, node: Node, d: int) -> bool:
-        way = Way((WHOLE,) * len(node.inputs), d)
-        return self.axes.sliceable(node, way, self.devices, all_dimensions=self.all_dimensions)
-
-    def _change(
-        self, node: Node, how: Collective, source: Form, target: Form
-    ) -> tuple[Change, str, str]:
-        before, after = property_name(node.name, source), property_name(node.name, target)
-        return Change(how, node.name, source, target, before, after), before, after
-
-    def _comm(self, node: Node, how: Collective, source: Form, target: Form, price: Price) -> None:
-        change, before, after = self._change(node, how, source, target)
-        self.communicate(change, before, after, node.segment, price)
-
-    def _free(self, node: Node, how: Collective, source: Form, target: Form) -> None:
-        change, before, after = self._change(node, how, source, target)
-        self.compute(change, [before], after, node.segment, 0.0, 0.0)
+    def _free(self, node: Node, source: Form) -> tuple[list[str], int]:
+        return [property_name(node.name, source)], node.segment
 
     def move_between_segments(self) -> None:
         """Tensors that another segment reads, under its ratios: a slice moves, other forms are as
@@ -297,8 +291,14 @@ class _Writer:
             before, after = property_name(name, form), property_name(f"{name}@{segment}", form)
             move = Change("Repartition", name, form, form, before, after)
             if form < 0:
-                self.compute(move, [before], after, node.segment, 0.0, 0.0)
+                self.compute(move, [before], node.segment)
                 continue
             price = self.links.exchange(self.size(node))
             total = price + price if name in self.gradients else price
-            self.communicate(move, before, after, node.segment, total)
+            self.communicate(move, node.segment, total)
+
+
+def change_of(node: Node, how: Collective, source: Form, target: Form) -> Change:
+    """A change of form of a node's tensor."""
+    before, after = property_name(node.name, source), property_name(node.name, target)
+    return Change(how, node.name, source, target, before, after)

@@ -17,13 +17,12 @@ import numpy as np
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.instructions import Change, Instruction, Run, Synchronise
-from hetplan.formulations.hap.spmd.links import Links, Price
-from hetplan.formulations.hap.spmd.operators import operator
+from hetplan.formulations.hap.spmd.links import OPPOSITE, Links, Price
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.hap.spmd.whole import Parts
+from hetplan.formulations.hap.spmd.work import Work, work_of
 
-OPPOSITE = {"Reduce-Scatter": "All-Gather", "All-Gather": "Reduce-Scatter"}
 FREE = ("Slice", "Share")
 
 
@@ -104,37 +103,19 @@ class Timed:
         node = self.program.node(change.tensor)
         how = OPPOSITE.get(change.how, change.how) if backward else change.how
         part = float(self.parts.shared_by(change, node.segment).max())
-        self._join(f"{how}({node.name})", self._price(how, self._size(node)), part)
+        price = self.prices.links.price(how, self._size(node))
+        self._join(f"{how}({node.name})", price, part)
 
-    def _price(self, how: str, size: float) -> Price:
-        links = self.prices.links
-        if how == "All-Reduce":
-            return links.reduce_all(size)
-        if how == "Reduce-Scatter":
-            return links.scatter(size)
-        if how.startswith("All-Gather"):
-            return links.gather(size)
-        if how.startswith("Grouped-Broadcast"):
-            return links.broadcast_group(size)
-        return links.exchange(size)  # All-To-All and Repartition
-
-    def _work(self, node: Node) -> tuple[float, list[float]]:
-        """FLOP forward, and backward for each input that has a gradient."""
-        inputs = self.program.inputs(node)
-        forward, back = operator(node.kind).work(
-            [s.shape for s in inputs], node.shape, node.attributes
-        )
+    def _work(self, node: Node) -> Work:
         weight = self.prices.weights.get(node.name, 1.0)
-        passed = self.gradients if node.name in self.gradients else set()
-        return weight * forward, [
-            weight * b if s.name in passed else 0.0 for s, b in zip(inputs, back, strict=True)
-        ]
+        return work_of(self.program, node, self.gradients, weight)
 
     def _seconds(self, run: Run, *, backward: bool) -> Floats:
         """[m] of one pass of an operator, without what is computed from gathered factors."""
         node = self.program.node(run.node)
-        forward, back = self._work(node)
-        flops = (back[0] if run.factors else sum(back)) if backward else forward
+        work = self._work(node)
+        back = work.gradients[0] if run.factors else work.backward
+        flops = back if backward else work.forward
         share = self.parts.shared_by(run, node.segment) if run.way.shared else 1.0
         return np.asarray(flops * share / self.prices.speeds)
 
@@ -146,24 +127,20 @@ class Timed:
         self.stages[-1].compute += self._seconds(run, backward=True)
         inputs = self.program.inputs(node)
         pairs = list(zip(inputs, run.way.inputs, strict=True))
+        price = self.prices.links.price
         if run.factors:
-            how, part = (
-                self.gathers[run.after],
-                float(self.parts.shared_by(run, node.segment).max()),
-            )
+            how, part = self.gathers[run.after], self.parts.shared_by(run, node.segment).max()
             for tensor in (inputs[0], node):
-                self._join(f"{how}({tensor.name})", self._price(how, self._size(tensor)), part)
-            self.stages[-1].compute += sum(self._work(node)[1][1:]) / self.prices.speeds
+                self._join(f"{how}({tensor.name})", price(how, self._size(tensor)), float(part))
+            self.stages[-1].compute += sum(self._work(node).gradients[1:]) / self.prices.speeds
         elif last:
             whole = [s for s, form in pairs if s.kind == PARAMETER and form == WHOLE]
             if whole:
                 names = ", ".join(s.name for s in whole)
-                self._join(
-                    f"All-Reduce gradient({names})", self._price("All-Reduce", self._size(*whole))
-                )
+                self._join(f"All-Reduce gradient({names})", price("All-Reduce", self._size(*whole)))
         for source, form in pairs if last else ():
             owner = self.program.copies.get(source.name, source.name)
             if source.kind == PARAMETER and form != WHOLE and owner in self.joined_apart:
-                part = float(self.parts.of(source.name, form, node.segment).max())
-                price = self._price("All-Gather", self._size(source))
-                self._join(f"All-Gather gradient({source.name})", price, part)
+                part = self.parts.of(source.name, form, node.segment).max()
+                gather = price("All-Gather", self._size(source))
+                self._join(f"All-Gather gradient({source.name})", gather, float(part))

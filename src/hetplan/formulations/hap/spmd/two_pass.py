@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
-from hetplan.formulations.hap.spmd.axes import Axes, ways_of
+from hetplan.formulations.hap.data import Device, HapData
+from hetplan.formulations.hap.spmd.axes import Axes
 from hetplan.formulations.hap.spmd.forms import (
     PARTIAL,
     WHOLE,
@@ -31,10 +31,11 @@ from hetplan.formulations.hap.spmd.forms import (
     property_name,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.links import Links, Price
+from hetplan.formulations.hap.spmd.instructions import changes
+from hetplan.formulations.hap.spmd.links import Links
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS, operator
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Triples
 
 GOAL = "the loss and every gradient"
 
@@ -86,7 +87,7 @@ def gradient(tensor: str) -> str:
     return f"d {tensor}"
 
 
-class _Writer:
+class _Writer(Triples):
     """Triples, one rule at a time."""
 
     def __init__(
@@ -97,15 +98,8 @@ class _Writer:
         element_bytes: int,
         held: Mapping[str, Form],
     ) -> None:
+        super().__init__(program, devices, links, element_bytes)
         self.held = held
-        self.program, self.devices, self.links, self.element_bytes = (
-            program,
-            devices,
-            links,
-            element_bytes,
-        )
-        self.axes, self.gradients = Axes(program), program.needs_gradient()
-        self.triples: list[Triple] = []
         # tensor -> names of the gradients that its users give
         self.given: dict[str, list[str]] = {}
         for node in program.computations:
@@ -113,42 +107,14 @@ class _Writer:
                 if name in self.gradients and node.name in self.gradients:
                     self.given.setdefault(name, []).append(f"{gradient(name)} by {node.name}.{i}")
 
-    def compute(
-        self, text: str, pre: Sequence[str], post: Sequence[str], fixed: float, shared: float
-    ) -> None:
-        """One compute triple."""
-        self.triples.append(
-            Compute(
-                kind="compute", instruction=text, pre=list(dict.fromkeys(pre)), post=list(post), fixed_flops=fixed,
-                shared_flops=shared,
-            )
-        )  # fmt: skip
-
-    def communicate(self, text: str, pre: str, post: str, price: Price) -> None:
-        """One communication triple."""
-        self.triples.append(
-            Communication(
-                kind="comm", instruction=text, pre=[pre], post=[post], fixed_seconds=price.fixed,
-                shared_seconds=price.shared,
-            )
-        )  # fmt: skip
-
-    def ways(self, node: Node) -> list[Way]:
-        """Replicated first; every way once that its axes and its parameters allow."""
-        found = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
-        return [
-            w
-            for w in found
-            if self.fits(node, w)
-            and self.axes.sliceable(node, w, self.devices, all_dimensions=False)
-        ]
+    def held_ways(self, node: Node) -> list[Way]:
+        """The ways that read the parameters as they are held, the replicated one first."""
+        return [way for way in self.ways(node) if self.fits(node, way)]
 
     def fits(self, node: Node, way: Way) -> bool:
         """Whether the way reads the parameters as they are held."""
         pairs = zip(self.program.inputs(node), way.inputs, strict=True)
-        return all(
-            source.kind != PARAMETER or self.held[source.name] == form for source, form in pairs
-        )
+        return all(s.kind != PARAMETER or self.held[s.name] == form for s, form in pairs)
 
     def work(self, node: Node) -> tuple[float, list[float]]:
         """FLOP forward and per input backward."""
@@ -158,10 +124,10 @@ class _Writer:
     def forward(self, node: Node) -> None:
         """The operator in every way."""
         flops = self.work(node)[0]
-        for way in self.ways(node):
-            fixed, shared = (0.0, flops) if way.shared else (flops, 0.0)
-            post = [property_name(node.name, way.output)]
-            self.compute(f"{node.name}{forms(way)}", self.values(node, way), post, fixed, shared)
+        for way in self.held_ways(node):
+            post = property_name(node.name, way.output)
+            pre = self.values(node, way)
+            self.add_compute(f"{node.name}{forms(way)}", pre, post, parts_of(flops, way.shared))
 
     def values(self, node: Node, way: Way, needed: Sequence[int] | None = None) -> list[str]:
         """Properties of the inputs that are computed (all, or those of these numbers)."""
@@ -191,32 +157,26 @@ class _Writer:
             if source.name not in self.gradients or source.kind == PLACEHOLDER:
                 continue
             name, reads = f"{gradient(source.name)} by {node.name}.{i}", self.reads(node, i)
-            for way in self.ways(node):
-                pre = [
-                    property_name(gradient(node.name), dual(way.output)),
-                    *self.values(node, way, reads),
-                ]
-                fixed, shared = (0.0, flops[i]) if way.shared else (flops[i], 0.0)
+            for way in self.held_ways(node):
+                over = property_name(gradient(node.name), dual(way.output))
+                pre = [over, *self.values(node, way, reads)]
                 post = property_name(name, dual(way.inputs[i]))
-                self.compute(f"{name}{forms(way)}", pre, [post], fixed, shared)
+                text = f"{name}{forms(way)}"
+                self.add_compute(text, pre, post, parts_of(flops[i], way.shared))
             way = whole_way(len(node.inputs))
-            if not self.fits(node, way):
-                continue
-            pre = [property_name(gradient(node.name), WHOLE), *self.values(node, way, reads)]
-            self.compute(
-                f"{name}{forms(way)} replicated", pre, [property_name(name, WHOLE)], flops[i], 0.0
-            )
+            if self.fits(node, way):
+                pre = [property_name(gradient(node.name), WHOLE), *self.values(node, way, reads)]
+                text, post = f"{name}{forms(way)} replicated", property_name(name, WHOLE)
+                self.add_compute(text, pre, post, (flops[i], 0.0))
 
     def seeds(self) -> None:
         """The gradient of the loss is 1: whole, or shared out; the loss may be shared out too."""
-        loss = self.program.loss.name
+        loss, nothing = self.program.loss.name, (0.0, 0.0)
         for form in (WHOLE, PARTIAL):
-            self.compute(
-                f"1 {form_name(form)}", [], [property_name(gradient(loss), form)], 0.0, 0.0
-            )
-        self.compute(
-            "Share", [property_name(loss, WHOLE)], [property_name(loss, PARTIAL)], 0.0, 0.0
-        )
+            post = property_name(gradient(loss), form)
+            self.add_compute(f"1 {form_name(form)}", [], post, nothing)
+        whole, partial = property_name(loss, WHOLE), property_name(loss, PARTIAL)
+        self.add_compute("Share", [whole], partial, nothing)
 
     def joined(self, node: Node) -> None:
         """Gradients from several users added in one form, then every change of form."""
@@ -227,63 +187,43 @@ class _Writer:
         for form in (WHOLE, PARTIAL, *self.cuts(node)):
             parts = [property_name(name, form) for name in names]
             flops = 0.0 if len(names) == 1 else ELEMENT_FLOPS * node.elements * (1 + len(names))
-            fixed, shared = (0.0, flops) if form >= 0 else (flops, 0.0)
-            self.compute(
-                f"{total} added {form_name(form)}",
-                parts,
-                [property_name(total, form)],
-                fixed,
-                shared,
-            )
+            text, post = f"{total} added {form_name(form)}", property_name(total, form)
+            self.add_compute(text, parts, post, parts_of(flops, form >= 0))
         if len(names) > 1:
             for name in names:
                 self.changes(name, node)
         self.changes(total, node)
 
-    def cuts(self, node: Node) -> list[int]:
-        """Dimensions that can be sliced."""
-        every = range(len(node.shape))
-        ways = [(d, Way((WHOLE,) * len(node.inputs), d)) for d in every]
-        return [
-            d for d, w in ways if self.axes.sliceable(node, w, self.devices, all_dimensions=False)
-        ]
-
     def changes(self, name: str, node: Node) -> None:
         """Every collective on a tensor or gradient of the node's shape, one pass only."""
         if node is self.program.loss:
             return
-        size, links = float(node.elements * self.element_bytes), self.links
-        self.change(name, "All-Reduce", PARTIAL, WHOLE, links.reduce_all(size))
-        dims = self.cuts(node)
-        for d in dims:
-            self.change(name, "Reduce-Scatter", PARTIAL, d, links.scatter(size))
-            self.change(name, "All-Gather", d, WHOLE, links.gather(size))
-            self.change(name, "Grouped-Broadcast", d, WHOLE, links.broadcast_group(size))
-            for f in dims:
-                if f != d:
-                    self.change(name, "All-To-All", d, f, links.exchange(size))
-            before, after = property_name(name, WHOLE), property_name(name, d)
-            self.compute(f"Slice({name}, {d})", [before], [after], 0.0, 0.0)
-
-    def change(self, name: str, how: str, source: Form, target: Form, price: Price) -> None:
-        """One collective."""
-        before, after = property_name(name, source), property_name(name, target)
-        self.communicate(
-            f"{how}({name}, {form_name(source)}, {form_name(target)})", before, after, price
-        )
+        for how, source, target in changes(self.cuts(node)):
+            before, after = property_name(name, source), property_name(name, target)
+            if how == "Slice":
+                self.add_compute(f"Slice({name}, {target})", [before], after, (0.0, 0.0))
+            else:
+                text = f"{how}({name}, {form_name(source)}, {form_name(target)})"
+                price = self.links.price(how, self.size(node))
+                self.add_communication(text, before, after, price)
 
     def kept(self, node: Node) -> None:
         """A parameter's gradient is where the parameter is."""
         if node.name not in self.given:
             return
         pre = property_name(gradient(node.name), self.held[node.name])
-        self.compute(f"keep {gradient(node.name)}", [pre], [f"{node.name} done"], 0.0, 0.0)
+        self.add_compute(f"keep {gradient(node.name)}", [pre], f"{node.name} done", (0.0, 0.0))
 
     def goal(self) -> None:
         """The loss in summands and every gradient."""
         done = [f"{node.name} done" for node in self.program.parameters if node.name in self.given]
         loss = property_name(self.program.loss.name, PARTIAL)
-        self.compute("iteration", [loss, *done], [GOAL], 0.0, 0.0)
+        self.add_compute("iteration", [loss, *done], GOAL, (0.0, 0.0))
+
+
+def parts_of(flops: float, shared: bool) -> tuple[float, float]:
+    """(fixed, shared) FLOP."""
+    return (0.0, flops) if shared else (flops, 0.0)
 
 
 def forms(way: Way) -> str:

@@ -50,7 +50,7 @@ def samples_of(plan: Plan) -> int:
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     """The program of a model's name or config.json (default the plan's), for one run. Raises
     UnsupportedError."""
-    from hetplan.formulations.hap.spmd.models.catalogue import program_of
+    from hetplan.formulations.hap.spmd.catalogue import program_of
 
     told = plan.workload
     made = load_model(model or told.model, sequence=told.sequence, precision=told.precision)
