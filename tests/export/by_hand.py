@@ -38,10 +38,16 @@ def plan_of(
     document = {
         "name": "by hand",
         "workload": {
-            "model": "some", "cluster": "some", "global_batch": data * count * samples, "sequence": 128,
-            "precision": "bf16", "layers": ["embedding", *(f"block-{b}" for b in range(blocks)), "head"],
+            "model": "some",
+            "cluster": "some",
+            "global_batch": data * count * samples,
+            "sequence": 128,
+            "precision": "bf16",
+            "layers": ["embedding", *(f"block-{b}" for b in range(blocks)), "head"],
         },
-        "devices": [{"type": (types or ["A100"] * total)[d], "node": d // per_node} for d in range(total)],
+        "devices": [
+            {"type": (types or ["A100"] * total)[d], "node": d // per_node} for d in range(total)
+        ],
         "replicas": [
             {
                 "stages": [
@@ -52,7 +58,7 @@ def plan_of(
             }
             for i in range(data)
         ],
-    }  # fmt: skip
+    }
     return Plan.model_validate(document | changes)
 
 
@@ -82,7 +88,8 @@ def run_script(text: str, folder: Path, node: int, program: str = "python") -> l
     script, fake, log = folder / "run.sh", folder / program, folder / f"log-{node}"
     script.write_text(text)
     fake.write_text(
-        '#!/usr/bin/env bash\nprintf "%s\\t%s\\t%s\\t%s\\t%s\\n" "${RANK-}" "${LOCAL_RANK-}" "${WORLD_SIZE-}" '
+        '#!/usr/bin/env bash\nprintf "%s\\t%s\\t%s\\t%s\\t%s\\n" '
+        '"${RANK-}" "${LOCAL_RANK-}" "${WORLD_SIZE-}" '
         f'"${{LOCAL_WORLD_SIZE-}}" "$(printf "%q " "$@")" >> {shlex.quote(str(log))}\n'
     )
     fake.chmod(0o755)

@@ -23,10 +23,17 @@ def megatron_parser() -> argparse.ArgumentParser:
     """The options that are written, with the types and choices of Megatron-LM's own parser."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in (
-        "tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size",
-        "num-layers", "seq-length", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
-        "num-layers-per-virtual-pipeline-stage", "recompute-num-layers",
-    ):  # fmt: skip
+        "tensor-model-parallel-size",
+        "pipeline-model-parallel-size",
+        "micro-batch-size",
+        "global-batch-size",
+        "num-layers",
+        "seq-length",
+        "decoder-first-pipeline-num-layers",
+        "decoder-last-pipeline-num-layers",
+        "num-layers-per-virtual-pipeline-stage",
+        "recompute-num-layers",
+    ):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--pipeline-model-parallel-layout", type=str)
     parser.add_argument("--recompute-granularity", choices=["full", "selective"])
@@ -148,8 +155,11 @@ def test_any_layout_reads_back(sizes: list[int], data: st.DataObject) -> None:
 def test_a_node_without_a_part_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(export(plan_of(UNEVEN), "megatron"))
     ran = subprocess.run(
-        ["bash", str(tmp_path / "run.sh")], env={"PATH": os.environ["PATH"], "NODE": "9", "MASTER_ADDR": "h"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["bash", str(tmp_path / "run.sh")],
+        env={"PATH": os.environ["PATH"], "NODE": "9", "MASTER_ADDR": "h"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 2
     assert "node 9 has no part in this plan" in ran.stderr

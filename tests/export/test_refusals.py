@@ -101,12 +101,14 @@ FLAT = plan_of([[(0, 14)]], data=2)
         (
             "torchtitan",
             changed(plan_of([[(0, 14)]], data=2, tensor=2), in_fp32),
-            "ZeRO 0 on 2 replicas beside a pipeline or tensor groups (its DDP stands alone; ZeRO 3 would do)",
+            "ZeRO 0 on 2 replicas beside a pipeline or tensor groups (its DDP stands alone; "
+            "ZeRO 3 would do)",
         ),
         (
             "torchtitan",
             plan_of(UNEVEN),
-            "bf16 on a pipeline or tensor groups without FSDP (fp32, or ZeRO 3 on several replicas, would do)",
+            "bf16 on a pipeline or tensor groups without FSDP (fp32, or ZeRO 3 on several "
+            "replicas, would do)",
         ),
         (
             "torchtitan",

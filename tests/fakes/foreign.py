@@ -17,7 +17,10 @@ def operator(
     name: str, description: str, forward: str, backward: str, activation: str, params: str
 ) -> str:
     times = f"forward_compute_time={forward}, backward_compute_time={backward}"
-    return f"{name} -- {description} -- {times}, activation_size={activation}, parameter_size={params}\n"
+    return (
+        f"{name} -- {description} -- {times}, activation_size={activation}, "
+        f"parameter_size={params}\n"
+    )
 
 
 PIPEDREAM = (
@@ -36,11 +39,11 @@ bwd latency:                                                  25 ms
 
 ------------------------------ Detailed Profile per GPU ------------------------------
 Each module profile is listed after its name in the following order:
-params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd latency
+params, percentage of total params, MACs, percentage of total MACs, fwd latency, and so on
 
 Net(
   3.5 M = 100% Params, 7 GMACs = 100% MACs, 10 ms = 100% latency, 1.4 TFLOPS
-  (embed): Embedding(1 M, 28.5% Params, 0 MACs, 0.00% MACs, 500 us, 5.00% latency, 0.0 FLOPS, 10, 20)
+  (embed): Embedding(1 M, 28.5% Params, 0 MACs, 0% MACs, 500 us, 5.00% latency, 0.0 FLOPS, 10, 20)
   (body): Encoder(
     2 M, 57.1% Params, 6 GMACs, 85.7% MACs, 8 ms, 80.00% latency, 1.5 TFLOPS,
     (layers): ModuleList(
@@ -49,14 +52,14 @@ Net(
         1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS,
         (mlp): Sequential(
           1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS,
-          (0): Linear(1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS, bias=True)
+          (0): Linear(1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 3 ms, 30.00% latency, 2 TFLOPS, bias)
           (1): GELU(0, 0% Params, 0 MACs, 0% MACs, 1 us, 0.00% latency, 0.0 FLOPS)
         )
       )
-      (1): Block(1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 5 ms, 50.00% latency, 1.2 TFLOPS, bias=True)
+      (1): Block(1 M, 28.5% Params, 3 GMACs, 42.8% MACs, 5 ms, 50.00% latency, 1.2 TFLOPS, bias)
     )
   )
-  (head): Linear(500 k, 14.2% Params, 1 GMACs, 14.2% MACs, 1 ms, 10.00% latency, 2 TFLOPS, bias=True)
+  (head): Linear(500 k, 14.2% Params, 1 GMACs, 14.2% MACs, 1 ms, 10.00% latency, 2 TFLOPS, bias)
 )
 ------------------------------------------------------------------------------
 """

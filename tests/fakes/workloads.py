@@ -61,10 +61,22 @@ def profile_document(rng: Random | None = None) -> dict[str, Any]:
 def shape(**changes: Any) -> Transformer:
     """A small decoder with everything that a block can have."""
     plain: dict[str, Any] = {
-        "vocabulary": 96, "hidden": 24, "layers": 2, "heads": 8, "feed_forward": 40, "kv_heads": 4, "head_dim": 6,
-        "norm": "rms", "gated": True, "rotary": True, "tied": False, "dropout": False, "attention_bias": False,
-        "output_bias": False, "feed_forward_bias": False,
-    }  # fmt: skip
+        "vocabulary": 96,
+        "hidden": 24,
+        "layers": 2,
+        "heads": 8,
+        "feed_forward": 40,
+        "kv_heads": 4,
+        "head_dim": 6,
+        "norm": "rms",
+        "gated": True,
+        "rotary": True,
+        "tied": False,
+        "dropout": False,
+        "attention_bias": False,
+        "output_bias": False,
+        "feed_forward_bias": False,
+    }
     return Transformer(**(plain | changes))
 
 
@@ -75,11 +87,29 @@ def small_model(**changes: Any) -> Model:
 
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped queries": {},
-    "gpt": {"kv_heads": 8, "norm": "layer", "gated": False, "rotary": False, "tied": True, "positions": 20,
-            "attention_bias": True, "output_bias": True, "feed_forward_bias": True},
-    "bert": {"kv_heads": 8, "norm": "layer", "gated": False, "head": "bert", "embedding_norm": True,
-             "final_norm": False, "positions": 12, "types": 2, "tied": True},
+    "gpt": {
+        "kv_heads": 8,
+        "norm": "layer",
+        "gated": False,
+        "rotary": False,
+        "tied": True,
+        "positions": 20,
+        "attention_bias": True,
+        "output_bias": True,
+        "feed_forward_bias": True,
+    },
+    "bert": {
+        "kv_heads": 8,
+        "norm": "layer",
+        "gated": False,
+        "head": "bert",
+        "embedding_norm": True,
+        "final_norm": False,
+        "positions": 12,
+        "types": 2,
+        "tied": True,
+    },
     "narrow embedding": {"embedding_width": 16, "kv_heads": 8},
     "experts": {"experts": Experts(4, 2, 2), "kv_heads": 8},
     "gated experts everywhere": {"experts": Experts(8, 2, 1)},
-}  # fmt: skip
+}

@@ -43,8 +43,12 @@ class Server:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, str(TESTS / "parity" / "served.py")],
-            env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-        )  # fmt: skip
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
         atexit.register(self.process.kill)
 
     def ask(self, **what: Any) -> None:

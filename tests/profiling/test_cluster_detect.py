@@ -32,11 +32,15 @@ def nothing_local(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hostfile(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(
-        "# a comment\nworker-1 slots=4\nworker-2 slots=4  # same\n\nworker-3 slots = 8 max_slots=8\nhead\n"
+        "# a comment\nworker-1 slots=4\nworker-2 slots=4  # same\n\nworker-3 slots = 8 "
+        "max_slots=8\nhead\n"
     )
     assert [(h.name, h.devices) for h in read_hostfile(str(path))] == [
-        ("worker-1", 4), ("worker-2", 4), ("worker-3", 8), ("head", 1),
-    ]  # fmt: skip
+        ("worker-1", 4),
+        ("worker-2", 4),
+        ("worker-3", 8),
+        ("head", 1),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,22 @@ def test_own_devices_and_latencies(tmp_path: Path) -> None:
     text = (
         HEAD
         + """nodes:
-  - {devices: 1, device: my-card, intra_node_gbit_per_s: 8, network_gbit_per_s: 4, network_latency_us: 50}
-  - {devices: 2, device: T4, intra_node_gbit_per_s: 16, network_gbit_per_s: 2, intra_node_latency_us: 0}
+  - devices: 1
+    device: my-card
+    intra_node_gbit_per_s: 8
+    network_gbit_per_s: 4
+    network_latency_us: 50
+  - devices: 2
+    device: T4
+    intra_node_gbit_per_s: 16
+    network_gbit_per_s: 2
+    intra_node_latency_us: 0
 devices:
-  my-card: {memory_gib: 24, peak_tflops: {fp16: 90, fp32: 22}, memory_gb_per_s: 600, source: vendor datasheet}
+  my-card:
+    memory_gib: 24
+    peak_tflops: {fp16: 90, fp32: 22}
+    memory_gb_per_s: 600
+    source: vendor datasheet
   T4: {price_per_hour: 0.3}
 """
     )

@@ -58,9 +58,14 @@ def data(count: int = 400, device: str = "T4") -> OperatorData:
             )
         )
     return OperatorData(
-        device=device, precision="fp16", element_bytes=2, flops_per_second=PEAK, bytes_per_second=BANDWIDTH,
-        provenance=Provenance(kind="measured", source="made up", date="2026-01-01"), operators=found,
-    )  # fmt: skip
+        device=device,
+        precision="fp16",
+        element_bytes=2,
+        flops_per_second=PEAK,
+        bytes_per_second=BANDWIDTH,
+        provenance=Provenance(kind="measured", source="made up", date="2026-01-01"),
+        operators=found,
+    )
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

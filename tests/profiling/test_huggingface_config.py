@@ -15,24 +15,48 @@ from hetplan.profiling.models import load_model
 # The files as they are published on the Hugging Face hub, less what is about dropout, tokens and
 # generation.
 GPT2_XL: dict[str, Any] = {
-    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25,
-    "n_layer": 48, "n_positions": 1024, "vocab_size": 50257, "layer_norm_epsilon": 1e-05,
-}  # fmt: skip
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 1600,
+    "n_head": 25,
+    "n_layer": 48,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "layer_norm_epsilon": 1e-05,
+}
 LLAMA3: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "hidden_size": 4096,
-    "intermediate_size": 14336, "max_position_embeddings": 8192, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-    "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": False, "vocab_size": 128256,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
 LLAMA32 = LLAMA3 | {
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
     "mlp_bias": False, "tie_word_embeddings": True, "max_position_embeddings": 131072,
 }  # fmt: skip
 LLAMA1: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
-    "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-06,
-    "max_position_embeddings": 2048, "vocab_size": 32000,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-06,
+    "max_position_embeddings": 2048,
+    "vocab_size": 32000,
+}
 MISTRAL: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
     "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
@@ -44,10 +68,18 @@ MIXTRAL = MISTRAL | {
     "num_experts_per_tok": 2, "sliding_window": None, "router_aux_loss_coef": 0.02,
 }  # fmt: skip
 OPT_125M: dict[str, Any] = {
-    "architectures": ["OPTForCausalLM"], "model_type": "opt", "_remove_final_layer_norm": False,
-    "do_layer_norm_before": True, "ffn_dim": 3072, "hidden_size": 768, "max_position_embeddings": 2048,
-    "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 50272, "word_embed_proj_dim": 768,
-}  # fmt: skip
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "_remove_final_layer_norm": False,
+    "do_layer_norm_before": True,
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
 OPT_350M = OPT_125M | {
     "hidden_size": 1024, "num_hidden_layers": 24, "ffn_dim": 4096, "num_attention_heads": 16,
     "do_layer_norm_before": False, "word_embed_proj_dim": 512,
@@ -57,10 +89,17 @@ OPT_1_3B = OPT_125M | {
     "word_embed_proj_dim": 2048,
 }  # fmt: skip
 BERT: dict[str, Any] = {
-    "architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 768, "intermediate_size": 3072,
-    "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2,
-    "position_embedding_type": "absolute", "vocab_size": 30522,
-}  # fmt: skip
+    "architectures": ["BertForMaskedLM"],
+    "model_type": "bert",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "type_vocab_size": 2,
+    "position_embedding_type": "absolute",
+    "vocab_size": 30522,
+}
 
 # (file, parameters of its checkpoint, what it leaves to the defaults)
 CHECKPOINTS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
@@ -86,9 +125,15 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "bert-base-uncased": (BERT, 110_106_428, {"tie_word_embeddings": True}),
 }
 CALCULON: dict[str, Any] = {  # GPT-3 175B
-    "model_type": "calculon", "vocab_size": 51200, "hidden": 12288, "feedforward": 49152, "seq_size": 2048,
-    "attn_heads": 96, "attn_size": 128, "num_blocks": 96,
-}  # fmt: skip
+    "model_type": "calculon",
+    "vocab_size": 51200,
+    "hidden": 12288,
+    "feedforward": 49152,
+    "seq_size": 2048,
+    "attn_heads": 96,
+    "attn_size": 128,
+    "num_blocks": 96,
+}
 FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()} | {
     "calculon": CALCULON
 }
@@ -144,7 +189,8 @@ def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
 
 def test_all_missing_dimensions_are_named_at_once() -> None:
     message = (
-        r"^c: vocab_size: key is missing \(expected the number of tokens in the vocabulary, which every gpt2 "
+        r"^c: vocab_size: key is missing \(expected the number of tokens in the vocabulary, "
+        r"which every gpt2 "
         r"configuration gives; n_embd, n_layer, n_head missing too\)$"
     )
     with pytest.raises(InputError, match=message):

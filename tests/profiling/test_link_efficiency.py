@@ -121,9 +121,18 @@ class TestTrees:
         assert "learned efficiency of links between X, gloo" in capsys.readouterr().out
         assert load_link_efficiency(trained).kept_apart == 41
         planning = [
-            "plan", "--model", "gpt2", "--cluster", "home", "--global-batch", "12", "--strategies", "dp",
-            "--json", "-q",
-        ]  # fmt: skip
+            "plan",
+            "--model",
+            "gpt2",
+            "--cluster",
+            "home",
+            "--global-batch",
+            "12",
+            "--strategies",
+            "dp",
+            "--json",
+            "-q",
+        ]
         seconds = []
         for arguments in (planning, [*planning, "--links", str(trained)]):
             assert main(arguments) == 0

@@ -163,8 +163,13 @@ def test_megatron_splits_columns_then_rows() -> None:
         op.name: op.split for op in load_model("gpt2").layers[1].operators if isinstance(op, Matmul)
     }
     assert splits == {
-        "qkv": "n", "scores": "count", "context": "count", "attention-output": "k", "up": "n", "down": "k"
-    }  # fmt: skip
+        "qkv": "n",
+        "scores": "count",
+        "context": "count",
+        "attention-output": "k",
+        "up": "n",
+        "down": "k",
+    }
 
 
 @pytest.mark.parametrize(

@@ -35,15 +35,35 @@ def chain_of(*layers: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "names", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(6, 6)), ["a", "b"], "match the plan (got '1 layers', expected 2)"),
+        (
+            lambda: nn.Sequential(nn.Linear(6, 6)),
+            ["a", "b"],
+            "match the plan (got '1 layers', expected 2)",
+        ),
         (lambda: chain_of(nn.Tanh(), nn.Tanh()), ["a", "c"], "layer 1 (got 'b', expected c)"),
-        (lambda: chain_of(nn.Tanh()), ["a", "b"], "model does not match the plan (got '1 layers', expected 2)"),
+        (
+            lambda: chain_of(nn.Tanh()),
+            ["a", "b"],
+            "model does not match the plan (got '1 layers', expected 2)",
+        ),
         (lambda: nn.Linear(6, 6), ["a"], "model is no chain (got 'Linear'"),
-        (lambda: chain_of(Pair(), nn.Tanh()), ["a", "b"], "layer a: layer returned something else (got 'tuple'"),
-        (lambda: chain_of(nn.Linear(5, 5), nn.Tanh()), ["a", "b"], "layer a: does not run on the meta device"),
-        (lambda: chain_of(Picky(), nn.Tanh()), ["a", "b"], "layer a: does not run on the meta device"),
+        (
+            lambda: chain_of(Pair(), nn.Tanh()),
+            ["a", "b"],
+            "layer a: layer returned something else (got 'tuple'",
+        ),
+        (
+            lambda: chain_of(nn.Linear(5, 5), nn.Tanh()),
+            ["a", "b"],
+            "layer a: does not run on the meta device",
+        ),
+        (
+            lambda: chain_of(Picky(), nn.Tanh()),
+            ["a", "b"],
+            "layer a: does not run on the meta device",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_chain_for_the_plan_is_told(
     module: Callable[[], Any], names: list[str], message: str
 ) -> None:
@@ -101,8 +121,14 @@ def test_parts_and_cuts() -> None:
 def test_buckets_hold_every_element_once() -> None:
     """Whatever the cuts: owners' pieces of a parameter lie behind each other, and each unit
     contributes once."""
-    case = Case("buckets", "gpt", [R([S((0, 2), rows=(1, 1), tensor=(1, 2)), S((2, 5))], [(2, 2)]),
-                                   R([S((0, 5), tensor=(2, 1, 1))], [(1, 2)])])  # fmt: skip
+    case = Case(
+        "buckets",
+        "gpt",
+        [
+            R([S((0, 2), rows=(1, 1), tensor=(1, 2)), S((2, 5))], [(2, 2)]),
+            R([S((0, 5), tensor=(2, 1, 1))], [(1, 2)]),
+        ],
+    )
     made: Any = MODELS["gpt"]()
     chain = describe(made, names_of("gpt"), *made.batch(0, 0, 1))
     plans = bucket_plans(Layout(case.plan), chain, by_layer=False)

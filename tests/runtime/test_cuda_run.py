@@ -51,17 +51,23 @@ def gpt2_plan(*stages: tuple[int, int]) -> Plan:
         "version": 1,
         "name": MODEL,
         "workload": {
-            "model": MODEL, "cluster": "made up", "global_batch": 4 * SAMPLES, "sequence": SEQUENCE,
-            "precision": "fp32", "layers": [layer.name for layer in model.layers],
+            "model": MODEL,
+            "cluster": "made up",
+            "global_batch": 4 * SAMPLES,
+            "sequence": SEQUENCE,
+            "precision": "fp32",
+            "layers": [layer.name for layer in model.layers],
         },
         "devices": [{"type": "A", "node": 0} for _ in stages],
         "replicas": [
             {
-                "stages": [{"layers": [r], "devices": [[d]], **alone} for d, r in enumerate(stages)],
+                "stages": [
+                    {"layers": [r], "devices": [[d]], **alone} for d, r in enumerate(stages)
+                ],
                 "micro_batches": [{"count": 4, "samples": SAMPLES}],
             }
         ],
-    }  # fmt: skip
+    }
     return parse_plan(document, where=MODEL)
 
 
@@ -127,8 +133,10 @@ def test_time_and_memory_are_near_the_profiles(answers: Answers) -> None:
     assert table.readings is not None
     kept, peak = sum(table.readings.saved_bytes), run["ranks"][0]["peak_bytes"]
     print(
-        f"\npasses: {1e3 * measured:.4g} ms, the profile says {1e3 * predicted:.4g} ms; memory: {peak / 2**20:.5g} MiB,"
-        f" weights, gradients and AdamW {4 * weights / 2**20:.5g} MiB and {kept / 2**20:.5g} MiB kept by the passes",
+        f"\npasses: {1e3 * measured:.4g} ms, the profile says {1e3 * predicted:.4g} ms; "
+        f"memory: {peak / 2**20:.5g} MiB,"
+        f" weights, gradients and AdamW {4 * weights / 2**20:.5g} MiB and {kept / 2**20:.5g} "
+        "MiB kept by the passes",
         file=sys.stderr,
     )
     assert 0.3 < measured / predicted < 3.0

@@ -20,8 +20,13 @@ torch = pytest.importorskip("torch", reason="measuring needs torch")
 from hetplan.runtime.references.timed import KINDS, network, saved_by_autograd  # noqa: E402
 
 GPT: dict[str, Any] = {
-    "model_type": "gpt2", "vocab_size": 128, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 16,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "vocab_size": 128,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 16,
+}
 
 
 def small(**changes: Any) -> Model:

@@ -155,7 +155,8 @@ BATCHES = ("replicas", 1, "micro_batches")
         ),
         (
             changed("workload", "layers", 3, value=simple()["workload"]["layers"][1]),
-            f"workload.layers[3] is {simple()['workload']['layers'][1]!r}, as workload.layers[1] is",
+            f"workload.layers[3] is {simple()['workload']['layers'][1]!r}, as "
+            "workload.layers[1] is",
         ),
         (
             changed(*STAGE, "layers", value=[[4, 4]]),
@@ -171,7 +172,8 @@ BATCHES = ("replicas", 1, "micro_batches")
         ),
         (
             changed(*STAGE, "devices", value=[[1]]),
-            "replicas[1].stages[1].devices[0][0] is device 1, which replicas[0].stages[0].devices[0][1] uses",
+            "replicas[1].stages[1].devices[0][0] is device 1, which "
+            "replicas[0].stages[0].devices[0][1] uses",
         ),
         (
             changed(*STAGE, "devices", value=[[6], [7]]),
@@ -195,12 +197,14 @@ BATCHES = ("replicas", 1, "micro_batches")
         ),
         (
             changed(*BATCHES, value=[{"count": 8, "samples": 1}]) | {"zero": 3},
-            "replicas[1].micro_batches are 8, expected as many as those of replicas[0] (4) under ZeRO 3",
+            "replicas[1].micro_batches are 8, expected as many as those of replicas[0] (4) "
+            "under ZeRO 3",
         ),
         (
             changed(*BATCHES, value=[{"count": 1, "samples": 8}])
             | {"schedule": "interleaved-1f1b"},
-            "replicas[1].micro_batches are 1, expected a multiple of the stages (2) under interleaved-1f1b",
+            "replicas[1].micro_batches are 1, expected a multiple of the stages (2) under "
+            "interleaved-1f1b",
         ),
         (
             changed(*STAGE, "layers", value=[[4, 5], [5, 6]]) | {"schedule": "interleaved-1f1b"},

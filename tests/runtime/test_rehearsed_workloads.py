@@ -81,6 +81,7 @@ def test_what_is_measured_is_what_was_predicted(tmp_path: Path) -> None:
     """Needs a machine without other load."""
     for family, found in check(rehearsed(tmp_path, 20, 60.0, 1), tmp_path, 20).items():
         print(
-            f"{family}: {found['predicted_seconds']:.4f} s predicted, {found['measured_seconds']:.4f} s measured"
+            f"{family}: {found['predicted_seconds']:.4f} s predicted, "
+            f"{found['measured_seconds']:.4f} s measured"
         )
         assert abs(found["error"]) < 0.1, family

@@ -172,7 +172,10 @@ def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
 def test_a_slow_rank_is_no_fault_and_is_named(answers: Answers) -> None:
     answer = answers["slow"]
     assert answer["code"] == 0, answer["err"]
-    place = "rank 1 (replica 1, stage 0, row group 0, tensor rank 0; device 1, V100-SXM2-16GB on node 0)"
+    place = (
+        "rank 1 (replica 1, stage 0, row group 0, tensor rank 0; device 1, V100-SXM2-16GB "
+        "on node 0)"
+    )
     assert f"slow: {place} took" in answer["out"]
 
 

@@ -36,17 +36,26 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
-        ("boom", "def make(plan):\n    raise ValueError('my config\\nis broken')", "ValueError: my config is broken"),
+        (
+            "boom",
+            "def make(plan):\n    raise ValueError('my config\\nis broken')",
+            "ValueError: my config is broken",
+        ),
         ("signature", "def make():\n    pass", "TypeError: make() takes 0 positional arguments"),
         ("syntax", "def make(plan:\n", "SyntaxError: "),
         ("at_import", "1 / 0", "ZeroDivisionError: division by zero"),
         ("leaves", "import sys\ndef make(plan):\n    sys.exit(0)", "SystemExit: 0"),
     ],
-)  # fmt: skip
+)
 def test_errors_of_a_factory_are_its_authors(
-    name: str, source: str, message: str, file: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name: str,
+    source: str,
+    message: str,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / f"theirs_{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     told = refused(capsys, "run", file, "--factory", f"theirs_{name}:make")
@@ -150,11 +159,14 @@ def ranks(*arguments: object, **environment: str) -> list[subprocess.Popen[str]]
     command = [sys.executable, "-m", "hetplan.runtime", *map(str, arguments)]
     return [
         subprocess.Popen(
-            command, env=ENVIRONMENT | torchrun | environment | {"RANK": number}, stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, text=True,
+            command,
+            env=ENVIRONMENT | torchrun | environment | {"RANK": number},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
         )
         for number in ("0", "1")
-    ]  # fmt: skip
+    ]
 
 
 def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path) -> None:

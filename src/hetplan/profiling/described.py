@@ -76,7 +76,8 @@ class ModelFile(Document):
         for i, layer in enumerate(self.layers):
             if layer.operators >= len(self.operator_lists):
                 raise ValueError(
-                    f"layers[{i}].operators is {layer.operators}, expected less than the number of lists "
+                    f"layers[{i}].operators is {layer.operators}, expected less than the "
+                    "number of lists "
                     f"({len(self.operator_lists)})"
                 )
         return self
@@ -148,9 +149,13 @@ def entry(op: Counted) -> OperatorEntry:
         p = op.product
         product = (_pair(p.count), _pair(p.m), _pair(p.k), _pair(p.n))
     return OperatorEntry(
-        name=op.name, backward=op.backward, read=_pair(op.read), written=_pair(op.written), product=product,
+        name=op.name,
+        backward=op.backward,
+        read=_pair(op.read),
+        written=_pair(op.written),
+        product=product,
         ruled=op.ruled,
-    )  # fmt: skip
+    )
 
 
 def _pair(growth: Growth) -> tuple[float, float]:

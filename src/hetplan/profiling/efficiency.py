@@ -90,7 +90,7 @@ class Fit:
 
 
 def fit(how: Training, rows: Floats, ideal: Floats, seconds: Floats, seed: int) -> Fit:
-    """Trees of ideal / seconds [N] from features `rows` [N, F]; `seed` says which are kept apart."""
+    """Trees of ideal / seconds [N] from features `rows` [N, F]; `seed` says what is kept apart."""
     xgboost = xgboost_library()
     efficiency = np.clip(ideal / seconds, how.floor, 1.0)
     order = list(range(len(rows)))

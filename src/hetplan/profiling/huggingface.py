@@ -138,9 +138,16 @@ def from_gpt2(c: Gpt2Config) -> tuple[Transformer, int]:
     """GPT-2: learned positions, biases."""
     inner = c.n_inner or 4 * c.n_embd
     shape = Transformer(
-        vocabulary=c.vocab_size, hidden=c.n_embd, layers=c.n_layer, heads=c.n_head, feed_forward=inner,
-        kv_heads=c.n_head, head_dim=c.n_embd // c.n_head, positions=c.n_positions, tied=c.tie_word_embeddings,
-    )  # fmt: skip
+        vocabulary=c.vocab_size,
+        hidden=c.n_embd,
+        layers=c.n_layer,
+        heads=c.n_head,
+        feed_forward=inner,
+        kv_heads=c.n_head,
+        head_dim=c.n_embd // c.n_head,
+        positions=c.n_positions,
+        tied=c.tie_word_embeddings,
+    )
     return shape, c.n_positions
 
 
@@ -188,34 +195,57 @@ def from_opt(c: OptConfig) -> tuple[Transformer, int]:
     """OPT: learned positions with an offset of two; post-norm models have no final norm."""
     width = c.word_embed_proj_dim
     shape = Transformer(
-        vocabulary=c.vocab_size, hidden=c.hidden_size, layers=c.num_hidden_layers,
-        heads=c.num_attention_heads, feed_forward=c.ffn_dim, kv_heads=c.num_attention_heads,
-        head_dim=c.hidden_size // c.num_attention_heads, positions=c.max_position_embeddings,
-        position_offset=2, attention_bias=c.enable_bias, output_bias=c.enable_bias,
-        feed_forward_bias=c.enable_bias, tied=c.tie_word_embeddings, embedding_width=width if width !=
-        c.hidden_size else None, final_norm=c.do_layer_norm_before,
-    )  # fmt: skip
+        vocabulary=c.vocab_size,
+        hidden=c.hidden_size,
+        layers=c.num_hidden_layers,
+        heads=c.num_attention_heads,
+        feed_forward=c.ffn_dim,
+        kv_heads=c.num_attention_heads,
+        head_dim=c.hidden_size // c.num_attention_heads,
+        positions=c.max_position_embeddings,
+        position_offset=2,
+        attention_bias=c.enable_bias,
+        output_bias=c.enable_bias,
+        feed_forward_bias=c.enable_bias,
+        tied=c.tie_word_embeddings,
+        embedding_width=width if width != c.hidden_size else None,
+        final_norm=c.do_layer_norm_before,
+    )
     return shape, c.max_position_embeddings
 
 
 def from_bert(c: BertConfig) -> tuple[Transformer, int]:
     """BERT with its pre-training heads."""
     shape = Transformer(
-        vocabulary=c.vocab_size, hidden=c.hidden_size, layers=c.num_hidden_layers,
-        heads=c.num_attention_heads, feed_forward=c.intermediate_size, kv_heads=c.num_attention_heads,
-        head_dim=c.hidden_size // c.num_attention_heads, positions=c.max_position_embeddings,
-        types=c.type_vocab_size, tied=c.tie_word_embeddings, embedding_norm=True, final_norm=False,
+        vocabulary=c.vocab_size,
+        hidden=c.hidden_size,
+        layers=c.num_hidden_layers,
+        heads=c.num_attention_heads,
+        feed_forward=c.intermediate_size,
+        kv_heads=c.num_attention_heads,
+        head_dim=c.hidden_size // c.num_attention_heads,
+        positions=c.max_position_embeddings,
+        types=c.type_vocab_size,
+        tied=c.tie_word_embeddings,
+        embedding_norm=True,
+        final_norm=False,
         head="bert",
-    )  # fmt: skip
+    )
     return shape, c.max_position_embeddings
 
 
 def from_calculon(c: CalculonConfig) -> tuple[Transformer, int]:
     """calculon (Isaev et al. 2023): GPT blocks whose heads may be wider than hidden / heads."""
     shape = Transformer(
-        vocabulary=c.vocab_size, hidden=c.hidden, layers=c.num_blocks, heads=c.attn_heads,
-        feed_forward=c.feedforward, kv_heads=c.attn_heads, head_dim=c.attn_size, positions=c.seq_size,
-    )  # fmt: skip
+        vocabulary=c.vocab_size,
+        hidden=c.hidden,
+        layers=c.num_blocks,
+        heads=c.attn_heads,
+        feed_forward=c.feedforward,
+        kv_heads=c.attn_heads,
+        head_dim=c.attn_size,
+        positions=c.seq_size,
+    )
     return shape, c.seq_size
 
 

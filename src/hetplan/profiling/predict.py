@@ -98,9 +98,14 @@ def _table(
     for layer in model.layers:
         if layer.operators not in times:
             times[layer.operators] = layer_time(
-                layer, spec, model.precision, micro_batch=micro_batch, tensor=tensor, efficiency=efficiency,
+                layer,
+                spec,
+                model.precision,
+                micro_batch=micro_batch,
+                tensor=tensor,
+                efficiency=efficiency,
                 learned=learned,
-            )  # fmt: skip
+            )
     return ProfileTable(
         device=device,
         tensor=tensor,

@@ -151,7 +151,8 @@ class Profile(Document):
                 length = len(getattr(table, key))
                 if length != len(self.layers):
                     raise ValueError(
-                        f"tables[{i}].{key} has {length} entries, expected one per layer ({len(self.layers)})"
+                        f"tables[{i}].{key} has {length} entries, expected one per layer "
+                        f"({len(self.layers)})"
                     )
             for key, row in table.readings or ():
                 if row is not None and len(row) != len(self.layers):

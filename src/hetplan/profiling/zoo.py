@@ -121,10 +121,23 @@ def gpt2(layers: int, hidden: int, heads: int, **changes: Any) -> Transformer:
 def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
     """Llama (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases, untied head."""
     shape = Transformer(
-        vocabulary=32000, hidden=hidden, layers=layers, heads=heads, feed_forward=feed_forward,
-        kv_heads=heads, head_dim=hidden // heads, rotary=True, gated=True, norm="rms", attention_bias=False,
-        output_bias=False, feed_forward_bias=False, tied=False, dropout=False, attention="fused",
-    )  # fmt: skip
+        vocabulary=32000,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        feed_forward=feed_forward,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        rotary=True,
+        gated=True,
+        norm="rms",
+        attention_bias=False,
+        output_bias=False,
+        feed_forward_bias=False,
+        tied=False,
+        dropout=False,
+        attention="fused",
+    )
     return replace(shape, **changes)
 
 
@@ -141,9 +154,18 @@ def bert(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any
 def glm(layers: int, hidden: int, heads: int, feed_forward: int) -> Transformer:
     """GLM-130B's kind (Zeng et al. 2023): DeepNorm, GeGLU, rotary positions, biases, tied head."""
     return Transformer(
-        vocabulary=150528, hidden=hidden, layers=layers, heads=heads, feed_forward=feed_forward,
-        kv_heads=heads, head_dim=hidden // heads, rotary=True, gated=True, dropout=False, attention="fused",
-    )  # fmt: skip
+        vocabulary=150528,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        feed_forward=feed_forward,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        rotary=True,
+        gated=True,
+        dropout=False,
+        attention="fused",
+    )
 
 
 def transgan() -> ModelSpec:

@@ -39,8 +39,8 @@ Floats = NDArray[np.float64]
 MATTERS = 0.01
 # error of runs left out, of what it is without calibration: less is no accident of the noise
 BETTER = 0.9
-# Shares of a bandwidth at which runs are replayed. A bandwidth is between a twentieth and a bit more
-# than the figure given.
+# Shares of a bandwidth at which runs are replayed. A bandwidth is between a twentieth and a bit
+# more than the figure given.
 GRID = np.array([0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5])
 POINTS, REFINED = 33, 3  # bandwidths tried of each kind, and how often around the best one
 Share = Annotated[float, Field(gt=0, le=10)]

@@ -140,9 +140,14 @@ def process_group(backend: str) -> Iterator[None]:
 def _fit(operation: str, kind: Kind, ranks: int, points: list[SizePoint]) -> FittedCollective:
     line = fit_line([p.bytes for p in points], [p.seconds for p in points])
     return FittedCollective(
-        operation=operation, group=kind, ranks=ranks, latency_seconds=line.latency, bytes_per_second=line.bandwidth,
-        r_squared=line.r_squared, points=points,
-    )  # fmt: skip
+        operation=operation,
+        group=kind,
+        ranks=ranks,
+        latency_seconds=line.latency,
+        bytes_per_second=line.bandwidth,
+        r_squared=line.r_squared,
+        points=points,
+    )
 
 
 def _points(

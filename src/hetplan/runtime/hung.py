@@ -130,7 +130,10 @@ class Rank:
     @property
     def doing(self) -> str:
         """For people."""
-        return f"at {self.state['what']} of chunk {self.state['chunk']}, micro-batch {self.state['batch']}"
+        return (
+            f"at {self.state['what']} of chunk {self.state['chunk']}, micro-batch "
+            f"{self.state['batch']}"
+        )
 
 
 @dataclass(frozen=True)

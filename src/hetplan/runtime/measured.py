@@ -155,7 +155,8 @@ class Measured:
 
     def _notes(self) -> list[str]:
         notes = [
-            f"measured: {seconds_text(self.seconds)} per iteration, {percent_text(self.bubble)} of it without passes"
+            f"measured: {seconds_text(self.seconds)} per iteration, "
+            f"{percent_text(self.bubble)} of it without passes"
         ]
         if self.predicted is not None:
             where = "" if self.job.virtual else " on the plan's devices"
@@ -200,7 +201,10 @@ class Measured:
         if ratio < LATE:
             return None
         scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
-        return f"late: this machine did not keep up with the ranks' work and messages; --time-scale {scale} may do"
+        return (
+            "late: this machine did not keep up with the ranks' work and messages; "
+            f"--time-scale {scale} may do"
+        )
 
     def slowest(self) -> str | None:
         """A rank that takes far longer than predicted, compared with the others.

@@ -238,7 +238,8 @@ def check_chunks(plan: Plan, replica: Replica, where: str) -> None:
     for j, stage in enumerate(replica.stages):
         if len(stage.layers) != 1 and not interleaved:
             raise ValueError(
-                f"{where}.stages[{j}].layers has {len(stage.layers)} ranges, expected 1 under {plan.schedule}"
+                f"{where}.stages[{j}].layers has {len(stage.layers)} ranges, expected 1 under "
+                f"{plan.schedule}"
             )
         if len(stage.layers) != chunks:
             raise ValueError(
@@ -295,7 +296,8 @@ def check_zero_shares(plan: Plan) -> None:
         raise ValueError("zero_shares is given, expected null under ZeRO 0, which has no shards")
     if len(plan.zero_shares) != len(plan.devices):
         raise ValueError(
-            f"zero_shares has {len(plan.zero_shares)} entries, expected one per device ({len(plan.devices)})"
+            f"zero_shares has {len(plan.zero_shares)} entries, expected one per device "
+            f"({len(plan.devices)})"
         )
     idle = next(
         (d for d, share in enumerate(plan.zero_shares) if (share > 0) != (d in plan.ranks)), None
@@ -325,7 +327,8 @@ def check_program(plan: Plan) -> None:
     for k, row in enumerate(plan.program.ratios):
         if len(row) != len(groups[0]):
             raise ValueError(
-                f"program.ratios[{k}] has {len(row)} entries, expected one per device of the stage ({len(groups[0])})"
+                f"program.ratios[{k}] has {len(row)} entries, expected one per device of the "
+                f"stage ({len(groups[0])})"
             )
 
 

@@ -142,15 +142,21 @@ def plan(name: str, workload: Workload) -> Plan:
     """One of them."""
     replicas, options = PLANS[name]
     document = {
-        "format": "hetplan-plan", "version": 1, "name": name,
+        "format": "hetplan-plan",
+        "version": 1,
+        "name": name,
         "workload": {
-            "model": workload.model.name, "cluster": workload.cluster.name, "global_batch": workload.global_batch,
-            "sequence": workload.sequence, "precision": workload.precision,
+            "model": workload.model.name,
+            "cluster": workload.cluster.name,
+            "global_batch": workload.global_batch,
+            "sequence": workload.sequence,
+            "precision": workload.precision,
             "layers": [layer.name for layer in workload.profile.layers],
         },
         "devices": [{"type": d.type, "node": d.node} for d in workload.cluster.devices],
-        "replicas": replicas, **options,
-    }  # fmt: skip
+        "replicas": replicas,
+        **options,
+    }
     return parse_plan(document, where=name)
 
 

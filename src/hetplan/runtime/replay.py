@@ -311,9 +311,11 @@ class ZeroCosts:
         if plan.zero == 0 or not single_stage(plan):
             if plan.zero >= 2 and in_step(plan):
                 raise UnsupportedError(
-                    "ZeRO 2 and 3 are replayed for pipelines, and for replicas of one device each", where=plan.name,
-                    got=f"ZeRO {plan.zero} on replicas of one stage on several devices", expected="ZeRO 0 or 1",
-                )  # fmt: skip
+                    "ZeRO 2 and 3 are replayed for pipelines, and for replicas of one device each",
+                    where=plan.name,
+                    got=f"ZeRO {plan.zero} on replicas of one stage on several devices",
+                    expected="ZeRO 0 or 1",
+                )
             return cls(shares, 0.0, 0.0, False)
         spent = communication(
             States.of(workload), plan.zero, workload.cluster, shares[used], used, used

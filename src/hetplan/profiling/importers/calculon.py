@@ -77,9 +77,12 @@ def system(document: Foreign, settings: Settings) -> Imported:
         "source": f"calculon system {Path(document.where).name}",
     }
     cluster = {
-        "format": "hetplan-cluster", "version": 1, "name": settings.model or Path(document.where).stem,
-        "nodes": [node], "devices": {name: described},
-    }  # fmt: skip
+        "format": "hetplan-cluster",
+        "version": 1,
+        "name": settings.model or Path(document.where).stem,
+        "nodes": [node],
+        "devices": {name: described},
+    }
     note = "" if settings.nodes else "one node; --nodes N makes more"
     return Imported(
         "cluster",

@@ -1,5 +1,5 @@
-"""Seconds of one iteration of a plan and bytes on its fullest device, from Sailor's data. Nothing is
-fitted to totals.
+"""Seconds of one iteration of a plan, and bytes on its fullest device, from Sailor's data. Nothing
+is fitted to totals.
 
 Layer times come from tables with faults, which are cleaned. A layer does not get faster when its
 micro-batch grows, so a time above that of a larger micro-batch is a fault. In its place stands what

@@ -192,8 +192,12 @@ def outputs_of(
                 where=f"layer {name}",
             ) from None
         if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != 1:
-            raise InputError("layer returned something else", where=f"layer {name}", got=type(x).__name__,
-                             expected="one tensor whose first dimension are the samples")  # fmt: skip
+            raise InputError(
+                "layer returned something else",
+                where=f"layer {name}",
+                got=type(x).__name__,
+                expected="one tensor whose first dimension are the samples",
+            )
         found.append((tuple(x.shape[1:]), x.dtype))
     return tuple(found)
 

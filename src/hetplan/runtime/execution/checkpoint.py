@@ -91,9 +91,11 @@ def check_same(folder: str, **given: object) -> None:
     for name, value in given.items():
         if getattr(record, name) != value:
             raise InputError(
-                f"cannot go on from a checkpoint with another --{name}", where=str(latest(folder)), got=value,
+                f"cannot go on from a checkpoint with another --{name}",
+                where=str(latest(folder)),
+                got=value,
                 expected=f"{getattr(record, name)}, as it was written with",
-            )  # fmt: skip
+            )
 
 
 def latest(folder: str) -> Path:

@@ -48,13 +48,25 @@ from hetplan.schema import Count, StrictModel, parse
 RECORD = "hetplan.json"
 _OF_TORCH = "torch.distributed.checkpoint."
 ALLOWED = {
-    *((f"{_OF_TORCH}metadata", name) for name in (
-        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
-        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    )),
-    (f"{_OF_TORCH}filesystem", "_StorageInfo"), ("torch.serialization", "_get_layout"), ("torch", "Size"),
-    ("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib._local", "PosixPath"),
-}  # fmt: skip
+    *(
+        (f"{_OF_TORCH}metadata", name)
+        for name in (
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    (f"{_OF_TORCH}filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),
+}
 
 
 class Record(StrictModel):
@@ -214,8 +226,11 @@ class _Load(LoadPlanner):
                 expected="the model that it was written of",
             )
         if stored.size[0] != chunk.size:
-            raise InputError(f"checkpoint is of another model: {chunk.key}", got=f"{stored.size[0]} elements",
-                             expected=f"{chunk.size}")  # fmt: skip
+            raise InputError(
+                f"checkpoint is of another model: {chunk.key}",
+                got=f"{stored.size[0]} elements",
+                expected=f"{chunk.size}",
+            )
         for other in stored.chunks:
             begin, end = other.offsets[0], other.offsets[0] + other.sizes[0]
             first, last = max(chunk.first, begin), min(chunk.first + len(chunk.values), end)

@@ -97,10 +97,17 @@ class Distributed:
             zero=plan.zero, shares=shares, in_step=self.layout.in_step,
         )  # fmt: skip
         self.pipeline = Pipeline(
-            self.layout, self.place, self.chain, {k: self.chain.layers[k] for k in layers}, self.states,
-            Mail(self.layout, self.place, self.transport, self.watch), loss, count_of(module), self.watch,
+            self.layout,
+            self.place,
+            self.chain,
+            {k: self.chain.layers[k] for k in layers},
+            self.states,
+            Mail(self.layout, self.place, self.transport, self.watch),
+            loss,
+            count_of(module),
+            self.watch,
             self.device,
-        )  # fmt: skip
+        )
 
     def _join_tensor_group(
         self, layers: list[int], groups: Mapping[tuple[int, ...], Group]

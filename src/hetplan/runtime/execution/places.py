@@ -105,7 +105,8 @@ class Layout:
         p = self.places[rank]
         device = self.plan.devices[p.device]
         return (
-            f"rank {rank} (replica {p.replica}, stage {p.stage}, row group {p.group}, tensor rank {p.tensor}; "
+            f"rank {rank} (replica {p.replica}, stage {p.stage}, row group {p.group}, tensor "
+            f"rank {p.tensor}; "
             f"device {p.device}, {device.type} on node {device.node})"
         )
 

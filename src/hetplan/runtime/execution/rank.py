@@ -26,8 +26,18 @@ from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, Recorder
 
 BEAT = 0.5  # seconds between signs of life
-LOST = ("connection closed", "connection reset", "broken pipe", "connection refused", "timed out", "socket closed",
-        "peer closed", "read error", "aborted", "gloo")  # fmt: skip
+LOST = (
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "connection refused",
+    "timed out",
+    "socket closed",
+    "peer closed",
+    "read error",
+    "aborted",
+    "gloo",
+)
 
 
 @dataclass

@@ -145,9 +145,11 @@ def check_program(job: Job) -> None:
     if not job.virtual:
         if job.factory is None and job.plan.workload.precision != "fp32":
             raise UnsupportedError(
-                "SPMD programs are computed in fp32", where=job.plan.name, got=job.plan.workload.precision,
+                "SPMD programs are computed in fp32",
+                where=job.plan.name,
+                got=job.plan.workload.precision,
                 expected="--virtual, a plan for fp32, or --factory with a program",
-            )  # fmt: skip
+            )
         program = make_program(job).program
         check_samples(program, job.plan)
         read_program(job.plan, program)

@@ -28,7 +28,10 @@ def export(plan: Plan) -> str:
     if grid.widths[0] > 1:
         lost = "the tensor groups; every device would hold the whole model"
         raise refuse(plan, NAME, f"tensor parallelism of degree {grid.widths[0]}", lost)
-    lost = "that layers are computed again, which the model's code has to do; without it memory may not suffice"
+    lost = (
+        "that layers are computed again, which the model's code has to do; without it "
+        "memory may not suffice"
+    )
     only(plan, NAME, "recomputation", ("none",), lost)
     precision = plan.workload.precision
     document = {

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from hetplan.runtime.export import EXPORTERS
 from hetplan.runtime.export.grid import Grid, blocks_of, grid_of, heading, node_order, only, refuse
 from hetplan.runtime.plan import Plan
 
+VERSION = "FlagScale, branch main-legacy at 0526731: its heterogeneous training guide"
 NAME = "FlagScale"
 
 
@@ -29,7 +29,7 @@ def export(plan: Plan) -> str:
     types = stage_types(plan, grid)
     nodes = node_order(plan, grid.ranked(), NAME)
     comments = [
-        *heading(plan, NAME, EXPORTERS["flagscale"].version),
+        *heading(plan, NAME, VERSION),
         "hostfile, in this order: "
         + ", ".join(
             f"node {node} slots={count} type={type_of(plan, node)}" for node, count in nodes

@@ -6,7 +6,7 @@ Every check names what the framework lacks and what an export without it would l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import UnsupportedError
@@ -62,98 +62,64 @@ class Grid:
 def grid_of(plan: Plan, framework: str) -> Grid:
     """The plan as a grid; raises UnsupportedError where replicas differ or samples or weights
     divide unequally."""
-    whole_rows(plan, framework)
-    equal_weights(plan, framework)
-    equal_replicas(plan, framework)
-    size, count = equal_batches(plan, framework)
+    for lacks, lost in unequal(plan):
+        raise refuse(plan, framework, lacks, lost)
     first = plan.replicas[0]
     return Grid(
         devices=[[r.stages[j].devices[0] for r in plan.replicas] for j in range(len(first.stages))],
         stages=[stage.layers for stage in first.stages],
         widths=[len(stage.devices[0]) for stage in first.stages],
-        micro_batch=size,
-        count=count,
+        micro_batch=first.micro_batches[0].samples,
+        count=first.steps,
     )
 
 
-def whole_rows(plan: Plan, framework: str) -> None:
-    """No stage divides the samples of a micro-batch between groups of devices."""
+def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what a framework of equal replicas lacks, what would be lost) of everything that is not
+    equal."""
     for i, replica in enumerate(plan.replicas):
         for j, stage in enumerate(replica.stages):
+            here = f"replicas[{i}].stages[{j}]"
             if len(stage.devices) > 1:
-                shares = ", ".join(f"{share:g}" for share in stage.row_shares)
-                raise refuse(
-                    plan,
-                    framework,
-                    f"row groups within a stage (replicas[{i}].stages[{j}].devices has {len(stage.devices)})",
-                    f"the division of every micro-batch as {shares}",
+                yield (
+                    f"row groups within a stage ({here}.devices has {len(stage.devices)})",
+                    f"the division of every micro-batch as {listed(stage.row_shares)}",
                 )
-
-
-def equal_weights(plan: Plan, framework: str) -> None:
-    """Tensor ranks and ZeRO's shards are equal."""
-    for i, replica in enumerate(plan.replicas):
-        for j, stage in enumerate(replica.stages):
             if len(set(stage.tensor_shares)) > 1:
-                shares = ", ".join(f"{share:g}" for share in stage.tensor_shares)
-                raise refuse(
-                    plan,
-                    framework,
-                    f"unequal tensor shards (replicas[{i}].stages[{j}].tensor_shares)",
-                    f"the division of its weights as {shares}",
+                yield (
+                    f"unequal tensor shards ({here}.tensor_shares)",
+                    f"the division of its weights as {listed(stage.tensor_shares)}",
                 )
-    if plan.zero_shares is not None:
-        used = {plan.zero_shares[d] for d in plan.ranks}
-        if len(used) > 1:
-            raise refuse(
-                plan,
-                framework,
-                "unequal ZeRO shards (zero_shares)",
-                "shards by each device's memory",
-            )
-
-
-def equal_replicas(plan: Plan, framework: str) -> None:
-    """All replicas have the same stages of the same widths."""
-    first = shape_of(plan.replicas[0])
+    if plan.zero_shares is not None and len({plan.zero_shares[d] for d in plan.ranks}) > 1:
+        yield "unequal ZeRO shards (zero_shares)", "shards by each device's memory"
     for i, replica in enumerate(plan.replicas):
-        if shape_of(replica) != first:
-            raise refuse(
-                plan,
-                framework,
+        if shape_of(replica) != shape_of(plan.replicas[0]):
+            yield (
                 f"replicas with different stages (replicas[{i}] and replicas[0])",
                 f"the cut of replicas[{i}] into {len(replica.stages)} stages of its own",
             )
+    sizes = {batch.samples for replica in plan.replicas for batch in replica.micro_batches}
+    if len(sizes) > 1:
+        yield (
+            f"micro-batches of different sizes ({listed(sorted(sizes))})",
+            "the samples that each device takes by its speed",
+        )
+    counts = {replica.steps for replica in plan.replicas}
+    if len(counts) > 1:
+        yield (
+            f"different numbers of micro-batches ({listed(sorted(counts))})",
+            "the samples that each replica takes by its speed",
+        )
+
+
+def listed(numbers: Iterable[float]) -> str:
+    """Numbers with commas."""
+    return ", ".join(f"{number:g}" for number in numbers)
 
 
 def shape_of(replica: Replica) -> list[tuple[tuple[Range, ...], int]]:
     """Layers and tensor degree of each stage."""
     return [(tuple(stage.layers), len(stage.devices[0])) for stage in replica.stages]
-
-
-def equal_batches(plan: Plan, framework: str) -> tuple[int, int]:
-    """(samples, how many) of the micro-batches, the same everywhere."""
-    taken = [
-        [(batch.count, batch.samples) for batch in replica.micro_batches]
-        for replica in plan.replicas
-    ]
-    sizes = {samples for row in taken for _, samples in row}
-    if len(sizes) > 1:
-        raise refuse(
-            plan,
-            framework,
-            f"micro-batches of different sizes ({', '.join(map(str, sorted(sizes)))})",
-            "the samples that each device takes by its speed",
-        )
-    counts = {sum(count for count, _ in row) for row in taken}
-    if len(counts) > 1:
-        raise refuse(
-            plan,
-            framework,
-            f"different numbers of micro-batches ({', '.join(map(str, sorted(counts)))})",
-            "the samples that each replica takes by its speed",
-        )
-    return sizes.pop(), counts.pop()
 
 
 def equal_widths(plan: Plan, grid: Grid, framework: str) -> int:
@@ -226,7 +192,8 @@ def heading(plan: Plan, framework: str, version: str) -> list[str]:
     lines = [f"{one_line(plan.name)}, for {framework} ({version})"]
     if told is not None and told.predicted_seconds is not None:
         lines.append(
-            f"by {told.strategy}/{told.method}, {told.predicted_seconds:.6g} s per iteration predicted (replayed)"
+            f"by {told.strategy}/{told.method}, {told.predicted_seconds:.6g} s per iteration "
+            "predicted (replayed)"
         )
     return lines
 

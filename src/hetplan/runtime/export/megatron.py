@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from hetplan.runtime.export import EXPORTERS
 from hetplan.runtime.export.grid import Grid, blocks_of, equal_widths, grid_of, heading, only
 from hetplan.runtime.export.script import started
 from hetplan.runtime.plan import Plan
 
+VERSION = (
+    "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
+)
 NAME = "Megatron-LM"
 PRECISION_FLAGS = {"fp16": ["--fp16"], "bf16": ["--bf16"], "fp32": []}
 
@@ -36,7 +38,7 @@ def export(plan: Plan) -> str:
     grid = grid_of(plan, NAME)
     ranked = grid.ranked()
     comments = [
-        *heading(plan, NAME, EXPORTERS["megatron"].version),
+        *heading(plan, NAME, VERSION),
         "Behind the script come pretrain_gpt.py and the flags of model, data and optimizer.",
     ]
     return started(plan, ranked, comments, ["python", '"$@"'], flags(plan, grid))

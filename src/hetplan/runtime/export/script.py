@@ -1,11 +1,17 @@
-"""Shell scripts that start every rank of a plan on its device: one call per node."""
+"""Shell scripts: one call per node that starts every rank of a plan on its device.
+
+`started` is for frameworks that take their ranks from the environment. `torchrun` is for hetplan's
+own runtime, which runs what the frameworks cannot express and reads the plan file itself: ranks are
+the plan's own, the devices in use, node by node, so that torchrun's numbering is the plan's. Nodes
+may start different numbers of processes.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 
-from hetplan.runtime.export.grid import local_number
+from hetplan.runtime.export.grid import heading, local_number
 from hetplan.runtime.plan import Plan
 
 
@@ -22,7 +28,7 @@ def started(
     device within the node), WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which is
     what torchrun would give it.
     """
-    places = node_places(plan, ranked)
+    places, words = node_places(plan, ranked), " ".join(command)
     lines = [
         "#!/usr/bin/env bash",
         *(f"# {line}" for line in comments),
@@ -42,7 +48,7 @@ def started(
         'LOCAL_WORLD_SIZE=$(wc -w <<< "$PLACES"); export LOCAL_WORLD_SIZE',
         "PROCESSES=()",
         "for place in $PLACES; do",
-        f'  RANK="${{place%%:*}}" LOCAL_RANK="${{place##*:}}" {" ".join(command)} "${{FLAGS[@]}}" &',
+        f'  RANK="${{place%%:*}}" LOCAL_RANK="${{place##*:}}" {words} "${{FLAGS[@]}}" &',
         '  PROCESSES+=("$!")',
         "done",
         "CODE=0",
@@ -72,3 +78,33 @@ def flag_lines(flags: Sequence[str]) -> list[str]:
         else:
             lines[-1] += f" {shlex.quote(word)}"
     return lines
+
+
+def torchrun(plan: Plan) -> str:
+    """hetplan's runtime under torchrun; every plan can be expressed."""
+    nodes: dict[int, list[int]] = {}
+    for device in plan.ranks:
+        nodes.setdefault(plan.devices[device].node, []).append(local_number(plan, device))
+    order = list(nodes)
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"# {line}" for line in heading(plan, "hetplan's runtime", "torchrun")),
+        f"# On every node n of {', '.join(map(str, order))}: "
+        f"NODE=n MASTER_ADDR=<address of node {order[0]}> bash <this file> PLAN.json ...",
+        "set -euo pipefail",
+        ': "${MASTER_ADDR:?address of the node of rank 0}"',
+        'case "${NODE:?number of this node in the plan}" in',
+        *(
+            f"  {node}) NODE_RANK={i} PROCESSES={len(local)} "
+            f'DEVICES="{",".join(map(str, local))}" ;;'
+            for i, (node, local) in enumerate(nodes.items())
+        ),
+        '  *) echo "node $NODE has no part in this plan" >&2; exit 2 ;;',
+        "esac",
+        'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$DEVICES}"',
+        f'exec torchrun --nnodes {len(order)} --node-rank "$NODE_RANK" \\',
+        '  --nproc-per-node "$PROCESSES" \\',
+        '  --master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}" \\',
+        '  -m hetplan.runtime "$@"',
+    ]
+    return "\n".join(lines) + "\n"

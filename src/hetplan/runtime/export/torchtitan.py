@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 
-from hetplan.runtime.export import EXPORTERS
 from hetplan.runtime.export.grid import (
     Grid,
     blocks_of,
@@ -25,6 +24,9 @@ from hetplan.runtime.export.grid import (
 )
 from hetplan.runtime.plan import Plan
 
+VERSION = (
+    "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
+)
 NAME = "torchtitan"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -43,7 +45,7 @@ def export(plan: Plan) -> str:
         divided(plan, grid)
     nodes = node_order(plan, grid.ranked(), NAME)
     comments = [
-        *heading(plan, NAME, EXPORTERS["torchtitan"].version),
+        *heading(plan, NAME, VERSION),
         *(
             f"--node-rank {i}: node {node} of the plan, --nproc-per-node {n}"
             for i, (node, n) in enumerate(nodes)
