@@ -99,7 +99,6 @@ def serve(job: Job) -> None:
         raise UnsupportedError(
             "running plans needs torch: pip install 'hetplan[runtime]'"
         ) from None
-    from hetplan.runtime.execution.places import Layout
     from hetplan.runtime.execution.rank import is_lost, look_after, told
     from hetplan.runtime.execution.worker import check_job, train
     from hetplan.runtime.launch import RankError
@@ -118,14 +117,14 @@ def serve(job: Job) -> None:
     reports: list[object] = []
     try:
         watch = Recorder()
-        place = Layout(job.plan).told(dist.get_rank())
+        place = job.plan.told(dist.get_rank())
         with asked_to_stop() as stopping, look_after(watch, job.hang_seconds, place):
             train(job, watch, reports.append, stopping)
     except HetplanError:
         raise
     except Exception as error:
         text = f"lost a peer: {told(error)}" if is_lost(error) else told(error)
-        raise RankError(f"{Layout(job.plan).told(dist.get_rank())}: {text}") from error
+        raise RankError(f"{job.plan.told(dist.get_rank())}: {text}") from error
     everyone: list[list[object]] | None = (
         [[] for _ in range(job.plan.world_size)] if dist.get_rank() == 0 else None
     )

@@ -210,11 +210,9 @@ class Supervisor:
             raise self._error(found.number, found.text, lost=found.lost)
 
     def _error(self, number: int, text: str, *, lost: bool) -> RankError:
-        from hetplan.runtime.execution.places import Layout
-
-        layout = Layout(self.job.plan)
+        plan = self.job.plan
         return RankError(
-            f"{layout.told(number)}: {text}", layout.places[number].device if lost else None
+            f"{plan.told(number)}: {text}", plan.places[number].device if lost else None
         )
 
     def end(self) -> None:

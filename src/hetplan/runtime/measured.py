@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.plan import Plan
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 MICRO = 1e6
@@ -80,7 +79,6 @@ class Measured:
     def document(self) -> dict[str, Any]:
         """As JSON types; seconds."""
         predicted = self.predicted
-        places = positions(self.job.plan)
         return {
             "plan": self.job.plan.name,
             "origin": self.job.plan.origin,
@@ -98,38 +96,36 @@ class Measured:
             "lost_nodes": [loss.document() for loss in self.lost],
             "ranks": [
                 {
-                    "rank": rank,
-                    "replica": i,
-                    "stage": j,
-                    "row_group": g,
-                    "tensor_rank": t,
-                    "predicted_busy_seconds": self.predicted_busy(rank),
-                    "busy_seconds": self.busy(rank),
-                    "waiting_seconds": self.waits(rank),
-                    "peak_bytes": self.reports[rank][-1].peak_bytes,
+                    "rank": p.rank,
+                    "replica": p.replica,
+                    "stage": p.stage,
+                    "row_group": p.group,
+                    "tensor_rank": p.tensor,
+                    "predicted_busy_seconds": self.predicted_busy(p.rank),
+                    "busy_seconds": self.busy(p.rank),
+                    "waiting_seconds": self.waits(p.rank),
+                    "peak_bytes": self.reports[p.rank][-1].peak_bytes,
                 }
-                for rank, (i, j, g, t) in enumerate(places)
+                for p in self.job.plan.places
             ],
         }
 
     def table(self) -> Table:
         """One line per rank."""
-        rows = []
         plan = self.job.plan
-        devices = {rank: plan.devices[device] for device, rank in plan.ranks.items()}
-        for rank, (i, j, g, t) in enumerate(positions(plan)[:LISTED]):
-            rows.append(
-                (
-                    str(rank),
-                    str(i),
-                    str(j),
-                    f"{g}.{t}",
-                    f"{devices[rank].type} on node {devices[rank].node}",
-                    seconds_text(self.predicted_busy(rank)),
-                    seconds_text(self.busy(rank)),
-                    seconds_text(self.waits(rank)),
-                )
+        rows = [
+            (
+                str(p.rank),
+                str(p.replica),
+                str(p.stage),
+                f"{p.group}.{p.tensor}",
+                f"{plan.devices[p.device].type} on node {plan.devices[p.device].node}",
+                seconds_text(self.predicted_busy(p.rank)),
+                seconds_text(self.busy(p.rank)),
+                seconds_text(self.waits(p.rank)),
             )
+            for p in plan.places[:LISTED]
+        ]
         header = (
             "rank",
             "replica",
@@ -225,40 +221,26 @@ class Measured:
         worst, rank = max(ratios)
         if worst < SLOW * usual:
             return None
-        from hetplan.runtime.execution.places import Layout
-
-        place = Layout(self.job.plan).told(rank)
+        place = self.job.plan.told(rank)
         return f"slow: {place} took {worst:.3g} times its prediction, the others {usual:.3g}"
 
     def trace(self) -> dict[str, Any]:
         """The last step in the Trace Event Format; pid: the replica, tid: the rank."""
         begin = min(e[3] for rank in self.reports for e in rank[-1].events)
         events: list[dict[str, Any]] = []
-        for rank, (i, j, g, t) in enumerate(positions(self.job.plan)):
-            head = {"ph": "M", "pid": i}
-            events.append({**head, "name": "process_name", "args": {"name": f"replica {i}"}})
-            label = f"rank {rank}: stage {j}, part {g}.{t}"
+        for rank, p in enumerate(self.job.plan.places):
+            head = {"ph": "M", "pid": p.replica}
+            shown = {"name": f"replica {p.replica}"}
+            events.append({**head, "name": "process_name", "args": shown})
+            label = f"rank {rank}: stage {p.stage}, part {p.group}.{p.tensor}"
             events.append({**head, "tid": rank, "name": "thread_name", "args": {"name": label}})
             for what, _, batch, start, end in self.reports[rank][-1].events:
                 name = f"{what} {batch}" if what in ("forward", "backward", "receive") else what
                 times = {"ts": (start - begin) * MICRO, "dur": (end - start) * MICRO}
                 events.append(
-                    {"name": name, "cat": what, "ph": "X", **times, "pid": i, "tid": rank}
+                    {"name": name, "cat": what, "ph": "X", **times, "pid": p.replica, "tid": rank}
                 )
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 SLOW, LATE = 1.5, 1.1
-
-
-def positions(plan: Plan) -> list[tuple[int, int, int, int]]:
-    """[ranks] (replica, stage, row group, tensor rank)."""
-    ranks = plan.ranks
-    found = {
-        ranks[device]: (i, j, g, t)
-        for i, replica in enumerate(plan.replicas)
-        for j, stage in enumerate(replica.stages)
-        for g, group in enumerate(stage.devices)
-        for t, device in enumerate(group)
-    }
-    return [found[rank] for rank in range(len(found))]

@@ -28,6 +28,8 @@ Rules   (1) every replica holds every layer exactly once, in order
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -108,6 +110,23 @@ class Replica(StrictModel):
         return sum(batch.count for batch in self.micro_batches)
 
 
+@dataclass(frozen=True)
+class Place:
+    """A rank's replica, stage, row group and tensor rank, and its device."""
+
+    rank: int
+    replica: int
+    stage: int
+    group: int
+    tensor: int
+    device: int
+
+    @property
+    def unit(self) -> tuple[int, int, int]:
+        """What computes a set of rows together: one contribution to each gradient."""
+        return self.replica, self.stage, self.group
+
+
 class Prediction(StrictModel):
     """What the planner said of the plan: seconds per iteration, replayed and by the strategy's
     closed form.
@@ -181,6 +200,28 @@ class Plan(Document):
             d for replica in self.replicas for stage in replica.stages for d in stage.all_devices
         )
         return {device: rank for rank, device in enumerate(used)}
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """[ranks] where each rank stands."""
+        ranks = self.ranks
+        places = [
+            Place(ranks[device], i, j, g, t, device)
+            for i, replica in enumerate(self.replicas)
+            for j, stage in enumerate(replica.stages)
+            for g, group in enumerate(stage.devices)
+            for t, device in enumerate(group)
+        ]
+        return tuple(sorted(places, key=lambda place: place.rank))
+
+    def told(self, rank: int) -> str:
+        """A rank and its place, for people."""
+        p = self.places[rank]
+        device = self.devices[p.device]
+        return (
+            f"rank {rank} (replica {p.replica}, stage {p.stage}, row group {p.group}, "
+            f"tensor rank {p.tensor}; device {p.device}, {device.type} on node {device.node})"
+        )
 
     @property
     def world_size(self) -> int:

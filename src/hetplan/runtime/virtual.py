@@ -81,39 +81,24 @@ class Rehearsal:
         ]
         real = {(i, j): real_seconds(self.plan.replicas[i], stage) for i, j, stage in stages}
         total = sum(real[i, j] * len(stage.all_devices) for i, j, stage in stages)
-        busy = {
-            (i, j): sum(float(self.times(i, what)[j].sum()) for what in ("forward", "backward"))
-            for i, j, _ in stages
-        }
+        busy = {(i, j): self._passes(i, j) for i, j, _ in stages}
         unit = max(busy, key=lambda unit: busy[unit])
         own = real[unit] / busy[unit] if busy[unit] > 0 else 0.0
         return max(1.0 / predicted, total / cores / predicted, own)
 
     def busy(self, rank: int) -> float:
         """Seconds of a rank's passes here."""
-        device = next(device for device, number in self.plan.ranks.items() if number == rank)
-        i, j = next(
-            (i, j)
-            for i, replica in enumerate(self.plan.replicas)
-            for j, stage in enumerate(replica.stages)
-            if device in stage.all_devices
-        )
-        return self.scale * sum(
-            float(self.times(i, what)[j].sum()) for what in ("forward", "backward")
-        )
+        place = self.plan.places[rank]
+        return self.scale * self._passes(place.replica, place.stage)
+
+    def _passes(self, replica: int, stage: int) -> float:
+        """Seconds of a stage's passes there."""
+        return float(self.pipelines[replica].pass_seconds[stage].sum())
 
     @property
     def meetings(self) -> int:
         """How often ranks meet in an iteration, its beginning and its end aside."""
         return max(replica.steps for replica in self.plan.replicas)
-
-    def times(self, replica: int, what: str) -> Any:
-        """[stages, chunks, micro-batches] of forward or backward passes."""
-        p = self.pipelines[replica]
-        grid = (p.stages, p.chunks, p.micro_batches)
-        return np.broadcast_to(
-            np.asarray(p.forward if what == "forward" else p.backward, float), grid
-        )
 
 
 # Seconds of a core that a narrow layer's pass takes, and a pass with its messages beside.
@@ -143,13 +128,9 @@ class Shared:
         )  # [rank, meeting]: (iteration, time)
         # likewise, of each message set
         self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))
-        hops = [p.hops for p in self.rehearsal.pipelines]
-        ports = [table for h in hops for table in (h.forward_ports, h.backward_ports)]
-        ports += [c.ports for c in self.rehearsal.collectives]
-        most = max(
-            (int(np.asarray(table, np.int64).max(initial=-1)) for table in ports), default=-1
-        )
-        self.free = _array((most + 1,))
+        tables: list[Any] = [ports for p in self.rehearsal.pipelines for ports in p.hop_ports]
+        tables += [np.array(c.ports, int) for c in self.rehearsal.collectives]
+        self.free = _array((1 + max((int(t.max(initial=-1)) for t in tables), default=-1),))
         self.lock = multiprocessing.get_context("fork").Lock()
 
     def post(self, rank: int, slot: int, iteration: int, moment: float) -> None:
@@ -197,8 +178,9 @@ class Virtual(Recorder):
         would be."""
         if what in ("forward", "backward"):
             rehearsal = self._all.rehearsal
+            seconds = rehearsal.pipelines[self.replica].pass_seconds
             self.clock += rehearsal.scale * float(
-                rehearsal.times(self.replica, what)[self.stage, chunk, batch]
+                seconds[self.stage, int(what == "backward"), chunk, batch]
             )
             sleep_until(self.clock)
         elif what == "prepare":
@@ -213,13 +195,13 @@ class Virtual(Recorder):
         """The first of a stage's ranks to send takes the cards; all of its messages arrive
         together."""
         shared, pipe = self._all, self._all.rehearsal.pipelines[self.replica]
-        seconds, latency = hop_seconds(pipe, hop, batch, forward)
-        ports = hop_ports(pipe, hop, forward)
+        side, scale = int(not forward), shared.rehearsal.scale
+        seconds, latency = pipe.hop_seconds[side, hop, batch], pipe.hop_latency[hop]
         with shared.lock:
             entry = shared.hops[self.replica, int(forward), hop, batch]
             if entry[0] != self.iteration:
-                end = take(shared.free, ports, self.clock, seconds * shared.rehearsal.scale)
-                entry[1] = end + latency * shared.rehearsal.scale
+                end = take(shared.free, pipe.hop_ports[side][hop], self.clock, seconds * scale)
+                entry[1] = end + latency * scale
                 entry[0] = self.iteration
 
     def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
@@ -300,23 +282,6 @@ def take(free: Any, ports: Iterable[int], ready: float, seconds: float) -> float
     for port in used:
         free[port] = end
     return end
-
-
-def hop_seconds(pipe: Pipeline, hop: int, batch: int, forward: bool) -> tuple[float, float]:
-    """(seconds, latency) of one transfer."""
-    grid = (pipe.stages * pipe.chunks - 1, pipe.micro_batches)
-    table = np.broadcast_to(
-        np.asarray(pipe.hops.forward if forward else pipe.hops.backward, float), grid
-    )
-    latency = np.broadcast_to(np.asarray(pipe.hops.latency, float), grid[:1])
-    return float(table[hop, batch]), float(latency[hop])
-
-
-def hop_ports(pipe: Pipeline, hop: int, forward: bool) -> list[int]:
-    """Cards that a transfer holds."""
-    ports = np.asarray(pipe.hops.forward_ports if forward else pipe.hops.backward_ports, np.int64)
-    rows = np.broadcast_to(ports, (pipe.stages * pipe.chunks - 1, ports.shape[-1]))
-    return [int(port) for port in rows[hop]]
 
 
 def sleep_until(moment: float) -> None:

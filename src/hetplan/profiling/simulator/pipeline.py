@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +57,38 @@ class Replica:
     saved_bytes: ArrayLike = 0.0
     hops: Hops = field(default_factory=Hops)
     blocking: bool = False
+
+    @cached_property
+    def pass_seconds(self) -> Floats:
+        """[S, 2, C, M] of forward and backward passes."""
+        grid = (self.stages, self.chunks, self.micro_batches)
+        both = (self.forward, self.backward)
+        return np.stack([np.broadcast_to(np.asarray(a, float), grid) for a in both], axis=1)
+
+    @cached_property
+    def hop_seconds(self) -> Floats:
+        """[2, H, M] of transfers of activations and of gradients, without their latency."""
+        grid = (max(self.stages * self.chunks - 1, 0), self.micro_batches)
+        both = (self.hops.forward, self.hops.backward)
+        return np.stack([np.broadcast_to(np.asarray(a, float), grid) for a in both])
+
+    @cached_property
+    def hop_latency(self) -> Floats:
+        """[H] seconds until a receiver has what was sent."""
+        return np.broadcast_to(np.asarray(self.hops.latency, float), self.hop_seconds.shape[1:2])
+
+    @cached_property
+    def hop_ports(self) -> tuple[Ints, Ints]:
+        """[H, W] ports that transfers of activations hold, and of gradients; NO_PORT for none."""
+        there, back = (
+            np.asarray(ports, np.int64)
+            for ports in (self.hops.forward_ports, self.hops.backward_ports)
+        )
+        hops = self.hop_seconds.shape[1]
+        return (
+            np.broadcast_to(there, (hops, there.shape[-1])),
+            np.broadcast_to(back, (hops, back.shape[-1])),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +150,7 @@ def _place(tasks: TaskList, replica: Replica, unit: int, buckets: Sequence[int])
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
     units = unit + np.arange(S)
     grid = (S, C, M)
-    seconds = np.stack(
-        [np.broadcast_to(np.asarray(a, float), grid) for a in (replica.forward, replica.backward)],
-        axis=1,
-    )
+    seconds = replica.pass_seconds
     saved = np.broadcast_to(np.asarray(replica.saved_bytes, float), grid)
     kinds = np.array([Kind.FORWARD, Kind.BACKWARD])[None, :, None, None]
     nothing = np.zeros(grid)
@@ -187,25 +217,21 @@ def _transfers(
 ) -> None:
     """Activations forward and gradients backward between virtual stages."""
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
-    hops, H = replica.hops, S * C - 1
     virtual = np.arange(S * C)
     stage, chunk = virtual % S, virtual // S
-    latency = np.broadcast_to(np.asarray(hops.latency, float), (H,))[:, None]
     following = _following(sequence, replica)
     sides = (
-        (0, virtual[:-1], virtual[1:], hops.forward, hops.forward_ports),
-        (1, virtual[1:], virtual[:-1], hops.backward, hops.backward_ports),
+        (0, virtual[:-1], virtual[1:]),
+        (1, virtual[1:], virtual[:-1]),
     )
-    for side, source, target, seconds, ports in sides:
-        cards = np.asarray(ports, np.int64)
-        cards = np.broadcast_to(cards, (H, cards.shape[-1]))
+    for side, source, target in sides:
         numbers = tasks.add(
-            (H, M),
+            (S * C - 1, M),
             kind=Kind.TRANSFER,
             unit=units[stage[source]][:, None],
-            seconds=np.broadcast_to(np.asarray(seconds, float), (H, M)),
-            delay=latency,
-            ports=cards[:, None, :],
+            seconds=replica.hop_seconds[side],
+            delay=replica.hop_latency[:, None],
+            ports=replica.hop_ports[side][:, None, :],
             chunk=chunk[source][:, None],
             micro_batch=np.arange(M)[None, :],
         )
@@ -331,16 +357,6 @@ def closed_form(replica: Replica) -> float:
     For one chunk and equal micro-batches (the first one's times count); what AMP's eq. 5 and
     Astra's eq. 22 charge.
     """
-    grid = (replica.stages, replica.chunks, replica.micro_batches)
-    work = np.broadcast_to(np.asarray(replica.forward, float), grid) + np.broadcast_to(
-        np.asarray(replica.backward, float), grid
-    )
-    stage = work[:, 0, 0]
-    H = max(replica.stages - 1, 0)
-    shape = (H, replica.micro_batches)
-    hops = sum(
-        np.broadcast_to(np.asarray(part, float), shape)[:, 0].sum()
-        for part in (replica.hops.forward, replica.hops.backward)
-    )
-    latency = 2 * np.broadcast_to(np.asarray(replica.hops.latency, float), (H,)).sum()
+    stage = replica.pass_seconds.sum(axis=1)[:, 0, 0]
+    hops, latency = replica.hop_seconds[:, :, 0].sum(), 2 * replica.hop_latency.sum()
     return float((replica.micro_batches - 1) * stage.max() + stage.sum() + hops + latency)

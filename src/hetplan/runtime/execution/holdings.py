@@ -15,8 +15,9 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.runtime.execution.chain import Chain, Parameter
-from hetplan.runtime.execution.places import Layout, Place
+from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.tensor import Cut
+from hetplan.runtime.plan import Place
 
 Held = dict[str, Cut]  # name -> what a rank holds of it
 

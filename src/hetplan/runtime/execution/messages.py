@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hetplan.runtime.execution.places import Layout, Place
+from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.transport import Message, Stream, Transport
+from hetplan.runtime.plan import Place
 from hetplan.runtime.watch import Watch
 from hetplan.schema import Range
 

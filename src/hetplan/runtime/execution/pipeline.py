@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from hetplan.errors import InputError
 from hetplan.runtime.execution.chain import Chain
 from hetplan.runtime.execution.messages import Mail
-from hetplan.runtime.execution.places import Layout, Place
+from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.states import States
+from hetplan.runtime.plan import Place
 from hetplan.runtime.watch import Watch
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) -> inputs, targets

@@ -8,25 +8,8 @@ from functools import cached_property
 
 from hetplan.profiling.simulator.schedules import order
 from hetplan.runtime.execution.tensor import Part
-from hetplan.runtime.plan import Plan, Replica, split
+from hetplan.runtime.plan import Place, Plan, Replica, split
 from hetplan.schema import Range
-
-
-@dataclass(frozen=True)
-class Place:
-    """A rank's replica, stage, row group and tensor rank, and its device."""
-
-    rank: int
-    replica: int
-    stage: int
-    group: int
-    tensor: int
-    device: int
-
-    @property
-    def unit(self) -> tuple[int, int, int]:
-        """What computes a set of rows together: one contribution to each gradient."""
-        return self.replica, self.stage, self.group
 
 
 @dataclass(frozen=True)
@@ -35,18 +18,10 @@ class Layout:
 
     plan: Plan
 
-    @cached_property
+    @property
     def places(self) -> tuple[Place, ...]:
         """[ranks]."""
-        ranks = self.plan.ranks
-        found = [
-            Place(ranks[device], i, j, g, t, device)
-            for i, replica in enumerate(self.plan.replicas)
-            for j, stage in enumerate(replica.stages)
-            for g, group in enumerate(stage.devices)
-            for t, device in enumerate(group)
-        ]
-        return tuple(sorted(found, key=lambda place: place.rank))
+        return self.plan.places
 
     @cached_property
     def _ranks(self) -> list[list[list[list[int]]]]:
@@ -99,16 +74,6 @@ class Layout:
     def in_step(self) -> bool:
         """Whether all ranks take each pass together: replicas of one stage and one chunk."""
         return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.plan.replicas)
-
-    def told(self, rank: int) -> str:
-        """A rank and its place, for people."""
-        p = self.places[rank]
-        device = self.plan.devices[p.device]
-        return (
-            f"rank {rank} (replica {p.replica}, stage {p.stage}, row group {p.group}, tensor "
-            f"rank {p.tensor}; "
-            f"device {p.device}, {device.type} on node {device.node})"
-        )
 
 
 def sizes(replica: Replica) -> Iterator[int]:

@@ -13,7 +13,6 @@ from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
-from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
 from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
 from hetplan.runtime.execution.spmd.rehearsed import RehearsedProgram
@@ -166,10 +165,9 @@ def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
         return Recorder()
     if isinstance(shared.rehearsal, SpmdRehearsal):
         return SpmdWatch(shared=shared, rank=rank)
-    layout = Layout(job.plan)
-    place = layout.places[rank]
+    place = job.plan.places[rank]
     ranks: dict[tuple[int, int], list[int]] = {}
-    for other in layout.places:
+    for other in job.plan.places:
         ranks.setdefault((other.replica, other.stage), []).append(other.rank)
     return Virtual(
         shared=shared, rank=rank, replica=place.replica, stage=place.stage, stage_ranks=ranks
