@@ -15,7 +15,7 @@ from hetplan.profiling.profile import load_profile
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 
 from fakes import networks  # noqa: E402
-from hetplan.runtime.tracing import module as traced  # noqa: E402
+from hetplan.runtime.tracing import layers as traced  # noqa: E402
 
 
 def test_command_line(hetplan: Call, tmp_path: Path) -> None:

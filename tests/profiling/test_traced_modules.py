@@ -14,7 +14,7 @@ from hetplan.profiling.operators import Counted, Layer
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 
 from fakes import networks  # noqa: E402
-from hetplan.runtime.tracing import module as traced  # noqa: E402
+from hetplan.runtime.tracing import layers as traced  # noqa: E402
 from hetplan.runtime.tracing import rules  # noqa: E402
 
 H, S, V, HEADS = networks.WIDTH, networks.TOKENS, networks.VOCABULARY, networks.HEADS

@@ -28,7 +28,7 @@ def traced_model(
     asked for."""
     try:
         from hetplan.runtime.execution.worker import from_factory
-        from hetplan.runtime.tracing.module import trace
+        from hetplan.runtime.tracing.layers import trace
     except ImportError:
         raise UnsupportedError(
             "tracing modules needs torch: pip install 'hetplan[runtime]'"

@@ -19,21 +19,6 @@ def view(w: Walker, x: Tensor, shape: Sequence[int]) -> Tensor:
     return w.reshape(x, wanted)
 
 
-def flatten(w: Walker, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Dimensions start_dim to end_dim as one."""
-    a, b = positive(start_dim, len(x.shape)), positive(end_dim, len(x.shape))
-    return w.reshape(x, (*x.shape[:a], math.prod(x.shape[a : b + 1]), *x.shape[b + 1 :]))
-
-
-def unflatten(w: Walker, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """One dimension as several."""
-    d = positive(dim, len(x.shape))
-    wanted = [int(n) for n in sizes]
-    if -1 in wanted:
-        wanted[wanted.index(-1)] = x.shape[d] // -math.prod(wanted)
-    return w.reshape(x, (*x.shape[:d], *wanted, *x.shape[d + 1 :]))
-
-
 def unsqueeze(w: Walker, x: Tensor, dim: int) -> Tensor:
     """A dimension of length 1."""
     d = positive(dim, len(x.shape) + 1)
@@ -128,12 +113,6 @@ def split(w: Walker, x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     return split_with_sizes(w, x, sizes, dim)
 
 
-def chunk(w: Walker, x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """So many ranges."""
-    length = x.shape[positive(dim, len(x.shape))]
-    return split(w, x, -(-length // chunks), dim)
-
-
 def unbind(w: Walker, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Every index of a dimension."""
     return tuple(select(w, x, dim, i) for i in range(x.shape[positive(dim, len(x.shape))]))
@@ -157,22 +136,17 @@ def unchanged(w: Walker, x: Any, *_: Any, **__: Any) -> Any:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.view", "aten.reshape", "aten._unsafe_view"), view),
-    "aten.flatten": flatten,
-    "aten.unflatten": unflatten,
     "aten.unsqueeze": unsqueeze,
     "aten.squeeze": squeeze,
     "aten.permute": permute,
     "aten.transpose": transpose,
     "aten.t": transpose,
-    "aten.numpy_T": lambda w, x: permute(w, x, range(len(x.shape))[::-1]),
     "aten.broadcast_tensors": broadcast,
     "aten.expand": expand,
-    "aten.expand_as": lambda w, x, other: expand(w, x, other.shape),
     "aten.slice": slice_,
     "aten.select": select,
     "aten.split": split,
     "aten.split_with_sizes": split_with_sizes,
-    "aten.chunk": chunk,
     "aten.unbind": unbind,
     "aten.cat": cat,
     "aten.stack": stack,

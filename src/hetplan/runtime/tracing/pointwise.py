@@ -247,10 +247,9 @@ def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
     return w.reshape(w.apply("mean-pool", x), (*x.shape[:2], 1, 1))
 
 
-def dropout(w: Walker, x: Tensor, p: float, train: bool = True) -> Tensor:
-    """Left out: it costs a pass over memory, and changes no shape."""
-    found: Tensor = w.same(x, "dropout" if p and train else None)
-    return found
+def native_dropout(w: Walker, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, None]:
+    """Left out: it costs a pass over memory, and changes no shape. No mask is made."""
+    return w.same(x, "dropout" if p and train else None), None
 
 
 RULES: dict[str, Rule] = {
@@ -285,5 +284,5 @@ RULES: dict[str, Rule] = {
     "aten.sum": total,
     "aten.max_pool2d": max_pool2d,
     "aten.adaptive_avg_pool2d": adaptive_avg_pool2d,
-    "aten.dropout": dropout,
+    "aten.native_dropout": native_dropout,
 }

@@ -1,69 +1,68 @@
 """`trace`: a PyTorch module that returns a scalar loss, as a single-device program.
 
-torch.export gives the forward graph in ATen's operators; the tables of rules (`products`,
-`pointwise`, `moves`) say what each is made of. The backward pass needs no trace: every operator
-brings its gradients, and theories price each instruction with its mirror.
+torch.export gives the forward graph in ATen's operators, without changes in place; the rules
+(`products`, `pointwise`, `moves`) say what each is made of. The backward pass needs no trace:
+theories price each instruction with its mirror, and gradients are torch's.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor as TorchTensor
+from torch.export.graph_signature import InputKind, OutputKind
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.runtime.tracing import moves, pointwise, products
-from hetplan.runtime.tracing.aliases import Aliases, changed_by
-from hetplan.runtime.tracing.export import exported
 from hetplan.runtime.tracing.fuse import Packed, fused
 from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Unsupported, Walker
 
 RULES: dict[str, Rule] = {**products.RULES, **pointwise.RULES, **moves.RULES}
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
-LISTED = 6
+LISTED, LONGEST = 6, 300
 # The region of a graph in which torch.export found gradients switched on or off.
 GRADIENTS_SET = "wrap_with_set_grad_enabled"
 
 
 @dataclass(frozen=True)
 class Traced:
-    """program; inputs: names of the placeholders of the module's arguments, in order; constants:
-    values of the other placeholders; notes: what was left out, with how often; packed: parameters
-    made of the module's (see `fuse`)."""
+    """A module as a program."""
 
     program: SingleProgram
     inputs: tuple[str, ...]
-    constants: Mapping[str, torch.Tensor]
+    """Placeholders of the module's arguments, in order."""
+    constants: Mapping[str, TorchTensor]
+    """Values of the other placeholders."""
     notes: Mapping[str, int]
+    """What was left out, with how often."""
     packed: Mapping[str, Packed] = field(default_factory=dict)
+    """Parameters made of the module's (see `fuse`)."""
 
-    def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Values of all sources of the program: the module's parameters, and arguments
-        like those traced."""
-        given = dict(self.constants)
-        given |= {
-            name: argument.detach() for name, argument in zip(self.inputs, arguments, strict=True)
-        }
-        values = {name: p.detach() for name, p in module.named_parameters()}
+    def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, TorchTensor]:
+        """Values of all sources: the module's parameters, and arguments like those traced."""
+        values = {**self.constants, **dict(zip(self.inputs, arguments, strict=True))}
+        own = {name: p.detach() for name, p in module.named_parameters()}
         for node in self.program.parameters:
             if node.name in self.packed:
                 made = self.packed[node.name]
-                given[node.name] = made.pack([values[owner] for owner in made.owners])
+                values[node.name] = made.pack([own[owner] for owner in made.owners])
             else:
-                given[node.name] = values[self.program.copies.get(node.name, node.name)]
-        return given
+                values[node.name] = own[self.program.copies.get(node.name, node.name)]
+        return values
 
-    def by_parameter(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def by_parameter(self, gradients: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:
         """Gradients of the program's parameters as those of the module's."""
-        found: dict[str, torch.Tensor] = {}
+        own: dict[str, TorchTensor] = {}
         for name, gradient in gradients.items():
-            found |= self.packed[name].unpack(gradient) if name in self.packed else {name: gradient}
-        return found
+            own |= self.packed[name].unpack(gradient) if name in self.packed else {name: gradient}
+        return own
 
 
 def trace(
@@ -81,16 +80,16 @@ def trace(
     what is missing, and parameters that are not trained, or says why torch.export has no graph;
     InputError where the module gives no scalar.
     """
-    found = walk(module, arguments, name=name, unsliced=unsliced or {})
-    if isinstance(found, Traced):
-        return found
-    raise UnsupportedError(listed(found), where=name)
+    traced = walk(module, arguments, name, unsliced or {})
+    if isinstance(traced, Traced):
+        return traced
+    raise UnsupportedError(listed(traced), where=name)
 
 
 def survey(module: Any, arguments: Sequence[Any], *, name: str = "module") -> list[Unsupported]:
     """Every operator of `module(*arguments)` without a rule; empty where `trace` works."""
-    found = walk(module, arguments, name=name, unsliced={})
-    return [] if isinstance(found, Traced) else found
+    traced = walk(module, arguments, name, {})
+    return [] if isinstance(traced, Traced) else traced
 
 
 def listed(unsupported: Sequence[Unsupported]) -> str:
@@ -103,62 +102,67 @@ def listed(unsupported: Sequence[Unsupported]) -> str:
     )
 
 
+def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
+    """torch.export's program, with gradients. Raises UnsupportedError with the first line of what
+    torch, or the module, says."""
+    was_training = module.training
+    try:
+        with torch.enable_grad():
+            return torch.export.export(module, tuple(arguments), strict=False)
+    except Exception as error:  # torch's or the module's: whatever is raised is told
+        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        raise UnsupportedError(
+            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:LONGEST]}",
+            where=name,
+        ) from error
+    finally:
+        module.train(was_training)
+
+
 def walk(
-    module: Any, arguments: Sequence[Any], *, name: str, unsliced: Mapping[int, Sequence[int]]
+    module: Any, arguments: Sequence[Any], name: str, unsliced: Mapping[int, Sequence[int]]
 ) -> Traced | list[Unsupported]:
     """The program, or what keeps it from being one."""
-    program = exported(module, arguments, name)
-    walker = Walker(Writer(name))
+    program, walker = exported(module, arguments, name), Walker(Writer(name))
+    refuse_regions(walker, program)
+    with warnings.catch_warnings():  # torch's own, about its own copies
+        warnings.simplefilter("ignore", FutureWarning)
+        program = program.run_decompositions({})  # the same operators, without changes in place
     known, inputs = sources(walker, program, module, unsliced)
-    result = values_of(walker, program.graph, known)
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            walker.where, walker.writer.layer = place_of(node)
+            known[node] = called(walker, node, known)
     if walker.unsupported:
         return walker.unsupported
-    loss = result[0] if isinstance(result, (tuple, list)) and len(result) == 1 else result
+    (made,) = [node.args[0] for node in program.graph.nodes if node.op == "output"]
+    outputs = zip(program.graph_signature.output_specs, made, strict=True)
+    results = [resolved(node, known) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]
+    loss = results[0] if len(results) == 1 else None
     if not isinstance(loss, Tensor) or loss.shape != ():
-        got = loss.shape if isinstance(loss, Tensor) else type(loss).__name__
-        raise InputError(
-            "forward must return one scalar, the loss", where=name, got=got, expected="shape ()"
-        )
+        got = loss.shape if isinstance(loss, Tensor) else f"{len(results)} values"
+        what = "forward must return one scalar, the loss"
+        raise InputError(what, where=name, got=got, expected="shape ()")
     written, packed = fused(pruned(walker.writer.finish(), loss.name))
     return Traced(written, inputs, walker.data, walker.notes, packed)
 
 
-def values_of(walker: Walker, graph: Any, known: dict[Any, Any], *, inner: bool = False) -> Any:
-    """What a graph gives; `known` has its placeholders' values, and gets the other nodes'. inner:
-    see `Aliases`."""
-    aliases, result = Aliases(graph, inner=inner), None
-    for node in graph.nodes:
-        if node.op == "output":
-            result = resolved(node.args[0], known)
-        elif node.op == "get_attr":  # the graph of a region
-            known[node] = getattr(graph.owning_module, node.target)
-        elif node.op == "call_function":
-            walker.where, walker.writer.layer = place_of(node)
-            if str(node.target) == GRADIENTS_SET:
-                known[node] = region(walker, *resolved(tuple(node.args), known))
-            else:
-                known[node] = called(walker, node, known, aliases)
-            for target in changed_by(node)[:1]:
-                known |= dict.fromkeys(aliases.same(target), known[node])
-    return result
+def refuse_regions(walker: Walker, program: Any) -> None:
+    """Refuse regions under torch.no_grad() that read parameters, by name.
 
-
-def region(walker: Walker, trained: bool, inner: Any, *arguments: Any) -> Any:
-    """The values of a region under torch.no_grad() or enable_grad(). Gradients pass every operator
-    of a program, so that without them only what is made of data alone has a rule."""
-    known = dict(
-        zip((n for n in inner.graph.nodes if n.op == "placeholder"), arguments, strict=True)
-    )
-    place = walker.where
-    found = values_of(walker, inner.graph, known, inner=True)
-    walker.where = place
-    for value in () if trained else found:
-        if isinstance(value, Tensor) and (behind := walker.writer.parameters_behind(value.name)):
-            walker.refuse(
-                "torch.no_grad",
-                f"no rule for what it makes of parameters ({', '.join(behind[:LISTED])})",
-            )
-    return found
+    Gradients pass every operator of a program, so that without them only what is made of data alone
+    has a rule.
+    """
+    specs = program.graph_signature.input_specs
+    owners = {s.arg.name: s.target for s in specs if s.kind is InputKind.PARAMETER}
+    behind: dict[Any, set[str]] = {}
+    for node in program.graph.nodes:
+        behind[node] = {owners[node.name]} if node.name in owners else set()
+        behind[node] |= {name for source in node.all_input_nodes for name in behind[source]}
+        if str(node.target) == GRADIENTS_SET and not node.args[0] and behind[node]:
+            names = ", ".join(sorted(behind[node])[:LISTED])
+            missing = f"no rule for what it makes of parameters ({names})"
+            walker.refuse("torch.no_grad", missing, place_of(node)[0])
 
 
 def sources(
@@ -166,40 +170,34 @@ def sources(
 ) -> tuple[dict[Any, Any], tuple[str, ...]]:
     """Values of the graph's placeholders: parameters and arguments are written, buffers are
     constants."""
-    from torch.export.graph_signature import InputKind
-
     tensors = {**dict(program.named_buffers()), **dict(program.constants)}
     known: dict[Any, Any] = {}
     inputs: list[str] = []
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    owners: dict[str, Any] = {}
+    owners: dict[str, Tensor] = {}
     trained = dict(module.named_parameters())
-    for entry in program.graph_signature.input_specs:
-        node = nodes[entry.arg.name]
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, entry in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        value = node.meta.get("val")
         if entry.kind is InputKind.PARAMETER:
             owner = canonical(module, entry.target)
             if not trained[owner].requires_grad and node.users:
-                walker.refuse(
-                    "parameter", "does not require gradients, and every parameter is trained", owner
-                )
+                missing = "does not require gradients, and every parameter is trained"
+                walker.refuse("parameter", missing, owner)
             if owner not in owners:
-                shape = tuple(int(n) for n in node.meta["val"].shape)
+                shape = tuple(int(n) for n in value.shape)
                 owners[owner] = Tensor(walker.writer.parameter(walker.fresh(owner), shape), shape)
             known[node] = owners[owner]
         elif entry.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            # a copy: operators in place run on it
-            known[node] = tensors[entry.target].clone()
-        elif "val" in node.meta and hasattr(node.meta["val"], "shape"):
-            shape = tuple(int(n) for n in node.meta["val"].shape)
-            below = None if node.meta["val"].is_floating_point() else classes_of(node)
-            label = walker.fresh(node.name)
-            walker.writer.placeholder(
-                label, shape, below=below, unsliced=tuple(unsliced.get(len(inputs), ()))
-            )
+            known[node] = tensors[entry.target]
+        elif hasattr(value, "shape"):
+            shape = tuple(int(n) for n in value.shape)
+            below = None if value.is_floating_point() else classes_of(node)
+            whole, label = tuple(unsliced.get(len(inputs), ())), walker.fresh(node.name)
+            walker.writer.placeholder(label, shape, below=below, unsliced=whole)
             inputs.append(label)
             known[node] = Tensor(label, shape)
         else:
-            known[node] = node.meta.get("val")
+            known[node] = value
     return known, tuple(inputs)
 
 
@@ -220,12 +218,9 @@ def classes_of(node: Any) -> int:
         if kind.startswith(("aten.cross_entropy_loss.", "aten.nll_loss_nd.")):
             return int(user.args[0].meta["val"].shape[1])
         value = user.meta.get("val")
-        if (
-            hasattr(value, "is_floating_point")
-            and not value.is_floating_point()
-            and classes_of(user) > 2
-        ):
-            return classes_of(user)
+        whole = hasattr(value, "is_floating_point") and not value.is_floating_point()
+        if whole and (classes := classes_of(user)) > 2:
+            return classes
     return 2
 
 
@@ -235,8 +230,8 @@ def place_of(node: Any) -> tuple[str, str]:
     path = next((str(entry[0]) for entry in reversed(list(stack.values()))), "")
     path = path.removeprefix("L['self']").removeprefix(".")
     parts = path.split(".") if path else []
-    digit = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-    return path, ".".join(parts[: 1 if digit is None else digit + 1])
+    digit = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    return path, ".".join(parts[: digit + 1])
 
 
 def resolved(value: Any, known: Mapping[Any, Any]) -> Any:
@@ -248,43 +243,38 @@ def resolved(value: Any, known: Mapping[Any, Any]) -> Any:
     return value
 
 
-def called(walker: Walker, node: Any, known: Mapping[Any, Any], aliases: Aliases) -> Any:
+def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
     """The value of one call."""
     arguments = resolved(tuple(node.args), known)
     named = {key: resolved(value, known) for key, value in node.kwargs.items()}
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]
-    if not has_tensor((arguments, tuple(named.values()))):
+    if not any(tensors_in((arguments, tuple(named.values())))):
         return node.target(*arguments, **named)
-    kind = ".".join(str(node.target).split(".")[:2])
+    kind, shape = ".".join(str(node.target).split(".")[:2]), shape_of(node)
     if kind in SILENT:
         return None
-    rule = RULES.get(kind.removesuffix("_"))
-    shape = shape_of(node)
-    if rule is None:
+    if kind not in RULES:
         return walker.stand_in(kind, "no rule for this operator", shape)
-    if (other := aliases.shown(node)) is not None:
-        return walker.stand_in(
-            kind, f"in place, where another view of the tensor is read later ({other})", shape
-        )
     try:
-        found = rule(walker, *arguments, **named)
+        made = RULES[kind](walker, *arguments, **named)
     except MissingRule as error:
         return walker.stand_in(kind, str(error), shape)
     except TypeError as error:
         return walker.stand_in(kind, f"arguments that its rule does not take ({error})", shape)
-    if isinstance(found, Tensor) and list(found.shape) != shape:
-        raise InputError(
-            f"shape of {kind}", where=walker.where, got=found.shape, expected=str(tuple(shape))
-        )
-    return found
+    if isinstance(made, Tensor) and list(made.shape) != shape:
+        expected = str(tuple(shape))
+        raise InputError(f"shape of {kind}", where=walker.where, got=made.shape, expected=expected)
+    return made
 
 
-def has_tensor(value: Any) -> bool:
-    """Whether tensors of the program are among the arguments."""
-    if isinstance(value, (tuple, list)):
-        return any(has_tensor(one) for one in value)
-    return isinstance(value, Tensor)
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors of the program among arguments."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors_in(one)
 
 
 def shape_of(node: Any) -> Any:
@@ -301,6 +291,6 @@ def pruned(program: SingleProgram, loss: str) -> SingleProgram:
     for node in reversed(program.nodes):
         if node.name in needed:
             needed.update(node.inputs)
-    nodes = tuple(node for node in program.nodes if node.name in needed)
-    at = next(i for i, node in enumerate(nodes) if node.name == loss)
-    return SingleProgram(program.name, (*nodes[:at], *nodes[at + 1 :], nodes[at]), program.copies)
+    last = program.node(loss)
+    nodes = [node for node in program.nodes if node.name in needed and node is not last]
+    return SingleProgram(program.name, (*nodes, last), program.copies)

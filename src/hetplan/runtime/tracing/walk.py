@@ -83,11 +83,10 @@ class Walker:
             name, tuple(value.shape), below=None if value.is_floating_point() else 2
         )
         if not value.is_meta:  # a module without numbers gives a program without them
-            # it may be changed in place later
-            self.data[name] = value.detach().clone()
+            self.data[name] = value.detach()
         return Tensor(name, tuple(value.shape))
 
-    def same(self, value: Any, note: str | None = None) -> Any:
+    def same(self, value: Tensor, note: str | None = None) -> Tensor:
         """The value itself; `note` says what was left out."""
         if note is not None:
             self.notes[note] = self.notes.get(note, 0) + 1

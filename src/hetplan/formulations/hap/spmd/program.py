@@ -120,15 +120,6 @@ class Writer:
         """The node that made it."""
         return self._nodes[tensor]
 
-    def parameters_behind(self, tensor: str) -> list[str]:
-        """The parameters that a tensor is made of."""
-        found, left = {tensor}, [tensor]
-        while left:
-            new = [source for source in self._nodes[left.pop()].inputs if source not in found]
-            found.update(new)
-            left += new
-        return sorted(name for name in found if self._nodes[name].kind == PARAMETER)
-
     def placeholder(
         self,
         name: str,
