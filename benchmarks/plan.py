@@ -25,7 +25,7 @@ from harness import markdown, measured, save
 
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategies import STRATEGIES
+from hetplan.planner.strategy import STRATEGIES, chosen
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.options import Options
@@ -83,13 +83,13 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
 
     def tell(candidate: Candidate) -> None:
         at = time.perf_counter() - begun
-        if candidate.plan is not None or is_exact(candidate):
+        if candidate.plan is not None or candidate.method.exact:
             first.setdefault(candidate.strategy, (at, time.process_time() - worked))
         last[candidate.name] = at
 
     timer = threading.Timer(case.total, run.cancel.set)
     timer.start()
-    planning = make_plans(workload, strategies, run, found_one=tell)
+    planning = make_plans(workload, chosen(strategies), run, on_candidate=tell)
     timer.cancel()
     seconds = time.perf_counter() - begun
     rows = [
@@ -97,7 +97,7 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
             "name": c.name, "status": c.status, "iteration": c.predicted_seconds,
             "objective": c.objective,
             "bound": c.bound, "gap": c.gap, "fits": c.fits_memory, "found": last.get(c.name),
-            "solve": c.solve_seconds, "message": c.message, "exact": is_exact(c),
+            "solve": c.solve_seconds, "message": c.message, "exact": c.method.exact,
         }
         for c in planning.candidates
     ]  # fmt: skip
@@ -115,11 +115,6 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
         "winner": None if planning.best is None else planning.best.name,
         "rows": rows,
     }
-
-
-def is_exact(candidate: Candidate) -> bool:
-    """Whether a method that proves its answers proposes it."""
-    return candidate.strategy == "astra" or candidate.method.startswith(("auto", "enumeration"))
 
 
 def tables(found: dict[str, Any], peak: int) -> list[str]:

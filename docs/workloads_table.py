@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.planner.candidate import Candidate
-from hetplan.planner.explain import explain
 from hetplan.planner.library import plan
 from hetplan.planner.ranking import Planning
 from hetplan.text import seconds_text
@@ -61,8 +60,9 @@ def line(row: Row, planning: Planning) -> str:
     if best is None:
         return f"| {row.title} | {row.command} | nothing fits |" + " |" * (len(HEADER) - 3)
     others = [c for c in planning.candidates if c is not best and c.fits_memory]
-    papers = [c for c in others if c.method.startswith("paper")]
-    after = explain(planning).runner_up
+    papers = [c for c in others if c.method.paper]
+    explained = planning.explanation
+    after = None if explained is None else explained.runner_up
     gap = (
         "–"
         if best.gap is None

@@ -11,7 +11,8 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.pricing import Assumptions
-from hetplan.planner.astra import plannable, propose, to_plan
+from hetplan.planner.astra import Astra, PoolSearch
+from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.plan import Plan
@@ -20,11 +21,11 @@ from hetplan.solvers.run import Run
 
 def test_mixed_cluster_uses_every_device_once() -> None:
     workload = make_workload("gpt2-amp", example_cluster("amp-mixed"), 32)
-    mixed, *alone = propose(workload, Run())
+    mixed, *alone = propose(Astra(), workload, Run())
     assert (
         mixed.status == "optimal" and mixed.plan is not None and mixed.predicted_seconds is not None
     )
-    assert [c.method for c in alone] == ["only-V100-SXM2-16GB", "only-T4"]
+    assert [c.label for c in alone] == ["only-V100-SXM2-16GB", "only-T4"]
     assert mixed.plan.world_size == 16
     for replica in mixed.plan.replicas:
         for stage in replica.stages:
@@ -45,8 +46,8 @@ def test_mixed_cluster_uses_every_device_once() -> None:
 
 def test_homogeneous_plan_survives_its_file() -> None:
     workload = make_workload("gpt2-medium", example_cluster("p3-4"), 16)
-    (candidate,) = propose(workload, Run())
-    assert candidate.plan is not None and candidate.method == "homogeneous"
+    (candidate,) = propose(Astra(), workload, Run())
+    assert candidate.plan is not None and candidate.label == "homogeneous"
     again = Plan.model_validate_json(candidate.plan.model_dump_json())
     assert again == candidate.plan
     assert candidate.bound == candidate.objective == candidate.predicted_seconds
@@ -55,11 +56,11 @@ def test_homogeneous_plan_survives_its_file() -> None:
 def test_peaks_leave_the_reserve_out() -> None:
     """The planner takes it off the limit: counted twice, a plan that fits would seem not to."""
     workload = make_workload("gpt2-medium", example_cluster("p3-4"), 16)
-    (candidate,) = propose(workload, Run())
+    (candidate,) = propose(Astra(), workload, Run())
     found = search(
         Job(workload.model, 16),
         (pool := homogeneous(offers_of_cluster(workload.cluster)[0])),
-        space=plannable(workload, pool),
+        space=PoolSearch(workload, "homogeneous", pool).plannable(),
         given=Assumptions(reserved_bytes=0.0, profile=workload.profile),
     )
     assert candidate.peak_bytes is not None and found.best is not None
@@ -69,14 +70,14 @@ def test_peaks_leave_the_reserve_out() -> None:
 def test_interleaved_strategies_become_interleaved_plans() -> None:
     workload = make_workload("gpt2-medium", example_cluster("p3-4"), 64)
     pool = homogeneous(offers_of_cluster(workload.cluster)[0])
-    space = replace(plannable(workload, pool), pipeline=(4,))
+    space = replace(PoolSearch(workload, "homogeneous", pool).plannable(), pipeline=(4,))
     found = search(Job(workload.model, 64), pool, space=space, top=1000)
     virtual = [
         c for c in found.top if c.strategy["virtual_pipeline_model_parallel_size"] is not None
     ]
     assert virtual
     for candidate in virtual[::20]:
-        plan = to_plan(workload, candidate, "test")
+        plan = PoolSearch(workload, "homogeneous", pool).to_plan(candidate)
         assert plan.schedule == "interleaved-1f1b"
         chunks = candidate.strategy["virtual_pipeline_model_parallel_size"]
         assert all(len(stage.layers) == chunks for stage in plan.replicas[0].stages)
@@ -84,7 +85,7 @@ def test_interleaved_strategies_become_interleaved_plans() -> None:
 
 def test_models_without_blocks_get_a_reason() -> None:
     workload = make_workload("vgg19", example_cluster("g4dn-4"), 16)
-    for candidate in propose(workload, Run()):
+    for candidate in propose(Astra(), workload, Run()):
         assert candidate.plan is None and "takes transformers" in candidate.message
 
 
@@ -92,12 +93,12 @@ def test_nothing_begins_after_an_interruption() -> None:
     workload = make_workload("gpt2", example_cluster("amp-mixed"), 32)
     run = Run()
     run.cancel.set()
-    assert all(c.plan is None and "not begun" in c.message for c in propose(workload, run))
+    assert all(c.plan is None and "not begun" in c.message for c in propose(Astra(), workload, run))
 
 
 @pytest.mark.parametrize("batch", [7, 16])
 def test_every_stage_holds_its_layers(batch: int) -> None:
     workload = make_workload("gpt2", example_cluster("g4dn-4"), batch)
-    for candidate in propose(workload, Run()):
+    for candidate in propose(Astra(), workload, Run()):
         if candidate.plan is not None:  # the plan's own checks ran when it was made
             assert candidate.plan.workload.global_batch == batch

@@ -9,7 +9,8 @@ import pytest
 
 from fakes.cli import Call
 from fakes.workloads import small
-from hetplan.planner.data_parallel import propose
+from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.strategy import propose
 from hetplan.runtime.export import EXPORTERS
 from hetplan.runtime.plan import Plan, save_plan
 from hetplan.solvers.run import Run
@@ -18,7 +19,7 @@ from hetplan.solvers.run import Run
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     """A data-parallel plan of gpt2 in fp16."""
-    found = propose(small(), Run())[0].plan
+    found = propose(DataParallel(), small(), Run())[0].plan
     assert isinstance(found, Plan)
     save_plan(found, tmp_path / "plan.json")
     return tmp_path / "plan.json"

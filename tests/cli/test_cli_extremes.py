@@ -19,9 +19,11 @@ from fakes.workloads import cluster_document, profile_document, small
 from hetplan.errors import InputError
 from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import load_from_library
-from hetplan.planner.strategies import STRATEGIES, Strategy
+from hetplan.planner.amp import Amp, AmpProblem
+from hetplan.planner.strategy import STRATEGIES, propose
 from hetplan.profiling.cluster import ClusterFile
 from hetplan.profiling.profile import Profile
+from hetplan.profiling.workload import Workload
 from hetplan.schema import (
     LEAST_BYTES,
     LEAST_RATE,
@@ -214,18 +216,20 @@ def test_only_sizes_are_the_users_fault() -> None:
         Thing.model_validate({"value": 1.0, "count": "three"})
 
 
-def overflowing(workload: Any, run: Run) -> list[Any]:
+class Overflowing(Amp):
     """A strategy whose problem leaves the range of its own schema."""
-    data = pose(workload)
-    return [type(data).model_validate(data.model_dump() | {"global_batch": 10**10})]
+
+    def pose(self, workload: Workload, run: Run) -> list[AmpProblem]:
+        data = pose(workload)
+        over = type(data).model_validate(data.model_dump() | {"global_batch": 10**10})
+        return [AmpProblem(workload, over)]
 
 
 def test_a_strategy_out_of_range_names_itself_and_the_workload() -> None:
-    strategy = Strategy("over", "test_cli_extremes:overflowing", "overflows")
     with pytest.raises(InputError) as caught:
-        strategy.propose(small(), Run())
+        propose(Overflowing(), small(), Run())
     assert str(caught.value) == (
-        "gpt2 on two-by-two as over: global_batch follows from what is given, and is out of range "
+        "gpt2 on two-by-two as amp: global_batch follows from what is given, and is out of range "
         "(got 10000000000, expected at most 1000000000)"
     )
 

@@ -15,7 +15,7 @@ import yaml
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
-from hetplan.planner.strategies import STRATEGIES
+from hetplan.planner.strategy import STRATEGIES
 from hetplan.runtime.plan import load_plan, parse_plan
 
 CANDIDATE_KEYS = (
@@ -95,7 +95,7 @@ def test_table(plan: Callable[..., Ran]) -> None:
         "winner amp/auto: pipeline ",
         "node 0: 1 V100-SXM2-16GB (",
         "/ 14.5 GiB",
-        "proven optimal for its problem",
+        "proven optimal for its formula",
         "megatron",
         "+",
     ):

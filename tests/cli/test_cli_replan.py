@@ -10,7 +10,8 @@ import yaml
 
 from fakes.cli import Call
 from fakes.workloads import cluster_document, small
-from hetplan.planner.data_parallel import propose
+from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.strategy import propose
 from hetplan.runtime.plan import Plan, load_plan, save_plan
 from hetplan.solvers.run import Run
 
@@ -18,7 +19,7 @@ from hetplan.solvers.run import Run
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """A plan of gpt2 on two by two devices, and the cluster's file."""
-    plan = propose(small(), Run())[0].plan
+    plan = propose(DataParallel(), small(), Run())[0].plan
     assert isinstance(plan, Plan)
     save_plan(plan, tmp_path / "plan.json")
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster_document()))

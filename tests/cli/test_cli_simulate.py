@@ -10,7 +10,8 @@ import pytest
 
 from fakes.workloads import small
 from hetplan.cli.main import main
-from hetplan.planner.data_parallel import propose
+from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.strategy import propose
 from hetplan.runtime.plan import Plan, save_plan
 from hetplan.solvers.run import Run
 
@@ -22,7 +23,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
     from fakes.workloads import cluster_document
 
-    plan = propose(small(), Run())[0].plan
+    plan = propose(DataParallel(), small(), Run())[0].plan
     assert isinstance(plan, Plan)
     save_plan(plan, tmp_path / "plan.json")
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster_document()))

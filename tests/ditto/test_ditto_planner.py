@@ -16,7 +16,8 @@ from hetplan.formulations.amp.pose import pose as amp_pose
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
 from hetplan.planner.candidate import Candidate
-from hetplan.planner.ditto import METHODS, propose
+from hetplan.planner.ditto import Ditto
+from hetplan.planner.strategy import propose
 from hetplan.planner.template import place, price
 from hetplan.profiling.cluster import ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.profile import Profile
@@ -46,13 +47,13 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="module")
 def candidates(workload: Workload) -> dict[str, Candidate]:
-    return {c.method: c for c in propose(workload, Run(Options(threads=1)))}
+    return {c.label: c for c in propose(Ditto(), workload, Run(Options(threads=1)))}
 
 
 def test_templates_become_plans_that_hold(
     workload: Workload, candidates: dict[str, Candidate]
 ) -> None:
-    assert tuple(candidates) == METHODS
+    assert tuple(candidates) == ("auto", "paper", "oobleck", "greedy")
     best = candidates["auto"]
     assert best.status == "optimal" and best.bound is not None and best.objective is not None
     assert best.bound <= best.objective * (1 + 1e-9)
@@ -176,9 +177,11 @@ def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
 
 def test_memory_that_no_template_meets_has_a_reason() -> None:
     found = propose(
-        workload_on({"device": "T4", "devices": 1}, model="llama2-7b"), Run(Options(threads=1))
+        Ditto(),
+        workload_on({"device": "T4", "devices": 1}, model="llama2-7b"),
+        Run(Options(threads=1)),
     )
-    assert [c.status for c in found if c.method == "auto"] == ["infeasible"]
+    assert [c.status for c in found if c.method.exact] == ["infeasible"]
     assert all(c.plan is None and c.message for c in found)
 
 
@@ -186,11 +189,13 @@ def test_a_profile_without_single_devices_has_a_reason(workload: Workload) -> No
     document = workload.profile.model_dump()
     tables = [table for table in document["tables"] if table["tensor"] > 1]
     profile = Profile.model_validate(document | {"tables": tables})
-    found = propose(make_workload("gpt2-medium", workload.cluster, 32, profile=profile), Run())
+    found = propose(
+        Ditto(), make_workload("gpt2-medium", workload.cluster, 32, profile=profile), Run()
+    )
     assert all(c.plan is None and "times of single devices" in c.message for c in found)
 
 
 def test_nothing_begins_after_an_interruption(workload: Workload) -> None:
     run = Run()
     run.cancel.set()
-    assert all(c.plan is None and "not begun" in c.message for c in propose(workload, run))
+    assert all(c.plan is None and "not begun" in c.message for c in propose(Ditto(), workload, run))

@@ -11,6 +11,8 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
 
 
 def cluster_document(**changes: Any) -> dict[str, Any]:
@@ -113,3 +115,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "experts": {"experts": Experts(4, 2, 2), "kv_heads": 8},
     "gated experts everywhere": {"experts": Experts(8, 2, 1)},
 }
+
+
+def with_memory(gib: float, model: str = "gpt2", **changes: Any) -> Workload:
+    """A small model on devices of that much memory."""
+    kinds = ("V100-SXM2-16GB", "T4")
+    return small(model=model, devices={name: {"memory_gib": gib} for name in kinds}, **changes)
+
+
+def one_thread(seconds: float = 300.0) -> Run:
+    """A run on one thread, with time enough for what tests ask."""
+    return Run(Options(time_limit=seconds, threads=1))

@@ -23,12 +23,12 @@ from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import whole_seconds
-from hetplan.planner.candidate import Candidate
+from hetplan.planner.candidate import Candidate, simulated
+from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.ranking import Planning
-from hetplan.planner.recomputation import recomputed
-from hetplan.planner.simulated import simulated
-from hetplan.planner.strategies import STRATEGIES
+from hetplan.planner.strategy import propose
+from hetplan.planner.variant import recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
@@ -206,9 +206,9 @@ OF_HAP = {
 def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     """The program is read back from the plan file and judged by the evaluator of HAP's problem."""
     method, whole = OF_HAP.get(name, "paper"), posed_for_hap(workload(name))
-    (own,) = STRATEGIES["hap"].propose(
-        workload(name), Run(Options(time_limit=60, threads=1)), {"seconds": 60}, methods=(method,)
-    )
+    hap, run = Hap(HapSettings(seconds=60)), Run(Options(time_limit=60, threads=1))
+    asked = [one for one in hap.methods if one.name == method]
+    (own,) = propose(hap, workload(name), run, asked)
     found = simulated(own, workload(name))
     assert (
         found.plan is not None

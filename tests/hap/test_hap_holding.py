@@ -16,8 +16,8 @@ from hetplan.formulations.hap.spmd.holding import holding_of
 from hetplan.formulations.hap.spmd.links import measured_by_hap
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.planner.hap import propose
-from hetplan.planner.hap_settings import HapSettings
+from hetplan.planner.hap import Hap, HapSettings
+from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
@@ -101,7 +101,8 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
     assert posed.theory.data.memory is not None
     assert posed.theory.data.memory.device_bytes == [limit] * 4
     found = {
-        c.method: c for c in propose(given, SolverRun(Options(threads=1)), HapSettings(seconds=4.0))
+        c.label: c
+        for c in propose(Hap(HapSettings(seconds=4.0)), given, SolverRun(Options(threads=1)))
     }
     assert found["dp-even"].plan is None and "memory" in found["dp-even"].message
     plans = [c for c in found.values() if c.plan is not None and c.peak_bytes is not None]

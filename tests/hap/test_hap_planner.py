@@ -19,14 +19,13 @@ from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
-from hetplan.planner.explain import binding_rows, explain, same_plan
-from hetplan.planner.hap import METHODS, propose
-from hetplan.planner.hap_settings import HapSettings
-from hetplan.planner.parts import lifted
+from hetplan.planner.candidate import lifted, simulated
+from hetplan.planner.explain import same_plan
+from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.simulated import simulated
-from hetplan.planner.strategies import STRATEGIES
+from hetplan.planner.strategy import chosen, propose
+from hetplan.planner.variant import Part
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
@@ -117,8 +116,8 @@ def workload() -> Workload:
 
 
 def test_candidates_hold(workload: Workload) -> None:
-    found = {c.method: c for c in propose(workload, Run(Options(threads=1)))}
-    assert tuple(found) == METHODS
+    found = {c.label: c for c in propose(Hap(), workload, Run(Options(threads=1)))}
+    assert tuple(found) == ("auto", "paper", "dp-even", "dp-proportional")
     for candidate in found.values():
         if candidate.plan is None:
             assert candidate.message
@@ -146,7 +145,9 @@ def test_candidates_hold(workload: Workload) -> None:
 def test_candidates_are_replayed(workload: Workload) -> None:
     """Stages of both passes, the optimizer's step; even shares on devices that differ wait for the
     slow ones."""
-    found = {c.method: simulated(c, workload) for c in propose(workload, Run(Options(threads=1)))}
+    found = {
+        c.label: simulated(c, workload) for c in propose(Hap(), workload, Run(Options(threads=1)))
+    }
     for candidate in found.values():
         if candidate.plan is None:
             continue
@@ -170,20 +171,21 @@ def test_candidates_are_replayed(workload: Workload) -> None:
 
 def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
     """Of a program every device has a row of its own, and all join its collectives."""
-    planning = make_plans(workload, ["hap"], Run(Options(threads=1)))
+    planning = make_plans(workload, [Hap()], Run(Options(threads=1)))
     best = planning.best
     assert best is not None and best.plan is not None and best.replayed is not None
-    parts = {part.what for part in explain(planning).critical}
+    explained = planning.explanation
+    assert explained is not None and explained.busiest is not None
+    parts = set(explained.critical)
     assert "collectives of the program" in parts
     assert parts <= {
         "collectives of the program",
         *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
     }
-    explained = explain(planning)
     slowest = int(np.argmax(best.replayed.timeline.busy))
-    assert explained.device == slowest
+    assert explained.busiest.device == slowest
     assert ("busiest", f"device {slowest}") in [
-        (what, told.partition(":")[0]) for what, told in binding_rows(explained, workload)
+        (what, told.partition(":")[0]) for what, told in explained.binding(workload)
     ]
     # another program of the same devices is another plan
     assert best.plan.program is not None and same_plan(best, best)
@@ -203,14 +205,18 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
 def test_parts_of_a_cluster_are_replayed_alike(workload: Workload) -> None:
     """A program on the second node takes what it takes where that node is all there is."""
     alone = replace(workload, cluster=workload.cluster.part([1]))
-    candidate = simulated(next(c for c in propose(alone, Run()) if c.method == "dp-even"), alone)
-    on_all = lifted(candidate, workload, [1], "T4")
+    candidate = simulated(
+        next(c for c in propose(Hap(), alone, Run()) if c.label == "dp-even"), alone
+    )
+    on_all = lifted(candidate, workload, Part("T4", (1,)))
     assert on_all.replayed is not None and on_all.replayed.seconds == candidate.predicted_seconds
     assert on_all.peak_bytes is not None and on_all.peak_bytes[:2] == (0.0, 0.0)
 
 
 def test_a_program_that_is_not_the_models_is_refused(workload: Workload) -> None:
-    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    plan = next(
+        c.plan for c in propose(Hap(), workload, Run(Options(threads=1))) if c.plan is not None
+    )
     assert plan.program is not None
     renamed = plan.program.instructions[3].model_copy(update={"tensor": "elsewhere"})
     wrong = [*plan.program.instructions[:3], renamed, *plan.program.instructions[4:]]
@@ -222,7 +228,9 @@ def test_a_program_that_is_not_the_models_is_refused(workload: Workload) -> None
 
 
 def test_programs_are_exported_to_hetplans_own_runtime_alone(workload: Workload) -> None:
-    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    plan = next(
+        c.plan for c in propose(Hap(), workload, Run(Options(threads=1))) if c.plan is not None
+    )
     assert "hetplan.runtime" in export(plan, "torchrun")
     for name in set(EXPORTERS) - {"torchrun"}:
         with pytest.raises(UnsupportedError, match=f"{name} cannot express SPMD programs"):
@@ -331,29 +339,31 @@ def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_settings() -> None:
-    strategy = STRATEGIES["hap"]
-    assert strategy.settings_model() is HapSettings
-    found = strategy.propose(small(8), Run(Options(threads=1)), {"seconds": 0.1, "steps": 2})
+    (hap,) = chosen(["hap"], {"hap": {"seconds": 0.1, "steps": 2}})
+    assert hap == Hap(HapSettings(seconds=0.1, steps=2))
+    found = propose(hap, small(8), Run(Options(threads=1)))
     plans = [c.plan for c in found if c.plan is not None]
     assert plans and all(p.replicas[0].micro_batches[0].count == 2 for p in plans)
     with pytest.raises(InputError, match="setting hap: steps"):
-        strategy.propose(small(8), Run(), {"steps": 0})
+        chosen(["hap"], {"hap": {"steps": 0}})
 
 
 def test_models_that_no_slicing_fits_are_infeasible() -> None:
-    found = propose(make_workload("llama2-70b", on(V100), 8), Run())
+    found = propose(Hap(), make_workload("llama2-70b", on(V100), 8), Run())
     assert [(c.status, c.plan) for c in found] == [("infeasible", None)] * 4
     assert "one copy of the model states" in found[0].message
 
 
 def test_models_without_a_program_say_so() -> None:
-    found = propose(make_workload("transgan-amp", on(V100), 8), Run())
+    found = propose(Hap(), make_workload("transgan-amp", on(V100), 8), Run())
     assert [c.status for c in found] == ["unknown"] * 4
     assert "no single-device program" in found[0].message
 
 
 def test_plans_with_a_program_are_checked(workload: Workload) -> None:
-    plan = next(c.plan for c in propose(workload, Run(Options(threads=1))) if c.plan is not None)
+    plan = next(
+        c.plan for c in propose(Hap(), workload, Run(Options(threads=1))) if c.plan is not None
+    )
     assert plan.program is not None
     good = plan.model_dump(mode="json")
 

@@ -19,6 +19,7 @@ from hetplan.planner.pictures.html import KINDS, page
 from hetplan.planner.pictures.scene import BINS, Scene, Span, offers_of, read, sampled, scene
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
 from hetplan.planner.ranking import Planning, make_plans
+from hetplan.planner.strategy import chosen
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
@@ -28,7 +29,7 @@ VOID = {"meta", "link", "br", "line", "rect", "img"}
 @cache
 def planning() -> Planning:
     """gpt2 on two fast and two slow devices."""
-    return make_plans(small(), ["amp", "dp"], Run(Options(time_limit=30, threads=1)))
+    return make_plans(small(), chosen(["amp", "dp"]), Run(Options(time_limit=30, threads=1)))
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.workloads import cluster_document, small
+from fakes.workloads import cluster_document, one_thread, small
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose as pose_amp
@@ -22,24 +22,18 @@ from hetplan.planner.known import (
     SAME,
     SLOWER,
     Known,
-    compute_unless_known,
+    computed,
     remembering,
-    solve_unless_known,
+    solved,
 )
-from hetplan.planner.ranking import make_plans
+from hetplan.planner.ranking import Criteria, make_plans
+from hetplan.planner.strategy import chosen
 from hetplan.planner.what_if import carried, changed_workload, faster_network, removal, what_if
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
 
 NODES = cluster_document()["nodes"]
-
-
-def a_run() -> Run:
-    """One thread."""
-    return Run(Options(time_limit=300, threads=1))
 
 
 def wide(global_batch: int = 8, **changes: Any) -> Workload:
@@ -79,7 +73,7 @@ def check(name: str, known: Known, data: Any, seen: Counter[str]) -> None:
     if found is None:
         seen["solved"] += 1
         return
-    fresh = solve(family(name), data, "auto", a_run())
+    fresh = solve(family(name), data, "auto", one_thread())
     assert found.status == fresh.status and found.seconds == 0.0
     if fresh.objective is not None:
         assert found.objective == pytest.approx(fresh.objective, rel=1e-6)
@@ -91,7 +85,7 @@ def test_dittos_templates_on_fewer_nodes() -> None:
     seen: Counter[str] = Counter()
     for batch in (2, 8):  # two micro-batches: no more than two stages, so that nodes are left over
         data = pose_ditto(wide(batch), 1)
-        known = Known([("ditto", data, solve(family("ditto"), data, "auto", a_run()))])
+        known = Known([("ditto", data, solve(family("ditto"), data, "auto", one_thread()))])
         for counts in ([2, 2], [1, 2], [2, 1], [1, 1], [2, 0], [0, 2], [3, 2]):
             check("ditto", known, with_nodes(data, counts), seen)
         other = data.model_copy(update={"micro_batches": data.micro_batches + 1})
@@ -101,7 +95,7 @@ def test_dittos_templates_on_fewer_nodes() -> None:
 
 def test_no_template_before_is_none_now() -> None:
     data = pose_ditto(wide(8, devices=little()), 1)
-    known = Known([("ditto", data, solve(family("ditto"), data, "auto", a_run()))])
+    known = Known([("ditto", data, solve(family("ditto"), data, "auto", one_thread()))])
     seen: Counter[str] = Counter()
     check("ditto", known, with_nodes(data, [1, 2]), seen)
     assert seen == {NONE_LEFT: 1}
@@ -109,7 +103,7 @@ def test_no_template_before_is_none_now() -> None:
 
 def test_amps_decisions_on_a_slower_network() -> None:
     data, random, seen = pose_amp(small()), Random(3), Counter[str]()
-    known = Known([("amp", data, solve(family("amp"), data, "auto", a_run()))])
+    known = Known([("amp", data, solve(family("amp"), data, "auto", one_thread()))])
     check("amp", known, data, seen)
     for _ in range(16):
         check("amp", known, slower(data, random), seen)
@@ -121,7 +115,7 @@ def test_amps_decisions_on_a_slower_network() -> None:
 
 def test_no_room_is_no_room_on_any_network() -> None:
     data = pose_amp(small(model="gpt2-xl", devices=little()))
-    known = Known([("amp", data, solve(family("amp"), data, "auto", a_run()))])
+    known = Known([("amp", data, solve(family("amp"), data, "auto", one_thread()))])
     faster = [[2 * value for value in row] for row in data.bandwidth]
     found = known.answer(family("amp"), data.model_copy(update={"bandwidth": faster}))
     assert found is not None and (found.status, found.message) == ("infeasible", MEMORY)
@@ -129,17 +123,17 @@ def test_no_room_is_no_room_on_any_network() -> None:
 
 def test_only_what_is_proven_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     data, known = pose_amp(small()), Known()
-    unproven = solve(family("amp"), data, "megatron", a_run())
+    unproven = solve(family("amp"), data, "megatron", one_thread())
     assert unproven.status == "feasible"
     with remembering(known):
         monkeypatch.setattr("hetplan.planner.known.solve", lambda *given: unproven)
-        solve_unless_known(family("amp"), data, a_run())
+        solved(family("amp"), data, "auto", one_thread())
         monkeypatch.undo()
         assert known.results == []
-        first = solve_unless_known(family("amp"), data, a_run())
-        again = solve_unless_known(family("amp"), data, a_run())
+        first = solved(family("amp"), data, "auto", one_thread())
+        again = solved(family("amp"), data, "auto", one_thread())
     assert again.decision == first.decision and known.decided == [f"amp: {SAME}"]
-    solve_unless_known(family("amp"), data, a_run())
+    solved(family("amp"), data, "auto", one_thread())
     assert len(known.decided) == 1  # outside nothing is remembered
 
 
@@ -151,10 +145,10 @@ def test_computed_once_where_it_is_proven() -> None:
         return len(calls)
 
     with remembering(Known()) as known:
-        assert compute_unless_known("x", "key", lambda value: value > 1, compute) == 1
-        assert compute_unless_known("x", "key", lambda value: value > 1, compute) == 2
-        assert compute_unless_known("x", "key", lambda value: value > 1, compute) == 2
-        assert compute_unless_known("x", "other", lambda value: value > 1, compute) == 3
+        assert computed("x", "key", lambda value: value > 1, compute) == 1
+        assert computed("x", "key", lambda value: value > 1, compute) == 2
+        assert computed("x", "key", lambda value: value > 1, compute) == 2
+        assert computed("x", "other", lambda value: value > 1, compute) == 3
     assert known.decided == [f"x: {SAME}"]
 
 
@@ -162,12 +156,12 @@ def test_what_if_solves_less_and_finds_the_same() -> None:
     workload = wide(8)
     changes = [removal("node3", workload.cluster), faster_network(20, workload.cluster)]
     names = ["ditto", "astra"]
-    found = what_if(workload, changes, a_run(), strategies=names)
+    found = what_if(workload, changes, one_thread(), strategies=chosen(names))
     counts = Counter(found.decided)
     assert counts[f"astra/only-V100-SXM2-16GB: {SAME}"] == 1  # T4 alone went
     assert any(text.startswith("ditto: ") for text in counts)
     for variant in found.variants:
-        alone = what_if(variant.workload, [], a_run(), strategies=names)
+        alone = what_if(variant.workload, [], one_thread(), strategies=chosen(names))
         assert alone.base.best is not None and variant.best is not None
         assert variant.best.predicted_seconds is not None
         assert variant.best.predicted_seconds <= (alone.base.best.predicted_seconds or 0.0)
@@ -177,7 +171,9 @@ def test_what_if_solves_less_and_finds_the_same() -> None:
 @pytest.mark.parametrize("gbit", [1.0, 100.0])
 def test_the_plan_as_it_is_takes_what_the_changed_network_makes_of_it(gbit: float) -> None:
     workload = small()
-    found = what_if(workload, [faster_network(gbit, workload.cluster)], a_run(), strategies=["dp"])
+    found = what_if(
+        workload, [faster_network(gbit, workload.cluster)], one_thread(), strategies=chosen(["dp"])
+    )
     (variant,) = found.variants
     assert variant.best is not None and variant.best.plan is not None and variant.gain is not None
     seconds = replay(variant.best.plan, variant.workload).seconds
@@ -187,8 +183,8 @@ def test_the_plan_as_it_is_takes_what_the_changed_network_makes_of_it(gbit: floa
 
 def test_the_plan_as_it_is_stays_where_only_idle_devices_go() -> None:
     workload = small()
-    planning = make_plans(workload, ["dp"], a_run(), parts=True)
-    fast = next(c for c in planning.candidates if c.method.endswith("@V100-SXM2-16GB"))
+    planning = make_plans(workload, chosen(["dp"]), one_thread(), criteria=Criteria(on_parts=True))
+    fast = next(c for c in planning.candidates if c.name.endswith("@V100-SXM2-16GB"))
     for text, stays in (("node1", True), ("1xT4", True), ("node0", False)):
         change = removal(text, workload.cluster)
         changed = changed_workload(workload, change)

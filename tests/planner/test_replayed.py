@@ -1,5 +1,5 @@
-"""What is ranked: the replay's seconds and memory, beside the closed forms; what explains the
-winner."""
+"""What is ranked: the replay's seconds and memory, beside the closed forms; plans of nearly equal
+price that only the replay tells apart; and what explains the winner."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from fakes.workloads import small
+from fakes.workloads import one_thread, small
 from hetplan.errors import UnsupportedError
-from hetplan.planner.candidate import Candidate
-from hetplan.planner.explain import explain, explanation_table
+from hetplan.formulations import family
+from hetplan.formulations.amp.data import AmpDecision
+from hetplan.formulations.amp.pose import pose
+from hetplan.planner.amp import AUTO, Amp, AmpProblem, decision_of, placements
+from hetplan.planner.candidate import Candidate, Method, check_size, simulated
+from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Planning, make_plans
-from hetplan.planner.simulated import check_size, simulated
-from hetplan.planner.strategies import STRATEGIES
-from hetplan.profiling.workload import Workload
+from hetplan.planner.search import Search
+from hetplan.planner.strategy import chosen, propose
+from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
-from hetplan.solvers.options import Options
+from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
 
 
@@ -27,121 +33,173 @@ def workload() -> Workload:
 
 
 @pytest.fixture(scope="module")
+def floor(workload: Workload) -> Candidate:
+    """Data parallelism, not replayed."""
+    return propose(DataParallel(), workload, Run())[0]
+
+
+@pytest.fixture(scope="module")
 def planning(workload: Workload) -> Planning:
     """Pipelines and the floor."""
-    return make_plans(workload, ["amp", "dp"], Run(Options(time_limit=30, threads=1)))
+    return make_plans(workload, chosen(["amp", "dp"]), one_thread())
 
 
 def test_the_ranking_is_by_the_replay(planning: Planning, workload: Workload) -> None:
-    for candidate in planning.candidates:
-        assert candidate.plan is not None and candidate.replayed is not None
-        again = replay(candidate.plan, workload)
-        assert candidate.predicted_seconds == again.seconds
-        assert candidate.peak_bytes == again.peak_bytes
-        assert candidate.closed_form_seconds != candidate.predicted_seconds
-        assert candidate.optimism == pytest.approx(
-            again.seconds / (candidate.closed_form_seconds or 0)
-        )
-        told = candidate.plan.prediction
-        assert told is not None and (told.strategy, told.method) == (
-            candidate.strategy,
-            candidate.method,
-        )
-        assert (told.predicted_seconds, told.objective, told.bound) == (
-            candidate.predicted_seconds,
-            candidate.objective,
-            candidate.bound,
-        )
-    seconds = [c.predicted_seconds for c in planning.candidates]
-    assert seconds == sorted(s for s in seconds if s is not None)
+    for c in planning.candidates:
+        assert c.plan is not None and c.replayed is not None and c.closed_form_seconds
+        again, told = replay(c.plan, workload), c.plan.prediction
+        assert (c.predicted_seconds, c.peak_bytes) == (again.seconds, again.peak_bytes)
+        assert c.closed_form_seconds != c.predicted_seconds
+        assert c.optimism == pytest.approx(again.seconds / c.closed_form_seconds)
+        assert told is not None and (told.strategy, told.method) == (c.strategy, c.label)
+        assert told.predicted_seconds == c.predicted_seconds
+        assert (told.objective, told.bound) == (c.objective, c.bound)
 
 
-def test_a_plan_that_only_the_closed_form_lets_fit_never_wins(workload: Workload) -> None:
-    (floor,) = STRATEGIES["dp"].propose(workload, Run())
+def test_a_plan_that_only_the_closed_form_lets_fit_never_wins(
+    workload: Workload, floor: Candidate
+) -> None:
+    """On devices with a byte less than the replay needs, by a strategy that thinks that half is
+    enough; what was tried on the device, though, is more than a prediction."""
     held = max(simulated(floor, workload).peak_bytes or ())
-    # Devices with a byte less than the replay needs, and a strategy that thinks that it needs less.
-    tight = {
-        t: {"memory_gib": (held - 1 + workload.reserved_bytes) / 2**30}
-        for t in workload.cluster.types
-    }
-    little = small(devices=tight)
-    claimed = replace(floor, fits_memory=True, peak_bytes=tuple(held / 2 for _ in range(4)))
-    judged = simulated(claimed, little)
+    gib = (held - 1 + workload.reserved_bytes) / 2**30
+    little = small(devices={name: {"memory_gib": gib} for name in workload.cluster.types})
+    judged = simulated(replace(floor, peak_bytes=(held / 2,) * 4), little)
     assert judged.fits_memory is False
     assert "does not fit when replayed: device " in judged.message
-    tried = replace(claimed, peak_bytes=tuple(2 * held for _ in range(4)))  # measured on the device
-    assert simulated(tried, little).fits_memory is True
+    assert simulated(replace(floor, peak_bytes=(2 * held,) * 4), little).fits_memory is True
 
 
-def test_what_cannot_be_replayed_keeps_its_closed_form(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(plan: object, workload: object) -> None:
-        raise UnsupportedError("not this one")
-
-    monkeypatch.setattr("hetplan.planner.simulated.replay", refuse)
-    (floor,) = STRATEGIES["dp"].propose(workload, Run())
-    judged = simulated(floor, workload)
-    assert judged.predicted_seconds == floor.predicted_seconds
-    assert judged.closed_form_seconds is None and judged.replayed is None
-    assert "not replayed" in judged.message and "not this one" in judged.message
-
-
-def test_plans_of_too_many_passes_are_not_replayed(workload: Workload) -> None:
-    (floor,) = STRATEGIES["dp"].propose(small(4_000_000), Run())
-    assert floor.plan is not None
+def test_what_cannot_be_replayed_keeps_its_closed_form() -> None:
+    """Four million micro-batches would take minutes and gigabytes."""
+    many = small(4_000_000)
+    (huge,) = propose(DataParallel(), many, Run())
+    assert huge.plan is not None
     with pytest.raises(UnsupportedError, match="too many micro-batches to replay"):
-        check_size(floor.plan)
+        check_size(huge.plan)
+    judged = simulated(huge, many)
+    assert judged.predicted_seconds == huge.predicted_seconds
+    assert judged.closed_form_seconds is None and judged.replayed is None
+    assert "not replayed" in judged.message and "too many" in judged.message
+
+
+def test_candidates_are_told_as_they_are_found(workload: Workload) -> None:
+    found: list[Candidate] = []
+    planning = make_plans(workload, [DataParallel()], on_candidate=found.append)
+    assert found == list(planning.candidates) and found[0].replayed is not None
+
+
+# Groups of two: eight on two nodes of A100, of two stages, and four on a node of H100.
+A100 = [[d, d + 1] for d in range(8, 24, 2)]
+H100 = [[d, d + 1] for d in range(0, 8, 2)]
+
+
+def decision(first: list[list[int]], second: list[list[int]]) -> AmpDecision:
+    """Three stages of four data ranks of two tensor ranks."""
+    return AmpDecision(
+        pipeline=3,
+        data=4,
+        tensor=2,
+        micro_batch=1,
+        placement=[first, second, H100],
+        stages=[(0, 6), (6, 12), (12, 26)],
+    )
+
+
+APART, MIXED = decision(A100[:4], A100[4:]), decision(A100[::2], A100[1::2])
+
+
+@pytest.fixture(scope="module")
+def large() -> Workload:
+    """gpt2-medium on a node of eight H100 and two of eight A100."""
+    return make_workload("gpt2-medium", example_cluster("company").part((0, 4, 5)), 32)
+
+
+@pytest.mark.parametrize("chosen_one", [APART, MIXED])
+def test_devices_are_handed_out_in_order_and_groups_keep_their_types(
+    chosen_one: AmpDecision, large: Workload
+) -> None:
+    types = [device.type for device in large.cluster.devices]
+    found = list(placements(large, chosen_one))
+    assert found and chosen_one.placement not in found
+    for placement in found:
+        assert sorted(d for row in placement for group in row for d in group) == list(range(24))
+        for row, before in zip(placement, chosen_one.placement, strict=True):
+            assert [[types[d] for d in g] for g in row] == [[types[d] for d in g] for g in before]
+    assert APART.placement in found or chosen_one is APART
+
+
+def test_the_shorter_replay_is_found(large: Workload) -> None:
+    """With its price by AMP's evaluator, and the optimum's bound; not beyond what it may be
+    dearer."""
+    data = pose(large, memory=False)
+
+    def optimum(decision: AmpDecision) -> Candidate:
+        """As if AMP's exact method had found it."""
+        price = evaluate(family("amp"), data, decision).objective
+        plan = AmpProblem(large, data).to_plan(decision)
+        candidate = Candidate(
+            strategy="amp",
+            method=AUTO,
+            status="optimal",
+            objective=price,
+            bound=price,
+            fits_memory=True,
+            predicted_seconds=price,
+            plan=plan,
+        )
+        return simulated(candidate, large)
+
+    def search(near: float) -> Search:
+        return Search(Amp(near), large, Run())
+
+    both = [optimum(APART), optimum(MIXED)]
+    faster, slower = sorted(both, key=lambda c: c.predicted_seconds or 0.0)
+    assert faster.predicted_seconds is not None and slower.predicted_seconds is not None
+    assert faster.predicted_seconds < slower.predicted_seconds * 0.999
+    (found,) = search(1.0).rearranged(slower, large, Run())
+    assert found.plan is not None and found.predicted_seconds is not None and found.tables
+    assert found.name == found.plan.origin == "amp/rearranged" and found.fits_memory
+    assert found.predicted_seconds <= faster.predicted_seconds
+    assert (found.status, found.bound) == ("feasible", slower.bound)
+    assert found.objective == evaluate(family("amp"), data, decision_of(found.plan)).objective
+    assert found.closed_form_seconds == found.objective
+    again = replace(found, method=AUTO)
+    assert search(1.0).rearranged(again, large, Run()) == []
+    assert search(1.0).rearranged(found, large, Run()) == []
+    assert search(-1.0).rearranged(slower, large, Run()) == []
 
 
 def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload: Workload) -> None:
-    explained = explain(planning)
-    assert explained.seconds == planning.candidates[0].predicted_seconds
-    assert sum(part.seconds for part in explained.critical) == pytest.approx(
-        explained.seconds, rel=1e-9
-    )
-    found = planning.candidates[0].replayed
-    assert found is not None and explained.busiest is not None and explained.tightest is not None
-    replica, stage, share = explained.busiest
-    unit = found.owners.index((replica, stage))
-    assert share == pytest.approx(max(found.timeline.busy) / found.seconds)
+    explained, found = planning.explanation, planning.candidates[0].replayed
+    assert explained is not None and found is not None
+    assert sum(explained.critical.values()) == pytest.approx(found.seconds, rel=1e-9)
+    busiest, tightest = explained.busiest, explained.tightest
+    assert busiest is not None and tightest is not None
+    assert busiest.share == pytest.approx(max(found.timeline.busy) / found.seconds)
+    unit = found.owners.index((busiest.replica, busiest.stage))
     assert found.timeline.busy[unit] == max(found.timeline.busy)
-    _, held, limit = explained.tightest
-    assert held / limit == max(
-        p / q for p, q in zip(found.peak_bytes, found.limit_bytes, strict=True)
-    )
+    shares = [p / q for p, q in zip(found.peak_bytes, found.limit_bytes, strict=True)]
+    assert tightest.held / tightest.limit == max(shares) == shares[tightest.device]
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.papers] == ["amp/paper"]
-    rows = {row[0] for row in explanation_table(explained, workload).rows}
-    assert {
-        "decides the iteration",
-        "closed form",
-        "busiest",
-        "tightest memory",
-        "papers' own",
-    } <= rows
+    rows = {row[0] for row in explained.table(workload).rows}
+    lines = {"decides the iteration", "closed form", "busiest", "tightest memory", "papers' own"}
+    assert lines <= rows
 
 
 def test_the_same_plan_under_another_name_is_no_runner_up(
     planning: Planning, workload: Workload
 ) -> None:
     best = planning.candidates[0]
-    twin = replace(best, method="twin")
-    slow = replace(best, strategy="slow", predicted_seconds=9.0, plan=planning.candidates[-1].plan)
-    explained = explain(Planning(workload, (best, twin, slow), 0))
-    assert explained.runner_up is slow
+    twin = replace(best, method=Method("twin"))
+    slow = replace(best, strategy="slow", plan=planning.candidates[-1].plan)
+    assert explain([best, twin, slow], 0, workload).runner_up is slow
 
 
 def test_a_winner_without_a_replay_is_still_ranked(workload: Workload, planning: Planning) -> None:
     bare = replace(planning.candidates[0], replayed=None)
-    explained = explain(Planning(workload, (bare,), 0))
-    assert explained.critical == () and explained.card is None
+    explained = explain([bare], 0, workload)
+    assert explained.critical == {} and explained.card is None
     document = explained.document()
     assert document["bottleneck"] is None and document["runner_up"] is None
-
-
-def test_candidates_are_told_as_they_are_found(workload: Workload) -> None:
-    found: list[Candidate] = []
-    planning = make_plans(workload, ["dp"], found_one=found.append)
-    assert [c.name for c in found] == ["dp/enumeration"]
-    assert found[0].predicted_seconds == planning.candidates[0].predicted_seconds

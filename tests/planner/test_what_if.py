@@ -4,11 +4,13 @@ nothing is taken away."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from fakes.workloads import small
+from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
+from hetplan.planner.strategy import chosen
 from hetplan.planner.what_if import (
     Change,
     addition,
@@ -20,8 +22,6 @@ from hetplan.planner.what_if import (
 )
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.workload import Workload
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
 
 GBIT = 1e9 / 8
 
@@ -128,9 +128,7 @@ def test_gains(workload: Workload) -> None:
     """A network that is faster, and devices that need not be used, can only help; a loss of half
     cannot."""
     asked = [*marginal(workload.cluster), addition("1xT4", workload.cluster)]
-    found = what_if(
-        workload, asked, Run(Options(time_limit=20, threads=1)), strategies=["amp", "dp"]
-    )
+    found = what_if(workload, asked, one_thread(), strategies=chosen(["amp", "dp"]))
     assert found.base.best is not None
     for variant in found.variants:
         assert variant.best is not None and variant.gain is not None
@@ -158,11 +156,11 @@ def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
         for name in ("V100-SXM2-16GB", "T4")
     ]
     workload = small(nodes=nodes)
-    found = what_if(workload, [removal("node1", workload.cluster)], strategies=["dp"])
+    found = what_if(workload, [removal("node1", workload.cluster)], strategies=chosen(["dp"]))
     (variant,) = found.variants
     assert found.base.best is not None and found.base.best.plan is not None
     assert (
-        found.base.best.method == "enumeration@idle: node1" and found.base.best.plan.world_size == 2
+        found.base.best.label == "enumeration@idle: node1" and found.base.best.plan.world_size == 2
     )
     assert len(found.base.best.plan.devices) == 4
     assert variant.gain == 0.0
@@ -170,8 +168,6 @@ def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
 
 def test_a_measured_profile_knows_no_new_devices(workload: Workload) -> None:
     told = workload.profile.provenance.model_copy(update={"kind": "measured"})
-    from dataclasses import replace
-
     measured = replace(workload, profile=workload.profile.model_copy(update={"provenance": told}))
     change = addition("1xA100-SXM4-80GB", workload.cluster)
     with pytest.raises(InputError, match="the measured profile has no table for 'A100-SXM4-80GB'"):
@@ -184,7 +180,7 @@ def test_a_measured_profile_knows_no_new_devices(workload: Workload) -> None:
 def test_devices_of_no_use_cost_nothing(workload: Workload) -> None:
     """Eight samples do not divide over five devices: the plan as it is stays, with the new one
     idle."""
-    found = what_if(workload, [addition("1xT4", workload.cluster)], strategies=["dp"])
+    found = what_if(workload, [addition("1xT4", workload.cluster)], strategies=chosen(["dp"]))
     (variant,) = found.variants
     assert variant.gain == 0.0
     assert variant.best is not None and variant.best.plan is not None

@@ -11,7 +11,7 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.formulations.poplar.zero import States, communication
-from hetplan.planner.poplar_settings import PoplarSettings
+from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.collectives import Collectives
 from hetplan.profiling.models import load_model

@@ -15,8 +15,8 @@ from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.experiments import paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.planner.candidate import Candidate
-from hetplan.planner.poplar import at_stage, propose
-from hetplan.planner.poplar_settings import PoplarSettings
+from hetplan.planner.poplar import AtStage, Poplar, PoplarSettings
+from hetplan.planner.strategy import propose
 from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import ProfileTable
@@ -34,7 +34,7 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="module")
 def candidates(workload: Workload) -> dict[str, Candidate]:
-    return {candidate.method: candidate for candidate in propose(workload, Run())}
+    return {candidate.label: candidate for candidate in propose(Poplar(), workload, Run())}
 
 
 def test_every_stage_is_tried(candidates: dict[str, Candidate]) -> None:
@@ -120,11 +120,11 @@ def test_what_devices_process_is_told_in_order() -> None:
 
 def test_a_model_that_is_too_large_is_refused_with_reasons() -> None:
     workload = paper_workload(example_cluster("poplar-b"), "llama2-13b")
-    found = propose(workload, Run())
-    assert [candidate.method for candidate in found] == [f"auto-zero{stage}" for stage in range(4)]
+    found = propose(Poplar(), workload, Run())
+    assert [candidate.label for candidate in found] == [f"auto-zero{stage}" for stage in range(4)]
     assert all(candidate.plan is None and candidate.status == "infeasible" for candidate in found)
     assert any("cannot hold its part" in candidate.message for candidate in found)
-    (lowest,) = propose(workload, Run(), PoplarSettings(zero="lowest"))
+    (lowest,) = propose(Poplar(PoplarSettings(zero="lowest")), workload, Run())
     assert lowest.status == "infeasible" and "at any ZeRO stage" in lowest.message
 
 
@@ -137,16 +137,16 @@ def test_no_curve_at_all_is_no_setting(nothing: str) -> None:
 def test_stages_can_be_chosen(workload: Workload) -> None:
     """The lowest stage at which every device holds a sample, as Algorithm 1 finds it, or one by
     number."""
-    lowest = propose(workload, Run(), PoplarSettings(zero="lowest"))
-    assert {candidate.method for candidate in lowest} == {"auto-zero1", "paper-zero1"}
-    third = propose(workload, Run(), PoplarSettings(zero=3))
-    assert {candidate.method for candidate in third} == {"auto-zero3", "paper-zero3"}
+    lowest = propose(Poplar(PoplarSettings(zero="lowest")), workload, Run())
+    assert {candidate.label for candidate in lowest} == {"auto-zero1", "paper-zero1"}
+    third = propose(Poplar(PoplarSettings(zero=3)), workload, Run())
+    assert {candidate.label for candidate in third} == {"auto-zero3", "paper-zero3"}
 
 
 def test_overlap_shortens_the_iteration(workload: Workload) -> None:
     for stage in (1, 2, 3):
         plain, hidden = (
-            propose(workload, Run(), PoplarSettings(zero=stage, overlap=share))[0]
+            propose(Poplar(PoplarSettings(zero=stage, overlap=share)), workload, Run())[0]
             for share in (0.0, 0.9)
         )
         assert plain.predicted_seconds is not None and hidden.predicted_seconds is not None
@@ -169,7 +169,7 @@ def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Wo
     assert "where there is no more computation" in after.notes[0]
     assert half.data.comm_seconds == pytest.approx(whole.data.comm_seconds / 2)
     assert half.notes == ("overlap: 50 % of the communication is taken to hide behind computation",)
-    best = propose(workload, Run(), PoplarSettings(zero=3, overlap=0.5))[0]
+    best = propose(Poplar(PoplarSettings(zero=3, overlap=0.5)), workload, Run())[0]
     assert (
         best.plan is not None
         and half.notes[0] in best.plan.origin
@@ -180,7 +180,7 @@ def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Wo
 def test_no_stage_at_all_is_a_proven_no() -> None:
     """What a device cannot hold even at stage 3 is infeasible, with the reason."""
     huge = paper_workload(example_cluster("poplar-b"), "llama2-13b")
-    (found,) = propose(huge, Run(), PoplarSettings(zero="lowest"))
+    (found,) = propose(Poplar(PoplarSettings(zero="lowest")), huge, Run())
     assert (
         found.status == "infeasible" and "cannot run one sample at any ZeRO stage" in found.message
     )
@@ -189,8 +189,8 @@ def test_no_stage_at_all_is_a_proven_no() -> None:
 def test_shards_by_memory_tell_their_gain() -> None:
     """Cluster A: 80 and 40 GB. The plan says who holds how much, and the message what it gains."""
     workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
-    (best, _) = propose(workload, Run(), PoplarSettings(zero=2, shards="memory"))
-    (equal, _) = propose(workload, Run(), PoplarSettings(zero=2))
+    (best, _) = propose(Poplar(PoplarSettings(zero=2, shards="memory")), workload, Run())
+    (equal, _) = propose(Poplar(PoplarSettings(zero=2)), workload, Run())
     assert best.predicted_seconds is not None and equal.predicted_seconds is not None
     ratio = equal.predicted_seconds / best.predicted_seconds
     assert ratio > 1.2
@@ -208,7 +208,7 @@ def test_devices_without_samples_keep_their_shards() -> None:
     they do not."""
     workload = replace(paper_workload(example_cluster("poplar-b"), "llama-0.5b"), global_batch=2)
     for stage in (0, 1, 2, 3):
-        best = propose(workload, Run(), PoplarSettings(zero=stage))[0]
+        best = propose(Poplar(PoplarSettings(zero=stage)), workload, Run())[0]
         assert best.plan is not None and best.peak_bytes is not None
         notes = " ".join(best.tables[0].notes)
         if stage == 0:
@@ -238,9 +238,9 @@ def test_splines_that_dip_are_told(workload: Workload) -> None:
     kinked = replace(workload, profile=workload.profile.model_copy(update={"tables": tables}))
     assert pose(kinked, 3, Assumptions(interpolation="linear")).dips == ()
     assert pose(kinked, 3, Assumptions(interpolation="spline")).dips != ()
-    best = propose(kinked, Run(), PoplarSettings(zero=3, interpolation="spline"))[0]
+    best = propose(Poplar(PoplarSettings(zero=3, interpolation="spline")), kinked, Run())[0]
     assert any("below both neighbouring measurements" in note for note in best.tables[0].notes)
-    plain = propose(kinked, Run(), PoplarSettings(zero=3))[0]
+    plain = propose(Poplar(PoplarSettings(zero=3)), kinked, Run())[0]
     assert not any("below both neighbouring measurements" in note for note in plain.tables[0].notes)
 
 
@@ -269,7 +269,7 @@ def test_measured_curves_replace_times_and_memory(workload: Workload, tmp_path: 
     assert slow[0].step_seconds == pytest.approx([0.1 * b for b in range(1, 10)])
     fast = [device for device in posed.data.devices if device.name != "T4"]
     assert fast[0].step_seconds == pose(workload, 3).data.devices[0].step_seconds
-    best = propose(workload, Run(), settings)[0]
+    best = propose(Poplar(settings), workload, Run())[0]
     assert best.plan is not None and best.status == "optimal"
     at_two = pose(workload, 2, settings.assumptions())
     assert {len(device.step_seconds) for device in at_two.data.devices if device.name == "T4"} == {
@@ -301,8 +301,12 @@ def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
         curve_of(workload, tried_up_to=5)
     assert pose(workload, 3).notes == ()
     curve = Assumptions(curves={"T4": curve_of(workload)})
-    (found,) = at_stage(workload, pose(workload, 3, curve), curve, Run(), ("auto",))
-    assert found.plan is not None and "measured batch curves: T4" in found.message
+    found = AtStage(workload, pose(workload, 3, curve), curve).solve(Poplar.methods[0], Run())
+    assert (
+        found is not None
+        and found.plan is not None
+        and "measured batch curves: T4" in found.message
+    )
     assert "what a replay does not know of; measured batch curves: T4" in found.plan.origin
     assert any("measured batch curves" in note for note in found.tables[0].notes)
 
@@ -345,7 +349,7 @@ def test_curves_of_other_workloads_are_refused(workload: Workload, tmp_path: Pat
                 {"zero": zero, "curves": str(tmp_path / "other.json")}
             )
             with pytest.raises(InputError, match=says):
-                propose(workload, Run(), settings)
+                propose(Poplar(settings), workload, Run())
     curve = curve_of(workload)
     with pytest.raises(InputError, match="equal shards"):
         pose(workload, 3, Assumptions(shards="memory", curves={"T4": curve}))

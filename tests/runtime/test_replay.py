@@ -12,8 +12,9 @@ import pytest
 from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.amp import to_plan
-from hetplan.planner.strategies import STRATEGIES
+from hetplan.planner.amp import AmpProblem
+from hetplan.planner.poplar import Poplar
+from hetplan.planner.strategy import propose
 from hetplan.profiling.recomputation import kept_bytes, repeated_share
 from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.workload import Workload
@@ -131,8 +132,8 @@ def test_rings_enter_a_node_once_and_share_it() -> None:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
     w = workload()
-    found = STRATEGIES["poplar"].propose(w, Run())
-    mine = next(c for c in found if c.method == f"auto-zero{zero}" and c.plan is not None)
+    found = propose(Poplar(), w, Run())
+    mine = next(c for c in found if c.label == f"auto-zero{zero}" and c.plan is not None)
     assert mine.plan is not None
     assert mine.predicted_seconds is not None
     again = replay(mine.plan, w)
@@ -159,7 +160,7 @@ def test_memory_is_that_of_the_amp_family() -> None:
         placement=[[[0], [1]], [[2], [3]]],
         stages=[(0, 8), (8, 14)],
     )
-    again = replay(to_plan(w, data, decision, "test"), w)
+    again = replay(AmpProblem(w, data).to_plan(decision), w)
     assert again.peak_bytes == pytest.approx(peak_bytes(data, decision))
     assert again.fits
 

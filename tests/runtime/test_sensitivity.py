@@ -15,7 +15,8 @@ from fakes.plans import pipeline
 from fakes.workloads import cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.planner.data_parallel import propose
+from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.strategy import propose
 from hetplan.profiling.profile import Profile, Readings
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import save_plan
@@ -140,7 +141,7 @@ def test_planning_anew_finds_the_plan_again_that_it_began_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, cluster = tmp_path / "plan.json", tmp_path / "cluster.yaml"
-    own = propose(workload(), Run())[0].plan
+    own = propose(DataParallel(), workload(), Run())[0].plan
     assert own is not None
     save_plan(own, path)
     cluster.write_text(yaml.safe_dump(cluster_document()))

@@ -17,7 +17,7 @@ from hetplan.files import read_json
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
-from hetplan.planner.hap import to_plan
+from hetplan.planner.hap import Theory
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
@@ -43,7 +43,7 @@ def planned(workload: Workload, method: str, steps: int) -> Plan:
     posed = pose(workload, steps)
     result = solve(family("hap"), posed.theory.data, method, Run())
     assert isinstance(result.decision, HapDecision)
-    return to_plan(posed, result.decision, f"hap/{method}")
+    return Theory(posed, 1.0, 0.0).to_plan(result.decision)
 
 
 def test_stages_by_hand() -> None:

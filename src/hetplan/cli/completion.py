@@ -121,7 +121,7 @@ def precisions(incomplete: str) -> list[str]:
 
 def plan_precisions(incomplete: str) -> list[str]:
     """Training precisions, several with commas between them, or all that fit."""
-    from hetplan.planner.precisions import AUTO
+    from hetplan.planner.library import AUTO
     from hetplan.profiling.precision import PRECISIONS
 
     return listed((*PRECISIONS, AUTO), incomplete)
@@ -129,7 +129,7 @@ def plan_precisions(incomplete: str) -> list[str]:
 
 def strategies(incomplete: str) -> list[str]:
     """The planner's strategies."""
-    from hetplan.planner.strategies import STRATEGIES
+    from hetplan.planner.strategy import STRATEGIES
 
     return listed(STRATEGIES, incomplete)
 

@@ -118,8 +118,9 @@ def plan(
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
     from hetplan.cli.planning import planning_tables
-    from hetplan.planner.precisions import make_workloads
-    from hetplan.planner.ranking import check_percent, make_plans, picked_strategies
+    from hetplan.planner.library import make_workloads
+    from hetplan.planner.ranking import Criteria, make_plans
+    from hetplan.planner.strategy import chosen
     from hetplan.runtime.plan import save_plan
     from hetplan.solvers.run import Run
 
@@ -137,8 +138,9 @@ def plan(
     workload = workloads[0]
     names = split_list(strategies) if strategies is not None else None
     given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
-    picked_strategies(workload, names, money_limit=money_limit, settings=given)
-    check_percent(workload, cheapest_within)
+    picked = chosen(names, given)
+    criteria = Criteria(money_limit, cheapest_within, parts)
+    criteria.check(workload)
     run = Run(options)
     label = f"{workload.model.name} on {workload.cluster.name}"
     board = Board(label)
@@ -146,13 +148,10 @@ def plan(
         run,
         lambda: make_plans(
             workloads,
-            names,
+            picked,
             run,
-            money_limit=money_limit,
-            settings=given,
-            found_one=board.found,
-            parts=parts or money_limit is not None or cheapest_within is not None,
-            cheapest_within=cheapest_within,
+            criteria=criteria,
+            on_candidate=board.found,
             notes=choice.notes,
         ),
         label=label,

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hetplan.planner.explain import explain, explanation_table
-from hetplan.planner.parts import pareto
+from hetplan.planner.ranking import pareto
 from hetplan.text import (
     Table,
     bytes_text,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def planning_tables(planning: Planning) -> list[Table]:
     """The ranking, what is proven about the winner, and the winner's stages."""
-    workload, best = planning.workload, planning.best
+    workload, best, explained = planning.workload, planning.best, planning.explanation
     # A strategy whose own problem leaves something out of its price: its bound would stand beside
     # another sum.
     apart = any(priced_apart(candidate) for candidate in planning.candidates)
@@ -57,15 +56,17 @@ def planning_tables(planning: Planning) -> list[Table]:
     )
     title = workload_title(workload, planning.precisions)
     ranking = Table(title, header, rows, reasons, right=tuple(range(2, len(header))))
-    if best is None:
+    if best is None or explained is None:
         return [ranking, no_winner(planning)]
     first, *rest = best.tables
     title = f"winner {best.name}: {first.title}"
     return [
         ranking,
-        Table(title, first.header, first.rows, (*first.notes, verdict(best)), first.right),
+        Table(
+            title, first.header, first.rows, (*first.notes, verdict(best, workload)), first.right
+        ),
         *rest,
-        explanation_table(explain(planning), workload),
+        explained.table(workload),
         *pareto_tables(planning),
     ]
 
@@ -83,7 +84,7 @@ def no_winner(planning: Planning) -> Table:
         return Table("no winner: nothing found fits in memory", (), (), told)
     least, name = min(prices)
     cheapest = f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens"
-    limit = number_text(planning.money_limit, 4)
+    limit = number_text(planning.criteria.money_limit, 4)
     return Table(
         f"no winner: nothing that fits costs at most {limit} per million tokens",
         (),
@@ -214,14 +215,13 @@ def needs(workload: Workload) -> tuple[str, ...]:
     )
 
 
-def verdict(best: Candidate) -> str:
+def verdict(best: Candidate, workload: Workload) -> str:
     """What is proven, and what it would run."""
     devices = devices_used(best)
     if best.gap is None:
         proven = "no bound is proven"
     elif best.status == "optimal":
-        proven = "proven optimal for its problem"
+        proven = "proven optimal for its formula"
     else:
-        proven = f"proven within {percent_text(best.gap)} of the optimum of its problem"
-    precision = f" in {best.precision}" if best.precision else ""
-    return f"uses {devices}{precision}; {proven}"
+        proven = f"proven within {percent_text(best.gap)} of the optimum of its formula"
+    return f"uses {devices} in {workload.precision}; {proven}"

@@ -75,7 +75,7 @@ def replan(
     from hetplan.errors import InputError
     from hetplan.planner.replan import parse_lost
     from hetplan.planner.replan import replan as planned
-    from hetplan.planner.strategies import chosen
+    from hetplan.planner.strategy import chosen
     from hetplan.runtime.plan import load_plan, save_plan
     from hetplan.solvers.run import Run
 
@@ -86,14 +86,13 @@ def replan(
     loaded = load_plan(plan)
     workload = sources.workload_of(loaded, cluster, model, profile)
     gone = parse_lost(split_list(lost), workload)
-    names = split_list(strategies) if strategies is not None else None
-    chosen(names)
+    picked = chosen(split_list(strategies) if strategies is not None else None)
     run, label = Run(options), f"replanning {loaded.name}"
     board = Board(label)
     found = watched(
         run,
         lambda: planned(
-            loaded, workload, gone, run, strategies=names, within=within, found_one=board.found
+            loaded, workload, gone, run, strategies=picked, within=within, on_candidate=board.found
         ),
         label=label,
         quiet=quiet,

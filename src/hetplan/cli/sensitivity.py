@@ -119,6 +119,7 @@ def replan(
     """The best plan of these strategies where one device type is off as a whole, beside the given
     plans there."""
     from hetplan.planner.ranking import make_plans
+    from hetplan.planner.strategy import chosen
     from hetplan.runtime.replay import replay
     from hetplan.runtime.sensitivity import perturbed, scenarios
     from hetplan.solvers.options import Options
@@ -129,7 +130,7 @@ def replan(
         found.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False
     ):
         held = replace(workload, profile=perturbed(workload.profile, one.factors))
-        best = make_plans(held, list(strategies), Run(Options(time_limit=limit))).best
+        best = make_plans(held, chosen(strategies), Run(Options(time_limit=limit))).best
         seconds = None if best is None or best.plan is None else replay(best.plan, held).seconds
         given = min(outcome.seconds)
         rows.append(

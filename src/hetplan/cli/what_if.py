@@ -16,7 +16,7 @@ from hetplan.cli.progress import watched
 from hetplan.text import Table, devices_counted, number_text, seconds_text
 
 if TYPE_CHECKING:
-    from hetplan.planner.what_if import Variant, WhatIf
+    from hetplan.planner.what_if import Changed, WhatIf
 
 TIME_LIMIT = 20.0
 
@@ -68,7 +68,7 @@ def what_if(
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
-    from hetplan.planner.strategies import chosen
+    from hetplan.planner.strategy import chosen
     from hetplan.planner.what_if import addition, faster_network, marginal, removal
     from hetplan.planner.what_if import what_if as asked
     from hetplan.profiling.workload import make_workload
@@ -79,8 +79,7 @@ def what_if(
         model, sources.open_cluster(cluster), global_batch,
         sequence=sequence, precision=precision, profile=profile,
     )  # fmt: skip
-    names = split_list(strategies) if strategies is not None else None
-    chosen(names)
+    picked = chosen(split_list(strategies) if strategies is not None else None)
     changes = [
         *(addition(text, workload.cluster) for text in split_list(add or [])),
         *(removal(text, workload.cluster) for text in split_list(remove or [])),
@@ -91,7 +90,7 @@ def what_if(
     board = Board(label)
     found = watched(
         run,
-        lambda: asked(workload, changes, run, strategies=names, found_one=board.found),
+        lambda: asked(workload, changes, run, strategies=picked, on_candidate=board.found),
         label=label,
         quiet=quiet,
         on=board,
@@ -129,7 +128,7 @@ def table(found: WhatIf) -> Table:
     return Table(title, header, rows, notes, right=(3, 4, 5, 6, 7))
 
 
-def row(variant: Variant, base: Variant) -> tuple[str, ...]:
+def row(variant: Changed, base: Changed) -> tuple[str, ...]:
     """A change and what comes of it."""
     best, devices = variant.best, variant.change.devices
     counts = devices_counted(variant.workload.cluster.counts())

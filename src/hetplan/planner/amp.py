@@ -1,9 +1,26 @@
 """The strategy `amp`: the workload as an AMP problem, proven, beside AMP's own procedure and
-Megatron's rules."""
+Megatron's rules.
+
+Within the replay's memory. The problem's format divides all that a stage keeps by its tensor degree
+t, and knows nothing of recomputation's working memory. The replay counts, of a device with `alive`
+micro-batches of b samples,
+    states / t + alive b (split / t + whole) + b working(t) <= capacity.
+A problem with the tables of one degree (and one micro-batch, where there is working memory) alone
+can say it: layers keep split + t whole, devices have capacity - b working(t). Together these
+problems have the decisions of the whole one: the best of their optima is its optimum, the least of
+their bounds its bound.
+
+Rearranged. AMP prices a group by its slowest link, so that many placements cost the same or nearly
+so. The replay tells them apart: how many data ranks share a node's network card, and which
+neighbours of a pipeline meet over it. The optimum's degrees, stages and micro-batches on other
+devices of the same types are priced by AMP's evaluator, and the optimum's bound holds for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any
 
 from hetplan.formulations import family
@@ -11,116 +28,196 @@ from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.candidate import Candidate
-from hetplan.planner.known import solve_unless_known
+from hetplan.planner.candidate import Candidate, Method
+from hetplan.planner.known import solved
+from hetplan.planner.strategy import Problem, Strategy, new_plan, tensor_stage
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, PlanWorkload, Replica, Stage
-from hetplan.solvers.registry import solve
+from hetplan.runtime.plan import MicroBatches, Plan, Replica
+from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.result import Result
-from hetplan.solvers.run import Progress, Run
+from hetplan.solvers.run import Run
+from hetplan.text import percent_text
 
-METHODS = ("auto", "paper", "megatron")
+Placement = list[list[list[int]]]
+AUTO = Method("auto", exact=True)
+# relative: a sum that reaches the capacity exceeds it in the last digits of another order
+SAME = 1e-6
 
 
-def propose(workload: Workload, run: Run, methods: Sequence[str] = METHODS) -> list[Candidate]:
-    """One candidate per method; a method after an interruption says that it has not begun."""
-    data = pose(workload)
-    candidates = []
-    for method in methods:
-        if run.cancelled:
-            reason = "not begun: stopped from the keyboard"
-            candidates.append(
-                Candidate(strategy="amp", method=method, status="unknown", message=reason)
+@dataclass(frozen=True)
+class Amp(Strategy):
+    """Degrees, placement, micro-batch and stages."""
+
+    name = "amp"
+    methods = (AUTO, Method("paper", paper=True), Method("megatron", quick=True))
+    recomputes = True
+    slow = True
+
+    near: float = 0.01  # how much dearer by AMP's price a rearranged plan may be
+
+    def pose(self, workload: Workload, run: Run) -> list[AmpProblem]:
+        """One problem."""
+        return [AmpProblem(workload, pose(workload))]
+
+    def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate:
+        """The optimum, and its bound; reaching the bound known ends it."""
+        problems, results = list(within_problems(workload)), list[Result[Any]]()
+        for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
+            if run.should_stop:
+                break
+            part = run.part(time_limit=run.remaining / left)
+            results.append(solve(family("amp"), problem.data, "auto", part))
+            objective = results[-1].objective
+            if bound and objective is not None and objective <= bound * (1 + SAME):
+                break
+        bounds = [r.bound or 0.0 for r in results if r.status != "infeasible"]
+        if len(results) < len(problems):
+            bounds.append(0.0)
+        seconds = fsum(result.seconds for result in results)
+        priced = [(r.objective, n) for n, r in enumerate(results) if r.objective is not None]
+        if not priced:
+            status = "unknown" if bounds else "infeasible"
+            return Candidate(strategy="amp", method=AUTO, status=status, solve_seconds=seconds)
+        best, n = min(priced)
+        lower = min(max(min(bounds), bound or 0.0), best)
+        status = "optimal" if lower >= best * (1 - SAME) else "feasible"
+        found = problems[n].candidate(AUTO, results[n])
+        return replace(found, bound=lower, status=status, solve_seconds=seconds)
+
+    def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterator[Candidate]:
+        """The optimum on other devices, where that is hardly dearer."""
+        assert candidate.plan is not None and candidate.objective is not None
+        problem = AmpProblem(workload, pose(workload))
+        free = problem.data.model_copy(update={"memory": None})  # memory is the replay's to judge
+        decision = decision_of(candidate.plan)
+        for placement in placements(workload, decision):
+            other = decision.model_copy(update={"placement": placement})
+            objective = evaluate(family("amp"), free, other).objective
+            if objective is None or objective > candidate.objective * (1 + self.near):
+                continue
+            dearer = percent_text(objective / candidate.objective - 1)
+            yield replace(
+                candidate,
+                method=Method("rearranged"),
+                status="feasible",
+                objective=objective,
+                predicted_seconds=objective,
+                plan=problem.to_plan(other),
+                message=f"{candidate.name} on other devices, {dearer} dearer by AMP's price",
+                tables=tuple(describe(problem.data, other, shown=workload.cluster.shown)),
             )
+
+
+@dataclass(frozen=True)
+class AmpProblem(Problem):
+    """An instance of the workload."""
+
+    workload: Workload
+    data: AmpData
+
+    def solve(self, method: Method, run: Run) -> Candidate:
+        """A method's result as a candidate."""
+        return self.candidate(method, solved(family("amp"), self.data, method.name, run))
+
+    def candidate(self, method: Method, result: Result[Any]) -> Candidate:
+        """A result as a candidate; the evaluator has checked that its decision fits in memory."""
+        candidate = Candidate.of_result("amp", method, result)
+        if result.decision is None:
+            return candidate
+        shown = self.workload.cluster.shown
+        return replace(
+            candidate,
+            predicted_seconds=result.objective,
+            objective=result.objective,
+            fits_memory=True,
+            peak_bytes=peak_bytes(self.data, result.decision),
+            plan=self.to_plan(result.decision),
+            tables=tuple(describe(self.data, result.decision, shown=shown)),
+        )
+
+    def to_plan(self, decision: AmpDecision) -> Plan:
+        """Data rank i is replica i; 1F1B, no ZeRO, no recomputation.
+
+        Every tensor group takes all rows of a micro-batch and equal parts of every weight.
+        """
+        count = self.data.global_batch // (decision.data * decision.micro_batch)
+        batches = [MicroBatches(count=count, samples=decision.micro_batch)]
+        replicas = [
+            Replica(
+                stages=[
+                    tensor_stage([decision.stages[j]], decision.placement[j][i])
+                    for j in range(decision.pipeline)
+                ],
+                micro_batches=batches,
+            )
+            for i in range(decision.data)
+        ]
+        return new_plan(self.workload, replicas)
+
+
+def within_problems(workload: Workload) -> Iterator[AmpProblem]:
+    """The problem of every tensor degree, and of every micro-batch where it matters; those that
+    devices have no room for are left out."""
+    whole = pose(workload)
+    assert whole.memory is not None
+    apart = any(workload.working_bytes.values())
+    keys = {
+        (entry.tensor, entry.micro_batch if apart else None): None for entry in whole.layer_seconds
+    }
+    for tensor, size in sorted(keys, key=lambda key: (key[0], key[1] or 0)):
+        tables = [
+            entry
+            for entry in whole.layer_seconds
+            if entry.tensor == tensor and size in (None, entry.micro_batch)
+        ]
+        beside = (size or 0) * workload.working_bytes.get(tensor, 0.0)
+        rooms = {kind: room(size, beside) for kind, size in whole.memory.device_bytes.items()}
+        if {entry.type for entry in tables} != {device.type for device in whole.devices}:
             continue
-        own = inner_run(run, f"amp/{method}")
-        if method == "auto":
-            result = solve_unless_known(family("amp"), data, own)
-        else:
-            result = solve(family("amp"), data, method, own)
-        candidates.append(candidate(workload, data, result))
-    return candidates
-
-
-def inner_run(run: Run, label: str) -> Run:
-    """A run for one method with the whole time limit, whose progress shows in `run` under
-    `label`."""
-    run.incumbent = run.bound = None  # bounds of different problems do not compare
-    run.report(note=label)
-
-    def forward(progress: Progress) -> None:
-        run.report(
-            incumbent=progress.incumbent,
-            bound=progress.bound,
-            note=f"{label} {progress.note}".strip(),
+        kept = [
+            layer.saved_bytes + (tensor - 1) * layer.replicated_saved_bytes
+            for layer in workload.profile.layers
+        ]
+        memory = whole.memory.model_copy(
+            update={"device_bytes": rooms, "layer_bytes_per_sample": kept}
         )
+        if any(rooms.values()):
+            changes = {"layer_seconds": tables, "memory": memory}
+            yield AmpProblem(workload, whole.model_copy(update=changes))
 
-    return Run(run.options, forward, run.cancel)
+
+def room(capacity: float, beside: float) -> float:
+    """What is left of a device's bytes."""
+    return max(0.0, capacity * (1 - SAME) - beside)
 
 
-def candidate(workload: Workload, data: AmpData, result: Result[Any]) -> Candidate:
-    """A solver's result as a candidate; the evaluator has checked that its decision fits in
-    memory."""
-    found: dict[str, Any] = {}
-    if result.decision is not None:
-        found = {
-            "predicted_seconds": result.objective,
-            "objective": result.objective,
-            "fits_memory": True,
-            "peak_bytes": peak_bytes(data, result.decision),
-            "plan": to_plan(workload, data, result.decision, f"amp/{result.method}"),
-            "tables": tuple(describe(data, result.decision, shown=workload.cluster.shown)),
+def decision_of(plan: Plan) -> AmpDecision:
+    """The decision that a plan of this strategy stands for."""
+    first = plan.replicas[0]
+    stages = range(len(first.stages))
+    return AmpDecision(
+        pipeline=len(first.stages),
+        data=len(plan.replicas),
+        tensor=len(first.stages[0].devices[0]),
+        micro_batch=first.micro_batches[0].samples,
+        placement=[[r.stages[j].devices[0] for r in plan.replicas] for j in stages],
+        stages=[stage.layers[0] for stage in first.stages],
+    )
+
+
+def placements(workload: Workload, decision: AmpDecision) -> Iterator[Placement]:
+    """The devices of every type handed out in order: stage after stage, so that few stages share a
+    node, or data rank after data rank, so that a pipeline's neighbours do. Every group keeps its
+    types."""
+    devices = workload.cluster.devices
+    ranks = [(j, i) for j in range(decision.pipeline) for i in range(decision.data)]
+    for order in (ranks, sorted(ranks, key=lambda rank: rank[::-1])):
+        left = {
+            name: iter([d for d, device in enumerate(devices) if device.type == name])
+            for name in workload.cluster.types
         }
-    return Candidate(
-        strategy="amp",
-        method=result.method,
-        status=result.status,
-        bound=result.bound,
-        solve_seconds=result.seconds,
-        message=result.message,
-        **found,
-    )
-
-
-def to_plan(workload: Workload, data: AmpData, decision: AmpDecision, source: str) -> Plan:
-    """A feasible AMP decision as a plan: data rank i is replica i; 1F1B, no ZeRO, no recomputation.
-
-    Every tensor group takes all rows of a micro-batch and equal parts of every weight.
-    """
-    gas = data.global_batch // (decision.data * decision.micro_batch)
-    batches = [MicroBatches(count=gas, samples=decision.micro_batch)]
-    replicas = [
-        Replica(
-            stages=[
-                Stage(
-                    layers=[decision.stages[j]],
-                    devices=[decision.placement[j][i]],
-                    tensor_shares=[1.0] * decision.tensor,
-                )
-                for j in range(decision.pipeline)
-            ],
-            micro_batches=batches,
-        )
-        for i in range(decision.data)
-    ]
-    return Plan(
-        name=f"{workload.model.name} on {workload.cluster.name}"[:200],
-        origin=source,
-        workload=plan_workload(workload),
-        devices=[
-            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
-        ],
-        replicas=replicas,
-    )
-
-
-def plan_workload(workload: Workload) -> PlanWorkload:
-    """What a plan says of the workload that it was made for."""
-    return PlanWorkload(
-        model=workload.model.name,
-        cluster=workload.cluster.name,
-        global_batch=workload.global_batch,
-        sequence=workload.sequence,
-        precision=workload.precision,
-        layers=[layer.name for layer in workload.profile.layers],
-    )
+        placement: Placement = [[[] for _ in row] for row in decision.placement]
+        for j, i in order:
+            placement[j][i] = [next(left[devices[d].type]) for d in decision.placement[j][i]]
+        if placement != decision.placement:
+            yield placement

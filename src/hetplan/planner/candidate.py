@@ -1,53 +1,80 @@
-"""A candidate: what one method of one strategy proposes for a workload, or why it proposes
-nothing."""
+"""A candidate: what one method of one strategy proposes for a workload, or why it proposes nothing;
+and what its plan takes on the simulator, the figure that plans of different strategies compare by.
+
+A strategy's closed form prices what its paper prices. The replay counts the rest: network cards
+that the ranks of a node share, gradients sent back, tied weights, the optimizer's step,
+recomputation's working memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hetplan.errors import UnsupportedError
+from hetplan.planner.variant import PLAIN, Part, Variant, lifted_plan
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan
-from hetplan.runtime.replay import Replay
-from hetplan.text import Table
+from hetplan.runtime.plan import Plan, Prediction
+from hetplan.runtime.replay import Replay, replay
+from hetplan.solvers.result import Result, relative_gap
+from hetplan.text import Table, share_text
+
+MOST_PASSES = 1_000_000  # micro-batches times stages of all replicas
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to solve what a strategy poses."""
+
+    name: str
+    exact: bool = False  # proves its answers, given time
+    quick: bool = False  # answers at once, so that a complete ranking stands early
+    paper: bool = False  # the paper's own procedure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One row of the ranking; what is not known is None.
-
-    status: as in results (`optimal`, `feasible`, `infeasible`, `unknown`), of the strategy's own
-    problem. predicted_seconds: seconds per iteration; strategies give those of their closed form,
-    which the ranking replaces by the simulator's and keeps as closed_form_seconds
-    (`planner.simulated`). objective, bound: of the strategy's own problem; a bound of one strategy
-    is none for another. peak_bytes: memory held by each device of the cluster [D]. fits_memory:
-    None without a plan. message: the reason where nothing was found, or anything worth telling.
-    tables: the plan for people. replayed: None where the plan was not replayed. details: what the
-    strategy's own evaluator says beside the objective. precision: the one planned in.
-    """
+    """One row of the ranking; what is not known is None."""
 
     strategy: str
-    method: str
-    status: str
-    predicted_seconds: float | None = None
-    objective: float | None = None
-    bound: float | None = None
+    method: Method
+    status: str  # as in results (`optimal`, `feasible` …), of the strategy's own problem
+    variant: Variant = PLAIN
+    predicted_seconds: float | None = None  # of an iteration: by the replay, before by the formula
+    closed_form_seconds: float | None = None  # by the strategy's formula, once replayed
+    objective: float | None = None  # of the strategy's own problem
+    bound: float | None = None  # of the same; a bound of one strategy is none for another
     fits_memory: bool | None = None
-    peak_bytes: tuple[float, ...] | None = None
+    peak_bytes: tuple[float, ...] | None = None  # [D] held by each device of the cluster
     solve_seconds: float = 0.0
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)  # the evaluator's, for people
     plan: Plan | None = None
-    message: str = ""
-    tables: tuple[Table, ...] = ()
-    closed_form_seconds: float | None = None
+    message: str = ""  # the reason where there is no plan, or anything worth telling
+    tables: tuple[Table, ...] = ()  # the plan, for people
     replayed: Replay | None = field(default=None, repr=False, compare=False)
-    precision: str | None = None
+
+    @classmethod
+    def of_result(cls, strategy: str, method: Method, result: Result[Any]) -> Candidate:
+        """What a result says beside its decision."""
+        return cls(
+            strategy=strategy,
+            method=method,
+            status=result.status,
+            bound=result.bound,
+            solve_seconds=result.seconds,
+            message=result.message,
+        )
+
+    @property
+    def label(self) -> str:
+        """The method and the variant: `auto+full@T4`."""
+        return self.method.name + self.variant.label
 
     @property
     def name(self) -> str:
-        """`strategy/method`."""
-        return f"{self.strategy}/{self.method}"
+        """`amp/auto+full@T4`."""
+        return f"{self.strategy}/{self.label}"
 
     @property
     def optimism(self) -> float | None:
@@ -60,9 +87,7 @@ class Candidate:
     @property
     def gap(self) -> float | None:
         """(objective - bound) / objective; None when either is unknown."""
-        if self.objective is None or self.bound is None:
-            return None
-        return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
+        return relative_gap(self.objective, self.bound)
 
     def tokens_per_second(self, workload: Workload) -> float | None:
         """Tokens (images) per second of training."""
@@ -75,20 +100,19 @@ class Candidate:
         unknown."""
         if self.plan is None or self.predicted_seconds is None:
             return None
-        specs = workload.cluster.specs
-        prices = [
-            specs[self.plan.devices[device].type].price_per_hour for device in self.plan.ranks
-        ]
-        known = [price for price in prices if price is not None]
-        if len(known) != len(prices):
-            return None
-        return sum(known) / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
+        total = 0.0
+        for device in self.plan.ranks:
+            price = workload.cluster.specs[self.plan.devices[device].type].price_per_hour
+            if price is None:
+                return None
+            total += price
+        return total / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
 
     def document(self, workload: Workload) -> Mapping[str, Any]:
         """As JSON types."""
         return {
             "strategy": self.strategy,
-            "method": self.method,
+            "method": self.label,
             "status": self.status,
             "predicted_seconds": self.predicted_seconds,
             "objective": self.objective,
@@ -104,6 +128,104 @@ class Candidate:
             "closed_form_seconds": self.closed_form_seconds,
             "replayed": self.replayed is not None,
             "recomputation": None if self.plan is None else self.plan.recomputation,
-            "precision": self.precision,
+            "precision": self.variant.precision or workload.precision,
             "details": dict(self.details),
         }
+
+
+def joined(*texts: str) -> str:
+    """Messages behind each other; empty ones are left out."""
+    return "; ".join(filter(None, texts))
+
+
+def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
+    """The one with the shortest predicted iteration, the first of equals."""
+    timed = [c for c in candidates if c.predicted_seconds is not None]
+    return min(timed, key=lambda c: c.predicted_seconds or 0.0, default=None)
+
+
+def simulated(candidate: Candidate, workload: Workload) -> Candidate:
+    """The candidate with the replay's seconds and memory; one that cannot be replayed keeps its own
+    and says so. Its plan says what is predicted of it."""
+    if candidate.plan is None:
+        return candidate
+    try:
+        check_size(candidate.plan)
+        own = replay(candidate.plan, workload)
+    except UnsupportedError as error:
+        text = f"not replayed, the iteration is that of the closed form: {error}"
+        candidate = replace(candidate, message=joined(candidate.message, text))
+    else:
+        excess = misfit(candidate, own, workload)
+        candidate = replace(
+            candidate,
+            predicted_seconds=own.seconds,
+            closed_form_seconds=candidate.predicted_seconds,
+            fits_memory=candidate.fits_memory is True and not excess,
+            peak_bytes=own.peak_bytes,
+            replayed=own,
+            message=joined(candidate.message, excess),
+        )
+    prediction = Prediction(
+        strategy=candidate.strategy,
+        method=candidate.label,
+        predicted_seconds=candidate.predicted_seconds,
+        closed_form_seconds=candidate.closed_form_seconds,
+        objective=candidate.objective,
+        bound=candidate.bound,
+    )
+    assert candidate.plan is not None
+    return replace(candidate, plan=candidate.plan.model_copy(update={"prediction": prediction}))
+
+
+def check_size(plan: Plan) -> None:
+    """Raise UnsupportedError for a plan of so many passes that replaying it takes minutes and
+    gigabytes."""
+    passes = sum(r.steps * len(r.stages) * len(r.stages[0].layers) for r in plan.replicas)
+    if passes > MOST_PASSES:
+        raise UnsupportedError(
+            "too many micro-batches to replay",
+            where=plan.name,
+            got=passes,
+            expected=f"{MOST_PASSES} passes",
+        )
+
+
+def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
+    """Why the replayed plan does not fit where its strategy says that it does; nothing where it
+    fits.
+
+    Devices that the strategy itself lets exceed their limit have been tried with that batch, which
+    is more than a prediction.
+    """
+    if candidate.fits_memory is not True or candidate.peak_bytes is None:
+        return ""
+    sizes = zip(own.peak_bytes, own.limit_bytes, candidate.peak_bytes, strict=True)
+    over = [
+        (held - limit, d) for d, (held, limit, said) in enumerate(sizes) if held > limit >= said
+    ]
+    if not over:
+        return ""
+    _, device = max(over)
+    return (
+        f"does not fit when replayed: device {device} ({workload.cluster.devices[device].type}) "
+        f"holds {share_text(own.peak_bytes[device], own.limit_bytes[device])}"
+    )
+
+
+def lifted(candidate: Candidate, workload: Workload, part: Part) -> Candidate:
+    """A part's candidate on the whole cluster, replayed there (the seconds are the same)."""
+    assert candidate.plan is not None
+    numbers = workload.cluster.devices_of(part.nodes)
+    plan = lifted_plan(candidate.plan, workload, numbers)
+    again = replay(plan, workload) if candidate.replayed is not None else None
+    peaks = [0.0] * len(workload.cluster.devices)
+    for own, held in zip(numbers, candidate.peak_bytes or (), strict=True):
+        peaks[own] = held
+    return replace(
+        candidate,
+        variant=replace(candidate.variant, part=part),
+        plan=plan,
+        replayed=again,
+        peak_bytes=tuple(peaks) if again is None else again.peak_bytes,
+    )

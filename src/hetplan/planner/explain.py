@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,133 +20,145 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text, share_text
 
-if TYPE_CHECKING:
-    from hetplan.planner.ranking import Planning
-
 PARTS = 5  # of the chain that are shown
 TIGHT = 0.9  # of a device's memory in use
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one thing contributes to the chain that decides the iteration's length."""
+class Busiest:
+    """Who computes longest. device: of a program that all devices run together, else None."""
 
-    what: str
-    seconds: float
+    replica: int
+    stage: int
+    device: int | None
+    share: float  # of the iteration
+
+
+@dataclass(frozen=True)
+class Tightest:
+    """The device with the largest share of its memory in use."""
+
+    device: int
+    held: float
+    limit: float
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """critical: parts of the deciding chain, largest first. busiest: (replica, stage, share of the
-    iteration that it computes). card: (text, share of the iteration that it is held), None where
-    nothing crosses the network. tightest: the device with the least memory left, in share of its
-    limit. runner_up: the next best candidate of another plan. papers: the best that each paper's
-    own procedure gave. chosen: why a slower one wins. device: the busiest, of a program that all
-    devices run together.
-    """
+    """What the winner's replay and the ranking say; without a replay its first three are empty."""
 
-    seconds: float | None
-    critical: tuple[Part, ...]
-    busiest: tuple[int, int, float] | None
-    card: tuple[str, float] | None
-    tightest: tuple[int, float, float] | None
+    critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
+    busiest: Busiest | None
+    card: tuple[str, float] | None  # the fullest network card, and the share that it is in use
+    tightest: Tightest | None
     winner: Candidate
-    runner_up: Candidate | None
-    papers: tuple[Candidate, ...]
-    chosen: str = ""
-    device: int | None = None
+    runner_up: Candidate | None  # the next best candidate of another plan
+    papers: tuple[Candidate, ...]  # the best that each paper's own procedure gave
+    chosen: str = ""  # why a slower plan than the fastest wins
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types; candidates by name."""
-        ratio = None if self.runner_up is None else longer(self.runner_up, self.winner)
+        busiest, tightest = self.busiest, self.tightest
         return {
-            "critical_path": [{"what": p.what, "seconds": p.seconds} for p in self.critical],
-            "bottleneck": None
-            if self.busiest is None
-            else {
-                **dict(zip(("replica", "stage", "busy_share"), self.busiest, strict=True)),
-                "device": self.device,
+            "critical_path": [{"what": what, "seconds": s} for what, s in self.critical.items()],
+            "bottleneck": busiest
+            and {
+                "replica": busiest.replica,
+                "stage": busiest.stage,
+                "busy_share": busiest.share,
+                "device": busiest.device,
             },
-            "slowest_link": None
-            if self.card is None
-            else {"link": self.card[0], "held_share": self.card[1]},
-            "tightest_memory": None
-            if self.tightest is None
-            else dict(zip(("device", "bytes", "limit_bytes"), self.tightest, strict=True)),
+            "slowest_link": self.card and {"link": self.card[0], "held_share": self.card[1]},
+            "tightest_memory": tightest
+            and {
+                "device": tightest.device,
+                "bytes": tightest.held,
+                "limit_bytes": tightest.limit,
+            },
             "closed_form_ratio": self.winner.optimism,
-            "runner_up": None if self.runner_up is None else self.runner_up.name,
-            "runner_up_longer": ratio,
+            "runner_up": self.runner_up and self.runner_up.name,
+            "runner_up_longer": self.runner_up and longer(self.runner_up, self.winner),
             "papers": {c.name: c.predicted_seconds for c in self.papers},
             "chosen": self.chosen or None,
         }
 
+    def table(self, workload: Workload) -> Table:
+        """For people: one line each."""
+        rows: list[tuple[str, str]] = []
+        seconds = self.winner.predicted_seconds or 0.0
+        if self.critical and seconds:
+            shares = [(what, spent / seconds) for what, spent in self.critical.items()]
+            rest = sum(share for _, share in shares[PARTS:])
+            shown = [*shares[:PARTS], *([("other", rest)] if rest > 0 else [])]
+            text = ", ".join(f"{what} {percent_text(share)}" for what, share in shown)
+            rows.append(("decides the iteration", text))
+        if self.winner.optimism is not None:
+            closed = seconds_text(self.winner.closed_form_seconds)
+            ratio = f"{self.winner.optimism:.3g} times that, {seconds_text(seconds)}"
+            rows.append(("closed form", f"{closed}; replayed {ratio}"))
+        rows += self.binding(workload)
+        if self.chosen:
+            rows.append(("chosen", self.chosen))
+        if self.runner_up is not None:
+            rows.append(("runner-up", cost_text(self.runner_up, self.winner, workload)))
+        if self.papers:
+            texts = [cost_text(c, self.winner, workload) for c in self.papers]
+            rows.append(("papers' own", "; ".join(texts)))
+        return Table(f"why {self.winner.name}", ("", ""), tuple(rows))
 
-def explain(planning: Planning) -> Explanation:
-    """The explanation of the winner; the planning must have one."""
-    best = planning.best
-    assert best is not None
-    others = [
-        c for c in planning.candidates if c is not best and c.plan is not None and c.fits_memory
-    ]
-    runner_up = next((c for c in others if not same_plan(c, best)), None)
-    own = {
-        c.strategy: c
-        for c in reversed(planning.candidates)
-        if c.method.startswith("paper") and c.plan
-    }
-    papers = tuple(c for c in planning.candidates if own.get(c.strategy) is c)
-    found = best.replayed
-    if found is None:
-        return Explanation(
-            best.predicted_seconds,
-            (),
-            None,
-            None,
-            None,
-            best,
-            runner_up,
-            papers,
-            why_chosen(planning),
-        )
-    timeline = found.timeline
-    unit = int(np.argmax(timeline.busy))
-    busiest = (*found.owners[unit], float(timeline.busy[unit]) / found.seconds)
+    def binding(self, workload: Workload) -> list[tuple[str, str]]:
+        """Lines on stage, link and memory."""
+        rows = []
+        if (b := self.busiest) is not None:
+            of = f"stage {b.stage} of replica {b.replica}"
+            of = of if b.device is None else f"device {b.device}"
+            rows.append(("busiest", f"{of}: computes {percent_text(b.share)} of the time"))
+        if self.card is not None:
+            text, share = self.card
+            rows.append(("fullest link", f"{text}: in use {percent_text(share)} of the time"))
+        if (t := self.tightest) is not None:
+            kind = workload.cluster.devices[t.device].type
+            binds = t.held > TIGHT * t.limit
+            verdict = "binds" if binds else f"{bytes_text(t.limit - t.held)} left"
+            text = f"device {t.device} ({kind}): {share_text(t.held, t.limit)}; {verdict}"
+            rows.append(("tightest memory", text))
+        return rows
+
+
+def explain(
+    candidates: Sequence[Candidate], winner: int, workload: Workload, percent: float | None = None
+) -> Explanation:
+    """The explanation of the winner among ranked candidates. percent: by how much it may be slower
+    than the fastest, where the cheapest was asked for."""
+    best, fastest = candidates[winner], candidates[0]
+    others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
+    papers: dict[str, Candidate] = {}
+    for candidate in candidates:
+        if candidate.method.paper and candidate.plan:
+            papers.setdefault(candidate.strategy, candidate)
+    chosen = ""
+    if winner and percent is not None:
+        within = f"{number_text(percent)} % slower than {fastest.name}"
+        chosen = f"the cheapest of what is at most {within} ({seconds_text(fastest.predicted_seconds)})"  # fmt: skip
+    run = best.replayed
     return Explanation(
-        found.seconds,
-        critical_parts(found),
-        busiest,
-        fullest_card(found, planning.workload),
-        tightest(found),
-        best,
-        runner_up,
-        papers,
-        why_chosen(planning),
-        found.devices[unit][0] if found.by_device else None,
+        critical={} if run is None else critical_parts(run),
+        busiest=None if run is None else busiest(run),
+        card=None if run is None else fullest_card(run, workload),
+        tightest=None if run is None else tightest(run),
+        winner=best,
+        runner_up=next((c for c in others if not same_plan(c, best)), None),
+        papers=tuple(papers.values()),
+        chosen=chosen,
     )
-
-
-def why_chosen(planning: Planning) -> str:
-    """Why a slower plan than the fastest wins; nothing where the fastest does."""
-    if not planning.winner or planning.cheapest_within is None:
-        return ""
-    fastest = planning.candidates[0]
-    within = f"{number_text(planning.cheapest_within)} % slower than {fastest.name}"
-    return f"the cheapest of what is at most {within} ({seconds_text(fastest.predicted_seconds)})"
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
-    keys = (
-        "schedule",
-        "zero",
-        "zero_shares",
-        "recomputation",
-        "replicas",
-        "devices",
-        "workload",
-        "program",
-    )
-    return all(getattr(one.plan, key) == getattr(other.plan, key) for key in keys)
+    if one.plan is None or other.plan is None:
+        return False
+    alike = {"name": "", "origin": "", "prediction": None}
+    return one.plan.model_copy(update=alike) == other.plan.model_copy(update=alike)
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
@@ -156,118 +168,55 @@ def longer(candidate: Candidate, best: Candidate) -> float | None:
     return candidate.predicted_seconds / best.predicted_seconds - 1.0
 
 
-def critical_parts(found: Replay) -> tuple[Part, ...]:
+def critical_parts(run: Replay) -> dict[str, float]:
     """The deciding chain by what its tasks are, largest first; latencies go to their messages."""
-    timeline = found.timeline
-    tasks = timeline.tasks
+    tasks = run.timeline.tasks
     spent: dict[str, float] = {}
-    for i in path_to_end(timeline):
-        label = label_of(found, Kind(int(tasks.kind[i])), int(tasks.unit[i]))
+    for i in path_to_end(run.timeline):
+        label = label_of(run, Kind(int(tasks.kind[i])), int(tasks.unit[i]))
         spent[label] = spent.get(label, 0.0) + float(tasks.seconds[i] + tasks.delay[i])
-    parts = sorted(spent.items(), key=lambda item: -item[1])
-    return tuple(Part(what, seconds) for what, seconds in parts if seconds > 0)
+    largest = sorted(spent.items(), key=lambda item: -item[1])
+    return {what: seconds for what, seconds in largest if seconds > 0}
 
 
-def label_of(found: Replay, kind: Kind, unit: int) -> str:
+def label_of(run: Replay, kind: Kind, unit: int) -> str:
     """What a task is, for people."""
-    if found.by_device:
-        if kind not in COMPUTES:
+    if kind not in COMPUTES:
+        if run.by_device:
             return "collectives of the program"
-        does = "updates weights" if kind == Kind.OPTIMIZER else "computes"
-        return f"device {found.devices[unit][0]} {does}"
-    replica, stage = found.owners[unit]
-    of = "" if len({r for r, _ in found.owners}) == 1 else f" of replica {replica}"
-    if kind in COMPUTES:
-        what = "updates weights" if kind == Kind.OPTIMIZER else "computes"
-        return f"stage {stage}{of} {what}"
-    return "transfers between stages" if kind == Kind.TRANSFER else "gradients and weights joined"
+        transfer = kind == Kind.TRANSFER
+        return "transfers between stages" if transfer else "gradients and weights joined"
+    does = "updates weights" if kind == Kind.OPTIMIZER else "computes"
+    if run.by_device:
+        return f"device {run.devices[unit][0]} {does}"
+    replica, stage = run.owners[unit]
+    of = "" if len({r for r, _ in run.owners}) == 1 else f" of replica {replica}"
+    return f"stage {stage}{of} {does}"
 
 
-def fullest_card(found: Replay, workload: Workload) -> tuple[str, float] | None:
+def busiest(run: Replay) -> Busiest:
+    """The stage, or the device of a program, that computes longest."""
+    unit = int(np.argmax(run.timeline.busy))
+    device = run.devices[unit][0] if run.by_device else None
+    return Busiest(*run.owners[unit], device, float(run.timeline.busy[unit]) / run.seconds)
+
+
+def fullest_card(run: Replay, workload: Workload) -> tuple[str, float] | None:
     """The side of a node's network card that is held longest."""
-    held = found.timeline.port_seconds
+    held = run.timeline.port_seconds
     if not len(held) or held.max() <= 0:
         return None
     port = int(np.argmax(held))
-    node = workload.cluster.nodes[port // 2]
     does = "receives" if port % 2 else "sends"
-    rate = f"{node.network_bandwidth * 8 / 1e9:.4g} Gbit/s"
-    return f"node {port // 2} {does} at {rate}", float(held[port]) / found.seconds
+    rate = workload.cluster.nodes[port // 2].network_bandwidth * 8 / 1e9
+    return f"node {port // 2} {does} at {rate:.4g} Gbit/s", float(held[port]) / run.seconds
 
 
-def tightest(found: Replay) -> tuple[int, float, float]:
-    """(device, bytes held, limit) where the largest share is in use."""
-    share = [
-        held / max(limit, 1.0)
-        for held, limit in zip(found.peak_bytes, found.limit_bytes, strict=True)
-    ]
-    device = share.index(max(share))
-    return device, found.peak_bytes[device], found.limit_bytes[device]
-
-
-def explanation_table(explained: Explanation, workload: Workload) -> Table:
-    """For people: one line each."""
-    rows = [
-        *critical_rows(explained),
-        *binding_rows(explained, workload),
-        *ranking_rows(explained, workload),
-    ]
-    return Table(f"why {explained.winner.name}", ("", ""), tuple(rows))
-
-
-def critical_rows(explained: Explanation) -> list[tuple[str, str]]:
-    """What decides the length of an iteration, and what the closed form leaves out."""
-    rows = []
-    if explained.critical and explained.seconds:
-        parts = [
-            f"{p.what} {percent_text(p.seconds / explained.seconds)}"
-            for p in explained.critical[:PARTS]
-        ]
-        rest = sum(p.seconds for p in explained.critical[PARTS:])
-        if rest > 0:
-            parts.append(f"other {percent_text(rest / explained.seconds)}")
-        rows.append(("decides the iteration", ", ".join(parts)))
-    ratio = explained.winner.optimism
-    if ratio is not None:
-        closed = seconds_text(explained.winner.closed_form_seconds)
-        text = f"{closed}; replayed {ratio:.3g} times that, {seconds_text(explained.seconds)}"
-        rows.append(("closed form", text))
-    return rows
-
-
-def binding_rows(explained: Explanation, workload: Workload) -> list[tuple[str, str]]:
-    """Stage, link and memory."""
-    rows = []
-    if explained.busiest is not None:
-        replica, stage, share = explained.busiest
-        of = (
-            f"stage {stage} of replica {replica}"
-            if explained.device is None
-            else f"device {explained.device}"
-        )
-        rows.append(("busiest", f"{of}: computes {percent_text(share)} of the time"))
-    if explained.card is not None:
-        text, share = explained.card
-        rows.append(("fullest link", f"{text}: in use {percent_text(share)} of the time"))
-    if explained.tightest is not None:
-        device, held, limit = explained.tightest
-        kind = workload.cluster.devices[device].type
-        verdict = "; binds" if held > TIGHT * limit else f"; {bytes_text(limit - held)} left"
-        rows.append(
-            ("tightest memory", f"device {device} ({kind}): {share_text(held, limit)}{verdict}")
-        )
-    return rows
-
-
-def ranking_rows(explained: Explanation, workload: Workload) -> list[tuple[str, str]]:
-    """Why it was chosen, the runner-up, and the papers' own procedures."""
-    rows = [("chosen", explained.chosen)] if explained.chosen else []
-    if explained.runner_up is not None:
-        rows.append(("runner-up", cost_text(explained.runner_up, explained.winner, workload)))
-    if explained.papers:
-        texts: Sequence[str] = [cost_text(c, explained.winner, workload) for c in explained.papers]
-        rows.append(("papers' own", "; ".join(texts)))
-    return rows
+def tightest(run: Replay) -> Tightest:
+    """Where the largest share of memory is in use."""
+    sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
+    device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
+    return Tightest(device, *sizes[device])
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:

@@ -39,22 +39,20 @@ MEMORY = "memory does not depend on the network"
 
 @dataclass
 class Known:
-    """Proven results so far, and what was decided by them: a line each."""
+    """What is proven so far."""
 
-    results: list[tuple[str, Any, Result[Any]]] = field(default_factory=list)
-    others: list[tuple[object, Any]] = field(default_factory=list)
-    decided: list[str] = field(default_factory=list)
+    results: list[tuple[str, Any, Result[Any]]] = field(default_factory=list)  # family, data
+    searches: list[tuple[object, Any]] = field(default_factory=list)  # key, what was computed
+    decided: list[str] = field(default_factory=list)  # a line for each that was not solved
 
     def answer(self, family: Family, data: Any) -> Result[Any] | None:
         """The proven result of the family's exact method on `data`, None where no theorem gives
         it."""
         for name, before, result in reversed(self.results):
-            if name != family.name:
-                continue
-            found = carried(family, before, data, result)
-            if found is not None:
-                self.decided.append(f"{name}: {found.message}")
-                return found
+            now = carried(family, before, data, result) if name == family.name else None
+            if now is not None:
+                self.decided.append(f"{name}: {now.message}")
+                return now
         return None
 
 
@@ -71,56 +69,53 @@ def remembering(known: Known) -> Iterator[Known]:
         _KNOWN.reset(token)
 
 
-def solve_unless_known(family: Family, data: Any, run: Run) -> Result[Any]:
-    """The family's exact method (`auto`), not run where the answer is known."""
-    known = _KNOWN.get()
+def solved(family: Family, data: Any, method: str, run: Run) -> Result[Any]:
+    """The method's result; of the exact one (`auto`) not run where the answer is known."""
+    known = _KNOWN.get() if method == "auto" else None
     if known is None:
-        return solve(family, data, "auto", run)
-    found = known.answer(family, data)
-    if found is not None:
-        return found
-    result = solve(family, data, "auto", run)
+        return solve(family, data, method, run)
+    answer = known.answer(family, data)
+    if answer is not None:
+        return answer
+    result = solve(family, data, method, run)
     if result.status in ("optimal", "infeasible"):
         known.results.append((family.name, data, result))
     return result
 
 
-def compute_unless_known(
-    what: str, key: object, proven: Callable[[T], bool], compute: Callable[[], T]
-) -> T:
+def computed(what: str, key: object, proven: Callable[[T], bool], compute: Callable[[], T]) -> T:
     """`compute()`, not run where it was proven for an equal key: theorem (1) for what is no
     family's problem."""
     known = _KNOWN.get()
-    if known is None:
-        return compute()
-    for before, value in known.others:
-        if before == key:
+    for before, value in known.searches if known is not None else ():
+        if before == key and known is not None:
             known.decided.append(f"{what}: {SAME}")
-            found: T = value
-            return found
-    result = compute()
-    if proven(result):
-        known.others.append((key, result))
-    return result
+            kept: T = value
+            return kept
+    value = compute()
+    if known is not None and proven(value):
+        known.searches.append((key, value))
+    return value
 
 
 def carried(family: Family, before: Any, now: Any, result: Result[Any]) -> Result[Any] | None:
     """What a proven result says of changed data; None where that is not all."""
     if before == now:
-        return told(result, SAME)
+        return restated(result, SAME)
     if isinstance(now, DittoData) and fewer_nodes(before, now):
         if result.decision is None:
-            return told(result, NONE_LEFT)
+            return restated(result, NONE_LEFT)
         return still_optimal(family, now, result, FEWER)
-    if isinstance(now, AmpData) and other_network(before, now):
+    # (3): nothing but bandwidths differs
+    if isinstance(now, AmpData) and now == before.model_copy(update={"bandwidth": now.bandwidth}):
         if result.decision is None:
-            return told(result, MEMORY)
+            return restated(result, MEMORY)
         if np.all(np.asarray(now.bandwidth) <= np.asarray(before.bandwidth)):
             return still_optimal(family, now, result, SLOWER)
     return None
 
 
-def told(result: Result[Any], why: str) -> Result[Any]:
+def restated(result: Result[Any], why: str) -> Result[Any]:
     """The result, without the seconds that it took before."""
     return replace(result, build_seconds=0.0, solve_seconds=0.0, message=why)
 
@@ -131,30 +126,23 @@ def still_optimal(family: Family, now: Any, result: Result[Any], why: str) -> Re
     objective = evaluate(family, now, result.decision).objective
     if objective is None or result.bound is None or result.bound < objective * (1 - OPTIMAL_GAP):
         return None
-    return told(replace(result, objective=objective, bound=min(result.bound, objective)), why)
+    bound = min(result.bound, objective)
+    return restated(replace(result, objective=objective, bound=bound), why)
 
 
 def fewer_nodes(before: DittoData, now: DittoData) -> bool:
-    """Whether `now` is `before` with fewer nodes of some types, or without them."""
-    known = {kind.name: kind for kind in before.device_types}
-    if before.micro_batches != now.micro_batches or not same_memory(before, now):
+    """Whether `now` is `before` with fewer nodes of some types, or without them; layers hold the
+    same, and devices of the types that are left have the same room."""
+    nodes = {kind.name: kind.nodes for kind in now.device_types}
+    if any(nodes.get(kind.name, 0) > kind.nodes for kind in before.device_types):
         return False
-    return all(
-        kind.name in known
-        and kind.nodes <= known[kind.name].nodes
-        and kind == known[kind.name].model_copy(update={"nodes": kind.nodes})
-        for kind in now.device_types
-    )
-
-
-def same_memory(before: DittoData, now: DittoData) -> bool:
-    """Whether layers hold the same, and devices of the types that are left have the same room."""
-    if before.memory is None or now.memory is None:
-        return before.memory is now.memory
-    rooms = {kind.name: before.memory.device_bytes.get(kind.name) for kind in now.device_types}
-    return now.memory == before.memory.model_copy(update={"device_bytes": rooms})
-
-
-def other_network(before: AmpData, now: AmpData) -> bool:
-    """Whether nothing but bandwidths differs."""
-    return now == before.model_copy(update={"bandwidth": now.bandwidth})
+    left = [
+        kind.model_copy(update={"nodes": nodes[kind.name]})
+        for kind in before.device_types
+        if kind.name in nodes
+    ]
+    memory = before.memory
+    if memory is not None:
+        rooms = {name: size for name, size in memory.device_bytes.items() if name in nodes}
+        memory = memory.model_copy(update={"device_bytes": rooms})
+    return now == before.model_copy(update={"device_types": left, "memory": memory})

@@ -1,22 +1,35 @@
-"""`hetplan.plan`: the planner as one function, with typed objects in and out."""
+"""`hetplan.plan`: the planner as one function, with typed objects in and out; and precision as a
+choice.
+
+What a precision changes are times and bytes of every layer, so that each makes a workload of its
+own; their plans are ranked together. Whether training converges in a precision is the user's to
+say: only what is named is tried.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from hetplan.planner.candidates import Tell
-from hetplan.planner.precisions import make_workloads
-from hetplan.planner.ranking import Planning, make_plans
-from hetplan.planner.settings import Settings
+from hetplan.errors import InputError
+from hetplan.names import unknown_name
+from hetplan.planner.ranking import Criteria, Planning, make_plans
+from hetplan.planner.search import OnCandidate
+from hetplan.planner.strategy import Settings, chosen
 from hetplan.profiling.cluster import Cluster, example_cluster, load_cluster
 from hetplan.profiling.models import Model
+from hetplan.profiling.precision import PRECISIONS, Precision
 from hetplan.profiling.profile import Profile
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
 TIME_LIMIT = 60.0
+AUTO = "auto"
+# What `auto` stands for; of equals the first wins, and bf16 needs no loss scaling.
+PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
 def plan(
@@ -34,15 +47,16 @@ def plan(
     parts: bool = False,
     time_limit: float | None = TIME_LIMIT,
     threads: int | None = None,
-    found_one: Tell | None = None,
+    on_candidate: OnCandidate | None = None,
 ) -> Planning:
     """Plan the training of a model on a cluster, as `hetplan plan` does.
 
     model: a built-in name, a config.json, or a Model (which brings its own sequence and precision).
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
-    precision: one, several, or "auto" for all that every device has (`planner.precisions`).
-    profile: measured; None: predicted. time_limit: seconds for each method. money_limit,
-    cheapest_within, parts (which both imply), settings, found_one: see `make_plans`.
+    precision: one, several, or "auto" for all that every device has. profile: measured; None:
+    predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
+    time_limit: seconds for each method. money_limit, cheapest_within, parts: see `Criteria`.
+    on_candidate: called with every candidate as it is found.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
     file holds. Raises InputError.
@@ -55,20 +69,15 @@ def plan(
         precision=precision,
         profile=profile,
     )
-    options = (
-        Options(time_limit=time_limit)
-        if threads is None
-        else Options(time_limit=time_limit, threads=threads)
-    )
+    options = Options(time_limit=time_limit)
+    if threads is not None:
+        options = Options(time_limit=time_limit, threads=threads)
     return make_plans(
         choice.workloads,
-        strategies,
+        chosen(strategies, settings),
         Run(options),
-        money_limit=money_limit,
-        settings=settings,
-        found_one=found_one,
-        parts=parts or money_limit is not None or cheapest_within is not None,
-        cheapest_within=cheapest_within,
+        criteria=Criteria(money_limit, cheapest_within, parts),
+        on_candidate=on_candidate,
         notes=choice.notes,
     )
 
@@ -78,11 +87,101 @@ def opened(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     text = os.fspath(cluster)
-    if (
-        isinstance(cluster, str)
-        and not os.path.exists(text)
-        and not Path(text).suffix
-        and os.sep not in text
-    ):
-        return example_cluster(text)
-    return load_cluster(cluster)
+    bare = isinstance(cluster, str) and not Path(text).suffix and os.sep not in text
+    return example_cluster(text) if bare and not os.path.exists(text) else load_cluster(cluster)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One workload per precision worth planning, the preferred first; why others are not among
+    them."""
+
+    workloads: tuple[Workload, ...]
+    notes: tuple[str, ...] = ()
+
+
+def precisions_of(given: str | Sequence[str]) -> tuple[Precision, ...]:
+    """`auto`, one precision, several separated by commas, or a sequence of them; raises
+    InputError."""
+    if given == AUTO:
+        return PREFERRED
+    texts = given.split(",") if isinstance(given, str) else given
+    named: list[Precision] = []
+    for text in dict.fromkeys(text.strip() for text in texts):
+        known = next((precision for precision in PRECISIONS if precision == text), None)
+        if known is None:
+            raise unknown_name("unknown precision", text, (*PRECISIONS, AUTO))
+        named.append(known)
+    if not named:
+        expected = f"some of {', '.join(PRECISIONS)}, or {AUTO}"
+        raise InputError("no precision named", expected=expected)
+    return tuple(named)
+
+
+def make_workloads(
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    global_batch: int,
+    *,
+    sequence: int | None = None,
+    precision: str | Sequence[str] = "fp16",
+    profile: str | os.PathLike[str] | Profile | None = None,
+) -> Choice:
+    """`make_workload` for every precision given. With one, or with a Model, which brings its own,
+    that is all.
+
+    With several, those that a device has no peak for are left out, as is one whose times and bytes
+    are those of another on every device. Raises InputError where none is left, or for a profile,
+    which is of one precision.
+    """
+    precisions = precisions_of(precision)
+    if isinstance(model, Model) or len(precisions) == 1:
+        only = precisions[0]
+        return Choice(
+            (
+                make_workload(
+                    model, cluster, global_batch, sequence=sequence, precision=only, profile=profile
+                ),
+            )
+        )
+    if profile is not None:
+        raise InputError(
+            "a profile is of one precision",
+            where=profile.model if isinstance(profile, Profile) else os.fspath(profile),
+            got=", ".join(precisions),
+            expected="one --precision",
+        )
+    cluster = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    workloads: list[Workload] = []
+    lacking, alike = [], []
+    for name in precisions:
+        kinds = [k for k in cluster.types if name not in cluster.specs[k].peak_tflops]
+        if kinds:
+            lacking.append((name, ", ".join(kinds)))
+            continue
+        made = make_workload(model, cluster, global_batch, sequence=sequence, precision=name)
+        twin = next((other for other in workloads if same_problem(made, other)), None)
+        if twin is None:
+            workloads.append(made)
+        else:
+            same = f"times and bytes are those of {twin.precision}"
+            alike.append(f"{name} is not planned apart: {same}")
+    if not workloads:
+        raise InputError(
+            "no precision that every device has",
+            where=f"cluster {cluster.name}",
+            got=", ".join(precisions),
+            expected="; ".join(f"{name}: not on {kinds}" for name, kinds in lacking),
+        )
+    left_out = [f"{name} is left out: no units for it in {kinds}" for name, kinds in lacking]
+    return Choice(tuple(workloads), (*left_out, *alike))
+
+
+def same_problem(one: Workload, other: Workload) -> bool:
+    """Whether two workloads of one model and cluster are the same problem under two names: equal
+    profiles and equal bytes of states make equal plans."""
+    same_states = one.state_bytes_per_param_byte == other.state_bytes_per_param_byte
+    profiles = one.profile, other.profile
+    return same_states and all(
+        getattr(profiles[0], key) == getattr(profiles[1], key) for key in ("layers", "tables")
+    )

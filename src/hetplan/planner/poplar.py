@@ -8,218 +8,218 @@ both are seconds per iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
+from pydantic import AfterValidator, Field
+
+from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import NoStageFits
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, Posed, pose, pose_lowest_stage
-from hetplan.planner.amp import inner_run, plan_workload
-from hetplan.planner.candidate import Candidate
-from hetplan.planner.poplar_settings import PoplarSettings
+from hetplan.formulations.poplar.zero import STAGES
+from hetplan.planner.candidate import Candidate, Method, joined
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, labelled, new_plan
+from hetplan.profiling.batch_curve import BatchCurve, load_batch_curve
+from hetplan.profiling.collectives import load_collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, PlanDevice, Replica, Stage
+from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage
+from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 from hetplan.text import ranges_text, seconds_text
 
-METHODS = ("auto", "paper")
+
+def _naming_files(value: str) -> str:
+    if not any(part.strip() for part in value.split(",")):
+        raise ValueError("names no file")
+    return value
 
 
-def propose(
-    workload: Workload,
-    run: Run,
-    settings: PoplarSettings | None = None,
-    methods: Sequence[str] = METHODS,
-) -> list[Candidate]:
-    """One candidate per method and ZeRO stage; one with a reason for a stage that the cluster
-    cannot hold."""
-    settings = settings or PoplarSettings()
-    assumed = settings.assumptions()
-    if settings.zero == "lowest":
-        try:
-            posed = pose_lowest_stage(workload, assumed)
-        except NoStageFits as error:
-            return [rejected("auto", "infeasible", str(error))] if "auto" in methods else []
-        return at_stage(workload, posed, assumed, run, methods)
-    stages = [pose(workload, stage, assumed) for stage in settings.stages]
-    return [
-        candidate
-        for posed in stages
-        for candidate in at_stage(workload, posed, assumed, run, methods)
-    ]
+Files = Annotated[str, AfterValidator(_naming_files)]
 
 
-def at_stage(
-    workload: Workload, posed: Posed, assumed: Assumptions, run: Run, methods: Sequence[str]
-) -> list[Candidate]:
-    """The candidates of one ZeRO stage."""
-    stage = posed.data.zero_stage
-    if posed.unfit is not None:
-        return (
-            [rejected(f"auto-zero{stage}", "infeasible", posed.unfit)] if "auto" in methods else []
+class PoplarSettings(StrictModel):
+    """`--set poplar.NAME=VALUE`."""
+
+    # All stages, the lowest at which every device holds a sample (Algorithm 1), or one of them.
+    zero: Literal["all", "lowest", 0, 1, 2, 3] = "all"
+    shards: Literal["equal", "memory"] = "equal"  # by the memory of each device
+    # The share of the communication that is hidden behind computation.
+    overlap: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # Between measured micro-batches; the spline is the paper's.
+    interpolation: Literal["linear", "spline"] = "linear"
+    # Files of `hetplan profile --batch-curve`, separated by commas, one per device type.
+    curves: Files | None = None
+    # A file of `hetplan profile --collectives`, in place of the cluster's links.
+    collectives: Files | None = None
+
+    def assumptions(self) -> Assumptions:
+        """With the files read; raises InputError."""
+        curves: dict[str, BatchCurve] = {}
+        for path in filter(None, (part.strip() for part in (self.curves or "").split(","))):
+            curve = load_batch_curve(path)
+            if curves.setdefault(curve.device, curve) is not curve:
+                raise InputError(
+                    "second batch curve of a device type", where=path, got=curve.device
+                )
+        measured = None if self.collectives is None else load_collectives(self.collectives.strip())
+        return Assumptions(self.shards, self.overlap, self.interpolation, curves, measured)
+
+
+@dataclass(frozen=True)
+class Poplar(Strategy):
+    """Unequal batches under each ZeRO stage."""
+
+    name = "poplar"
+    methods = (Method("auto", exact=True), Method("paper", paper=True))
+    Settings = PoplarSettings
+    recomputes = True
+
+    settings: PoplarSettings = field(default_factory=PoplarSettings)
+
+    def pose(self, workload: Workload, run: Run) -> list[AtStage]:
+        """One problem per ZeRO stage."""
+        zero, assumed = self.settings.zero, self.settings.assumptions()
+        if zero == "lowest":
+            try:
+                return [AtStage(workload, pose_lowest_stage(workload, assumed), assumed)]
+            except NoStageFits as error:
+                raise NoPlan("infeasible", str(error)) from None
+        stages = STAGES if zero == "all" else (zero,)
+        return [AtStage(workload, pose(workload, stage, assumed), assumed) for stage in stages]
+
+
+@dataclass(frozen=True)
+class AtStage(Problem):
+    """The problem of one ZeRO stage."""
+
+    workload: Workload
+    posed: Posed
+    assumed: Assumptions
+
+    def method(self, asked: Method) -> Method:
+        """Candidates say their ZeRO stage: `auto-zero2`."""
+        return replace(asked, name=f"{asked.name}-zero{self.posed.data.zero_stage}")
+
+    def solve(self, method: Method, run: Run) -> Candidate | None:
+        """A method's result as a candidate; curves end where memory does, so that every decision
+        fits."""
+        posed, usable = self.posed, self.workload.device_bytes()
+        if posed.unfit is not None:
+            if method.exact:
+                raise NoPlan("infeasible", posed.unfit)
+            return None
+        result = solve(family("poplar"), posed.data, method.name, run)
+        told = [result.message, *self.notes()]
+        if method.exact and self.assumed.shards == "memory" and posed.data.zero_stage > 0:
+            told.append(self.gain_of_shards(result.objective, result.status, run))
+        once = posed.once_seconds
+        candidate = replace(
+            Candidate.of_result("poplar", method, result),
+            bound=None if result.bound is None else result.bound + once,
+            details=result.details,
+            message=joined(*told),
         )
-    candidates = []
-    for method in methods:
-        label = f"{method}-zero{stage}"
-        if run.cancelled:
-            candidates.append(rejected(label, "unknown", "not begun: stopped from the keyboard"))
-            continue
-        result = solve(family("poplar"), posed.data, method, inner_run(run, f"poplar/{label}"))
-        told = [result.message, *once_note(posed), *posed.notes]
-        if method == "auto" and assumed.shards == "memory" and stage > 0:
-            told.append(gain_of_shards(workload, posed, result, assumed, run))
-        candidates.append(
-            candidate(workload, posed, result, label, "; ".join(filter(None, told)), assumed)
-        )
-    return candidates
-
-
-def rejected(label: str, status: str, reason: str) -> Candidate:
-    """A candidate without a plan."""
-    return Candidate(strategy="poplar", method=label, status=status, message=reason)
-
-
-def once_note(posed: Posed) -> list[str]:
-    """What iteration, objective and bound hold beside the instance's own."""
-    if not posed.once_seconds:
-        return []
-    return [
-        f"iteration and bound include {seconds_text(posed.once_seconds)} of all-gather once per iteration"
-    ]
-
-
-def gain_of_shards(
-    workload: Workload, posed: Posed, result: Result[Any], assumed: Assumptions, run: Run
-) -> str:
-    """How the optimum with shards by memory compares with that of equal ones."""
-    equal = pose(workload, posed.data.zero_stage, replace(assumed, shards="equal"))
-    if equal.unfit is not None:
-        return f"shards by memory; with equal ones: {equal.unfit}"
-    other = solve(family("poplar"), equal.data, "auto", inner_run(run, "poplar/equal shards"))
-    if result.objective is None or other.objective is None:
-        return f"shards by memory; equal ones: {other.status}"
-    here, there = result.objective + posed.once_seconds, other.objective + equal.once_seconds
-    return f"shards by memory: {there / here:.3f} times the speed of equal ones ({seconds_text(there)})"
-
-
-def candidate(
-    workload: Workload,
-    posed: Posed,
-    result: Result[Any],
-    label: str,
-    message: str,
-    assumed: Assumptions,
-) -> Candidate:
-    """A solver's result as a candidate; curves end where memory does, so that every decision
-    fits."""
-    found: dict[str, Any] = {}
-    if result.decision is not None and result.objective is not None:
-        peak = peak_bytes(posed, result.decision)
-        usable = workload.device_bytes()
-        measured = assumed.curves
-        seconds = result.objective + posed.once_seconds
-        found = {
-            "predicted_seconds": seconds,
-            "objective": seconds,
-            "fits_memory": all(
-                p <= usable[d.type] or d.type in measured  # tried on the device, not predicted
-                for p, d in zip(peak, workload.cluster.devices, strict=True)
+        if result.decision is None or result.objective is None:
+            return candidate
+        peak = self.peak_bytes(result.decision)
+        seconds, shown = result.objective + once, self.workload.cluster.shown
+        notes = (*self.idle_note(result.decision), *posed.dips, *posed.notes)
+        return replace(
+            candidate,
+            predicted_seconds=seconds,
+            objective=seconds,
+            fits_memory=all(
+                p <= usable[d.type] or d.type in self.assumed.curves  # tried there, not predicted
+                for p, d in zip(peak, self.workload.cluster.devices, strict=True)
             ),
-            "peak_bytes": peak,
-            "plan": to_plan(workload, posed, result.decision, origin(label, posed, assumed)),
-            "tables": tuple(
+            peak_bytes=peak,
+            plan=self.to_plan(result.decision),
+            tables=tuple(
                 describe(
-                    posed.data,
-                    result.decision,
-                    peak,
-                    once_seconds=posed.once_seconds,
-                    notes=(*idle_note(posed, result.decision, workload), *posed.dips, *posed.notes),
-                    shown=workload.cluster.shown,
+                    posed.data, result.decision, peak, once_seconds=once, notes=notes, shown=shown
                 )
             ),
-        }
-    return Candidate(
-        strategy="poplar",
-        method=label,
-        status=result.status,
-        bound=None if result.bound is None else result.bound + posed.once_seconds,
-        solve_seconds=result.seconds,
-        details=result.details,
-        message=message,
-        **found,
-    )
-
-
-def origin(label: str, posed: Posed, assumed: Assumptions) -> str:
-    """Which method found a plan, and what it took for granted that a replay on the profile does not
-    know of."""
-    if not assumed.curves and not assumed.overlap:
-        return f"poplar/{label}"
-    return "; ".join((f"poplar/{label}, priced with what a replay does not know of", *posed.notes))
-
-
-def largest_batches(posed: Posed, decision: PoplarDecision) -> list[int]:
-    """[n] the largest micro-batch of each device, 0 where it takes no samples."""
-    return [max((b for _, b in row), default=0) for row in pieces_of(posed.data, decision)]
-
-
-def peak_bytes(posed: Posed, decision: PoplarDecision) -> tuple[float, ...]:
-    """[n] predicted bytes of each device.
-
-    From stage 1 on every device holds its shards, with samples or without; under stage 0 a device
-    without samples is left out and holds nothing.
-    """
-    return tuple(
-        posed.device_bytes(i, batch) if batch or posed.data.zero_stage else 0.0
-        for i, batch in enumerate(largest_batches(posed, decision))
-    )
-
-
-def idle_note(posed: Posed, decision: PoplarDecision, workload: Workload) -> list[str]:
-    """What devices without samples do."""
-    shown = workload.cluster.shown
-    batches = enumerate(largest_batches(posed, decision))
-    idle = [i if shown is None else shown[i][1] for i, batch in batches if not batch]
-    if not idle:
-        return []
-    if posed.data.zero_stage == 0:
-        return [f"left out, without samples: devices {ranges_text(idle)}"]
-    return [
-        f"without samples, but with their shards and in every collective: devices {ranges_text(idle)}"
-    ]
-
-
-def to_plan(workload: Workload, posed: Posed, decision: PoplarDecision, source: str) -> Plan:
-    """A feasible decision as a plan: every device that takes part is a replica of one stage.
-
-    From stage 1 on all devices take part, some without samples. Shards that are not equal stand in
-    the plan.
-    """
-    stage, every_layer = posed.data.zero_stage, [(0, len(workload.profile.layers))]
-    none = [(1, 0)] if stage else []
-    rows = [(i, row or none) for i, row in enumerate(pieces_of(posed.data, decision))]
-    replicas = [
-        Replica(
-            stages=[Stage(layers=every_layer, devices=[[i]])],
-            micro_batches=[MicroBatches(count=times, samples=batch) for times, batch in row],
         )
-        for i, row in rows
-        if row
-    ]
-    unequal = stage > 0 and len(set(posed.parts.tolist())) > 1
-    return Plan(
-        name=f"{workload.model.name} on {workload.cluster.name}"[:200],
-        origin=source,
-        workload=plan_workload(workload),
-        devices=[
-            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
-        ],
-        zero=stage,
-        zero_shares=posed.parts.tolist() if unequal else None,
-        replicas=replicas,
-    )
+
+    def notes(self) -> list[str]:
+        """What iteration, objective and bound hold beside the instance's own."""
+        if not self.posed.once_seconds:
+            return [*self.posed.notes]
+        seconds = seconds_text(self.posed.once_seconds)
+        told = f"iteration and bound include {seconds} of all-gather once per iteration"
+        return [told, *self.posed.notes]
+
+    def gain_of_shards(self, objective: float | None, status: str, run: Run) -> str:
+        """How the optimum with shards by memory compares with that of equal ones."""
+        equal = pose(
+            self.workload, self.posed.data.zero_stage, replace(self.assumed, shards="equal")
+        )
+        if equal.unfit is not None:
+            return f"shards by memory; with equal ones: {equal.unfit}"
+        other = solve(family("poplar"), equal.data, "auto", labelled(run, "equal shards"))
+        if objective is None or other.objective is None:
+            return f"shards by memory; equal ones: {other.status}"
+        here, there = objective + self.posed.once_seconds, other.objective + equal.once_seconds
+        return (
+            f"shards by memory: {there / here:.3f} times the speed of equal ones "
+            f"({seconds_text(there)})"
+        )
+
+    def largest_batches(self, decision: PoplarDecision) -> list[int]:
+        """[n] the largest micro-batch of each device, 0 where it takes no samples."""
+        pieces = pieces_of(self.posed.data, decision)
+        return [max((b for _, b in row), default=0) for row in pieces]
+
+    def peak_bytes(self, decision: PoplarDecision) -> tuple[float, ...]:
+        """[n] predicted bytes of each device.
+
+        From stage 1 on every device holds its shards, with samples or without; under stage 0 a
+        device without samples is left out and holds nothing.
+        """
+        return tuple(
+            self.posed.device_bytes(i, batch) if batch or self.posed.data.zero_stage else 0.0
+            for i, batch in enumerate(self.largest_batches(decision))
+        )
+
+    def idle_note(self, decision: PoplarDecision) -> list[str]:
+        """What devices without samples do."""
+        shown = self.workload.cluster.shown
+        batches = enumerate(self.largest_batches(decision))
+        idle = [i if shown is None else shown[i][1] for i, batch in batches if not batch]
+        if not idle:
+            return []
+        does = "without samples, but with their shards and in every collective"
+        if self.posed.data.zero_stage == 0:
+            does = "left out, without samples"
+        return [f"{does}: devices {ranges_text(idle)}"]
+
+    def to_plan(self, decision: PoplarDecision) -> Plan:
+        """Every device that takes part is a replica of one stage.
+
+        From stage 1 on all devices take part, some without samples. Shards that are not equal stand
+        in the plan, and so does what it took for granted that a replay does not know of.
+        """
+        posed, layers = self.posed, [(0, len(self.workload.profile.layers))]
+        stage = posed.data.zero_stage
+        none = [(1, 0)] if stage else []
+        replicas = [
+            Replica(
+                stages=[Stage(layers=layers, devices=[[i]])],
+                micro_batches=[MicroBatches(count=times, samples=size) for times, size in row],
+            )
+            for i, pieces in enumerate(pieces_of(posed.data, decision))
+            if (row := pieces or none)
+        ]
+        unequal = stage > 0 and len(set(posed.parts.tolist())) > 1
+        beside = ("", "priced with what a replay does not know of", *posed.notes)
+        return new_plan(
+            self.workload,
+            replicas,
+            origin="; ".join(beside) if self.assumed.curves or self.assumed.overlap else "",
+            zero=stage,
+            zero_shares=posed.parts.tolist() if unequal else None,
+        )

@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.formulations import family
-from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.candidates import Search
-from hetplan.planner.recomputation import recomputed
-from hetplan.planner.strategies import STRATEGIES, Strategy
+from hetplan.planner.search import Search
+from hetplan.planner.strategy import Strategy, chosen
+from hetplan.planner.variant import Variant, recomputed
 from hetplan.profiling.catalogue import GIB
-from hetplan.profiling.recomputation import Recomputation
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run
@@ -34,16 +32,14 @@ SECONDS, ALL_SECONDS = 5.0, 30.0  # for each method, and for one answer
 
 @dataclass(frozen=True)
 class Relaxation:
-    """what: for people. extra_bytes: per device, by type; empty where it is no memory. proven:
-    always False where it is memory: that less will not do is what was tried."""
+    """A change with which something fits."""
 
-    what: str
-    extra_bytes: Mapping[str, float]
-    proven: bool
+    what: str  # for people
+    extra_bytes: Mapping[str, float]  # per device, by type; empty where it is no memory
 
     def document(self) -> Mapping[str, Any]:
-        """As JSON types."""
-        return {"what": self.what, "extra_bytes": dict(self.extra_bytes), "proven": self.proven}
+        """As JSON types. proven: that less will not do is what was tried, never a proof."""
+        return {"what": self.what, "extra_bytes": dict(self.extra_bytes), "proven": False}
 
 
 def relaxations(
@@ -54,17 +50,18 @@ def relaxations(
     strategies: to plan with; those whose exact methods take long are left out where there are
     others.
     """
-    outer = run or Run()
-    picked = list(STRATEGIES.values() if strategies is None else strategies)
-    quick = [s for s in picked if not s.slow] or picked
-    all_types = workload.cluster.types
-    choices = dict.fromkeys([all_types, *((name,) for name in all_types)])
-    found = [
-        r for types in choices if (r := more_memory(workload, types, quick, outer)) is not None
-    ]
+    run = run or Run()
+    picked = list(chosen() if strategies is None else strategies)
+    quick = [strategy for strategy in picked if not strategy.slow] or picked
+    types = workload.cluster.types
+    sets = dict.fromkeys([types, *((name,) for name in types)])
+    more = [more_memory(workload, some, quick, run) for some in sets]
     counts = workload.cluster.counts()
-    ordered = sorted(found, key=lambda r: sum(counts[t] * x for t, x in r.extra_bytes.items()))
-    return [*smaller_micro_batch(recomputed(workload, "full"), outer), *ordered]
+    ordered = sorted(
+        (r for r in more if r is not None),
+        key=lambda r: sum(counts[name] * extra for name, extra in r.extra_bytes.items()),
+    )
+    return [*smaller_micro_batch(recomputed(workload, "full"), run), *ordered]
 
 
 def more_memory(
@@ -72,86 +69,68 @@ def more_memory(
 ) -> Relaxation | None:
     """The least extra bytes on each device of these types that some plan fits with; None where no
     amount tried does."""
+
+    def fitting(extra: float) -> str | None:
+        return fitting_plan(with_memory(workload, types, extra), strategies, run)
+
     room = max(workload.cluster.specs[name].memory_bytes for name in workload.cluster.types)
     low, high, until = 0.0, room / 4, time.monotonic() + ALL_SECONDS
-    while (how := fitting(workload, types, high, strategies, run)) is None:
+    while (plan := fitting(high)) is None:
         low, high = high, 2 * high
         if high > FACTOR * room or run.cancelled:
             return None
     while high - low > CLOSE * (room + high) and time.monotonic() < until and not run.cancelled:
         middle = (low + high) / 2
-        better = fitting(workload, types, middle, strategies, run)
-        low, high, how = (middle, high, how) if better is None else (low, middle, better)
+        better = fitting(middle)
+        low, high, plan = (middle, high, plan) if better is None else (low, middle, better)
     counts = workload.cluster.counts()
     on = " and ".join(f"each of {counts[name]} {name}" for name in types)
-    return Relaxation(
-        f"{bytes_text(high)} more on {on}, by {how}", dict.fromkeys(types, high), False
-    )
+    return Relaxation(f"{bytes_text(high)} more on {on}, by {plan}", dict.fromkeys(types, high))
 
 
 def with_memory(workload: Workload, types: Sequence[str], extra: float) -> Workload:
     """The workload with so many more bytes on each device of these types."""
-    specs = {
-        name: spec.model_copy(update={"memory_gib": spec.memory_gib + extra / GIB})
-        if name in types
-        else spec
-        for name, spec in workload.cluster.specs.items()
-    }
+    specs = dict(workload.cluster.specs)
+    for name in types:
+        size = specs[name].memory_gib + extra / GIB
+        specs[name] = specs[name].model_copy(update={"memory_gib": size})
     return replace(workload, cluster=replace(workload.cluster, specs=specs))
 
 
-def fitting(
-    workload: Workload,
-    types: tuple[str, ...],
-    extra: float,
-    strategies: Sequence[Strategy],
-    run: Run,
-) -> str | None:
-    """The plan that fits when replayed with that many more bytes on each device of the types, None
-    without one."""
-    bigger = with_memory(workload, types, extra)
+def fitting_plan(workload: Workload, strategies: Sequence[Strategy], run: Run) -> str | None:
+    """The name of a plan that fits when replayed, None without one."""
     for strategy in strategies:
         if run.cancelled:
             return None
-        part = run.part(time_limit=SECONDS)
-        mode: Recomputation = "full" if strategy.recomputes else "none"
-        methods = strategy.exact if strategy.methods else None
-        for candidate in Search(strategy, bigger, part, {}).proposed(mode, methods):
-            if candidate.fits_memory and candidate.plan is not None:
-                return candidate.name
+        variant = Variant("full" if strategy.recomputes else "none")
+        for c in Search(strategy, workload, run.part(time_limit=SECONDS), variant).exact():
+            if c.fits_memory and c.plan is not None:
+                return c.name
     return None
 
 
 def smaller_micro_batch(workload: Workload, run: Run) -> list[Relaxation]:
     """Micro-batches of one sample, where the profile knows larger ones only: what is kept shrinks
     in proportion."""
-    sizes = [
-        size for name in workload.cluster.types for size in workload.profile.micro_batches(name, 1)
-    ]
-    least = min(sizes, default=1)
+    profile, types = workload.profile, workload.cluster.types
+    least = min((size for name in types for size in profile.micro_batches(name, 1)), default=1)
     if least == 1:
         return []
     data = pose(workload)
     assert data.memory is not None
     kept = [held / least for held in data.memory.layer_bytes_per_sample]
     memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
-    if not fits(data.model_copy(update={"memory": memory}), run):
+    one = data.model_copy(update={"memory": memory})
+    if solve(family("amp"), one, "auto", first_decision(run)).decision is None:
         return []
-    text = (
-        f"micro-batches of one sample with full recomputation (the profile has none below {least})"
-    )
-    return [Relaxation(text, {}, False)]
+    tried = f"the profile has none below {least}"
+    text = f"micro-batches of one sample with full recomputation ({tried})"
+    return [Relaxation(text, {})]
 
 
-def fits(data: AmpData, run: Run) -> bool:
-    """Whether some decision holds, as far as is known in time."""
-    return solve(family("amp"), data, "auto", first_found(run)).decision is not None
-
-
-def first_found(run: Run) -> Run:
-    """A run that ends with the first decision found, or after a few seconds."""
-    inner = run.part(time_limit=SECONDS)
-    alone = Run(inner.options)
+def first_decision(run: Run) -> Run:
+    """A run that ends with the first decision, or after a few seconds."""
+    alone = Run(run.part(time_limit=SECONDS).options)
 
     def watch(progress: Progress) -> None:
         if progress.incumbent is not None or run.cancelled:

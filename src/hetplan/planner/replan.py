@@ -1,26 +1,84 @@
 """A plan after a loss: the best on what is left, preferring what moves less among plans nearly as
-fast."""
+fast; and which weights and optimizer states then move where.
+
+Sets    d devices, l layers, two kinds of state: weights, and what the optimizer holds (moments,
+fp32 weights).
+Holds   a plan gives every device intervals within [0, 1) of each layer, by kind: its tensor rank's
+        part; what ZeRO shards is that part divided once more among those that share it, in the
+        order of their numbers.
+Moves   a device of the new plan gets what it did not hold from a device that did and is still
+        there: one of its own node if there is one, else of those the one that has sent least. What
+        nobody holds comes from a checkpoint.
+An SPMD plan's parameters are held as its program reads them. Gradients are computed anew; copies of
+tied weights are left out. Shards are cut layer by layer.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.candidate import Candidate
-from hetplan.planner.candidates import Tell
-from hetplan.planner.moves import Moves, moves
-from hetplan.planner.parts import lifted
+from hetplan.planner.candidate import Candidate, lifted
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.settings import Settings
+from hetplan.planner.search import OnCandidate
+from hetplan.planner.strategy import Strategy
+from hetplan.planner.variant import Part
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import check_same, replay
+from hetplan.runtime.spmd_replay import SpmdCosts
 from hetplan.solvers.run import Run
 
 WITHIN = 5.0  # percent
+Interval = tuple[float, float]
+Held = dict[int, list[Interval]]  # of one layer and kind, by device
+Key = tuple[int, str]  # layer, kind
+KINDS = ("weights", "states")
+TINY = 1e-12  # of a layer: rounding of shares
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What moves from one plan to another."""
+
+    links: Mapping[tuple[int, int], float]  # (from device, to device) -> bytes
+    lost: Mapping[int, float]  # device -> bytes that no device left holds
+
+    @property
+    def total(self) -> float:
+        """Bytes over all links."""
+        return sum(self.links.values())
+
+    @property
+    def from_checkpoint(self) -> float:
+        """Bytes that come from a checkpoint."""
+        return sum(self.lost.values())
+
+    def between_nodes(self, workload: Workload) -> dict[tuple[int, int], float]:
+        """(from node, to node) -> bytes; within a node under (n, n)."""
+        devices = workload.cluster.devices
+        sizes: dict[tuple[int, int], float] = defaultdict(float)
+        for (a, b), size in self.links.items():
+            sizes[devices[a].node, devices[b].node] += size
+        return dict(sorted(sizes.items()))
+
+    def seconds(self, workload: Workload) -> float:
+        """At least so long: every card sends and receives all that passes it, every node's links
+        its own."""
+        loads: dict[tuple[str, int], float] = defaultdict(float)  # seconds
+        for (a, b), size in self.between_nodes(workload).items():
+            source, taker = workload.cluster.nodes[a], workload.cluster.nodes[b]
+            if a == b:
+                loads["inside", a] += size / (source.intra_bandwidth * source.devices)
+                continue
+            loads["sends", a] += size / source.network_bandwidth
+            loads["receives", b] += size / taker.network_bandwidth
+        return max(loads.values(), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -46,14 +104,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Replanning:
-    """before: seconds per iteration of the old plan, whole. choices: that fit, fastest first.
-    chosen: index of the one that moves least among those within `within` percent of the fastest;
-    None where nothing fits."""
+    """What there is after a loss."""
 
     workload: Workload
-    lost: tuple[int, ...]
-    before: float
-    choices: tuple[Choice, ...]
+    lost: tuple[int, ...]  # numbers of nodes
+    before: float  # seconds per iteration of the old plan, whole
+    choices: tuple[Choice, ...]  # that fit, fastest first
+    # Index of the one that moves least among those within `within` percent of the fastest; None
+    # where nothing fits.
     chosen: int | None
     within: float
 
@@ -77,19 +135,18 @@ def parse_lost(texts: Sequence[str], workload: Workload) -> tuple[int, ...]:
     """`["node1", "node3"]` as node numbers; raises InputError for others, none or all of the
     cluster."""
     count = len(workload.cluster.nodes)
-    found = []
+    lost = set()
     for text in texts:
         match = re.fullmatch(r"node ?(\d{1,9})", text.strip())
         if match is None or int(match[1]) >= count:
             expected = f"node0 to node{count - 1}"
             raise InputError("no such node", where="--lost", got=text, expected=expected)
-        found.append(int(match[1]))
-    lost = tuple(sorted(set(found)))
+        lost.add(int(match[1]))
     if not lost:
         raise InputError("no lost node named", where="--lost", expected="node1, say")
     if len(lost) == count:
         raise InputError("nothing is left", where="--lost", got=", ".join(texts))
-    return lost
+    return tuple(sorted(lost))
 
 
 def replan(
@@ -98,10 +155,9 @@ def replan(
     lost: Sequence[int],
     run: Run | None = None,
     *,
-    strategies: Sequence[str] | None = None,
-    settings: Settings | None = None,
+    strategies: Sequence[Strategy] | None = None,
     within: float = WITHIN,
-    found_one: Tell | None = None,
+    on_candidate: OnCandidate | None = None,
 ) -> Replanning:
     """Plan again without the lost nodes (numbers), and count what moves. plan: what runs now on
     workload's cluster.
@@ -109,20 +165,19 @@ def replan(
     Raises InputError unless plan and workload belong together.
     """
     check_same(plan, workload)
-    nodes = [n for n in range(len(workload.cluster.nodes)) if n not in lost]
-    rest = replace(workload, cluster=workload.cluster.part(nodes))
-    planning = make_plans(rest, strategies, run, settings=settings, found_one=found_one)
-    gone = [d for d, device in enumerate(workload.cluster.devices) if device.node in lost]
+    left = tuple(n for n in range(len(workload.cluster.nodes)) if n not in lost)
+    rest = replace(workload, cluster=workload.cluster.part(left))
+    planning = make_plans(rest, strategies, run, on_candidate=on_candidate)
+    gone = {d for d, device in enumerate(workload.cluster.devices) if device.node in lost}
     choices = []
     for candidate in planning.candidates:
-        if candidate.plan is None or not candidate.fits_memory:
-            continue
-        whole = replace(lifted(candidate, workload, nodes, ""), method=candidate.method)
-        assert whole.plan is not None
-        choices.append(Choice(whole, moves(plan, whole.plan, workload, gone)))
-    chosen = least_moved(choices, within)
+        if candidate.plan is not None and candidate.fits_memory:
+            whole = lifted(candidate, workload, Part("", left))
+            assert whole.plan is not None
+            choices.append(Choice(whole, moves(plan, whole.plan, workload, gone)))
     before = replay(plan, workload).seconds
-    return Replanning(workload, tuple(lost), before, tuple(choices), chosen, within)
+    best = least_moved(choices, within)
+    return Replanning(workload, tuple(lost), before, tuple(choices), best, within)
 
 
 def least_moved(choices: Sequence[Choice], within: float) -> int | None:
@@ -135,3 +190,125 @@ def least_moved(choices: Sequence[Choice], within: float) -> int | None:
     limit = min(known)[0] * (1 + within / 100)
     near = [i for seconds, i in known if seconds <= limit]
     return min(near, key=lambda i: (choices[i].moves.total + choices[i].moves.from_checkpoint, i))
+
+
+def moves(old: Plan, new: Plan, workload: Workload, gone: Collection[int] = ()) -> Moves:
+    """From `old` to `new`, both for the workload's cluster; gone: devices whose memory is lost."""
+    had, needs = holdings(old, gone, workload), holdings(new, (), workload)
+    sizes = state_sizes(workload)
+    sent: dict[int, float] = defaultdict(float)
+    links: dict[tuple[int, int], float] = defaultdict(float)
+    lost: dict[int, float] = defaultdict(float)
+    for key, wanted in needs.items():
+        for begin, end, holders, takers in pieces(had.get(key, {}), wanted):
+            size = (end - begin) * sizes[key]
+            for taker in takers - holders:
+                source = nearest(holders, taker, workload, sent)
+                if source is None:
+                    lost[taker] += size
+                else:
+                    links[source, taker] += size
+                    sent[source] += size
+    return Moves(dict(sorted(links.items())), dict(sorted(lost.items())))
+
+
+def nearest(
+    holders: set[int], taker: int, workload: Workload, sent: Mapping[int, float]
+) -> int | None:
+    """Who sends: a device of the taker's node, else any; of those the one that has sent least."""
+    devices = workload.cluster.devices
+    node = devices[taker].node
+    return min(holders, key=lambda d: (devices[d].node != node, sent.get(d, 0.0), d), default=None)
+
+
+def state_sizes(workload: Workload) -> dict[Key, float]:
+    """Bytes of each layer's weights and optimizer states."""
+    beyond = workload.state_bytes_per_param_byte - 2  # without weights and gradients
+    return {
+        (l, kind): layer.param_bytes * factor
+        for l, layer in enumerate(workload.profile.layers)
+        for kind, factor in zip(KINDS, (1.0, beyond), strict=True)
+    }
+
+
+def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[Key, Held]:
+    """(layer, kind) -> device -> intervals; devices in `missing` hold nothing."""
+    held: dict[Key, Held] = defaultdict(dict)
+    owners = program_parts(plan, workload) if plan.schedule == "spmd" else tensor_parts(plan)
+    for layer, parts in owners.items():
+        for kind in KINDS:
+            for device, interval in sharded(plan, parts, kind):
+                if device not in missing:
+                    held[layer, kind].setdefault(device, []).append(interval)
+    return held
+
+
+def tensor_parts(plan: Plan) -> dict[int, list[tuple[int, Interval]]]:
+    """Layer -> (device, its tensor rank's part) of every replica and row group."""
+    parts: dict[int, list[tuple[int, Interval]]] = defaultdict(list)
+    for stage in (stage for replica in plan.replicas for stage in replica.stages):
+        whole, ends = sum(stage.tensor_shares), [0.0]
+        for share in stage.tensor_shares:
+            ends.append(ends[-1] + share / whole)
+        for layer in (layer for span in stage.layers for layer in range(*span)):
+            for group in stage.devices:
+                parts[layer] += zip(group, pairwise(ends), strict=True)
+    return parts
+
+
+def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, Interval]]]:
+    """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer,
+    each as its program holds it. Slices along any dimension count as parts of the parameter, as
+    tensor ranks' do."""
+    costs = SpmdCosts.of(plan, workload)
+    program = costs.reading.theory.program
+    parts: dict[int, list[tuple[int, Interval]]] = defaultdict(list)
+    for l, layer in enumerate(workload.profile.layers):
+        nodes = [node for node in program.parameters if node.layer == layer.name]
+        whole, begin = sum(node.elements for node in nodes), 0.0
+        for node in nodes:
+            shard = costs.shards[program.copies.get(node.name, node.name)]
+            share = node.elements / whole
+            for rank, device in enumerate(costs.devices):
+                first, last, length = 0, 1, 1
+                if shard.dimension is not None:
+                    (first, last), length = shard.bounds[rank], shard.shape[shard.dimension]
+                if last > first:
+                    ends = begin + share * first / length, begin + share * last / length
+                    parts[l].append((device, ends))
+            begin += share
+    return parts
+
+
+def sharded(
+    plan: Plan, parts: list[tuple[int, Interval]], kind: str
+) -> Iterator[tuple[int, Interval]]:
+    """What each device keeps of a kind: its part, or its share of it where ZeRO divides that
+    kind."""
+    if plan.zero < (1 if kind == "states" else 3):
+        yield from parts
+        return
+    sharers: dict[Interval, list[int]] = defaultdict(list)
+    for device, interval in parts:
+        sharers[interval].append(device)
+    for (begin, end), devices in sharers.items():
+        weights = {d: 1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in devices}
+        at = begin
+        for device in sorted(devices):
+            size = (end - begin) * weights[device] / sum(weights.values())
+            yield device, (at, at + size)
+            at += size
+
+
+def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], set[int]]]:
+    """(begin, end, who held it, who needs it) between any two ends of intervals."""
+    every = [interval for held in (*had.values(), *wanted.values()) for interval in held]
+    for begin, end in pairwise(sorted({end for interval in every for end in interval})):
+        takers = covering(wanted, (begin + end) / 2)
+        if takers and end - begin > TINY:
+            yield begin, end, covering(had, (begin + end) / 2), takers
+
+
+def covering(held: Held, at: float) -> set[int]:
+    """The devices with an interval around `at`."""
+    return {d for d, intervals in held.items() if any(begin < at < end for begin, end in intervals)}

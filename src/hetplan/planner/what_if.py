@@ -12,51 +12,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.planner.candidate import Candidate
-from hetplan.planner.candidates import Tell
+from hetplan.planner.candidate import Candidate, lifted, shortest
 from hetplan.planner.known import Known, remembering
-from hetplan.planner.parts import lifted, lifted_plan
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.settings import Settings
+from hetplan.planner.search import OnCandidate
+from hetplan.planner.strategy import Strategy
+from hetplan.planner.variant import Part, lifted_plan
 from hetplan.profiling.catalogue import DeviceSpec, device
 from hetplan.profiling.cluster import GBIT, Cluster, Node
-from hetplan.profiling.models import Model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
-_AMOUNT = re.compile(r"(\d{1,4})x(.+)")
-
 
 @dataclass(frozen=True)
 class Change:
-    """A named change: the nodes that are kept, by number, and those added behind them.
-
-    network, intra: bandwidth (bytes per second, None: as it is) of the nodes' networks and of the
-    links inside them, of all nodes or `only` of some device type's.
-    """
+    """A named change of a cluster."""
 
     name: str
-    kept: tuple[int, ...]
-    added: tuple[Node, ...] = ()
-    specs: Mapping[str, DeviceSpec] | None = None
-    network: float | None = None
-    devices: int = 0
-    intra: float | None = None
-    only: str | None = None
+    kept: tuple[int, ...]  # numbers of the nodes that stay; they come first
+    added: tuple[Node, ...] = ()  # behind those
+    specs: Mapping[str, DeviceSpec] = field(default_factory=dict)  # of the devices added
+    devices: int = 0  # so many more, or fewer below 0
+    network: float | None = None  # bytes/s of the nodes' networks; None: as they are
+    intra: float | None = None  # bytes/s of the links inside nodes
+    only: str | None = None  # the device type whose nodes' links change; None: all
+
+    @property
+    def removes_only(self) -> bool:
+        """Whether nothing but nodes that go changes."""
+        return not self.added and self.network is None and self.intra is None
 
     def apply(self, cluster: Cluster) -> Cluster:
         """The changed cluster."""
-        nodes = [
-            self.linked(node) for node in (*(cluster.nodes[n] for n in self.kept), *self.added)
-        ]
+        nodes = tuple(self.linked(n) for n in (*(cluster.nodes[k] for k in self.kept), *self.added))
         kinds = {node.device for node in nodes}
-        specs = {k: s for k, s in {**cluster.specs, **(self.specs or {})}.items() if k in kinds}
-        return Cluster(f"{cluster.name}, {self.name}"[:200], tuple(nodes), specs)
+        specs = {k: spec for k, spec in {**cluster.specs, **self.specs}.items() if k in kinds}
+        return Cluster(f"{cluster.name}, {self.name}"[:200], nodes, specs)
 
     def linked(self, node: Node) -> Node:
         """The node with its changed links."""
@@ -68,37 +64,34 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """The best plan after a change, None where nothing fits; gain: seconds per iteration saved,
-    negative: lost."""
+class Changed:
+    """What comes of a change."""
 
     change: Change
     workload: Workload
-    best: Candidate | None
-    gain: float | None
+    best: Candidate | None  # None where nothing fits
+    gain: float | None  # seconds per iteration saved; negative: lost
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types."""
         devices = self.change.devices
+        known = self.gain is not None and devices
         return {
             "change": self.change.name,
             "devices": self.workload.cluster.counts(),
             "seconds_saved": self.gain,
-            "seconds_saved_per_device": self.gain / devices
-            if self.gain is not None and devices
-            else None,
+            "seconds_saved_per_device": (self.gain or 0.0) / devices if known else None,
             "best": None if self.best is None else self.best.document(self.workload),
         }
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """base: as it is. variants: in the order asked. decided: problems that were decided without
-    solving, and why."""
+    """The cluster as it is, and after each change, in the order asked."""
 
-    base: Variant
-    variants: tuple[Variant, ...]
-    decided: tuple[str, ...] = ()
+    base: Changed
+    variants: tuple[Changed, ...]
+    decided: tuple[str, ...] = ()  # problems that were decided without solving, and why
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -109,75 +102,63 @@ class WhatIf:
         }
 
 
+def every_node(cluster: Cluster) -> tuple[int, ...]:
+    """The numbers of all nodes."""
+    return tuple(range(len(cluster.nodes)))
+
+
 def addition(text: str, cluster: Cluster) -> Change:
     """`2xA100-SXM4-80GB`: one more node of two; linked as the cluster's nodes of that device, else
     as its best."""
     count, name = amount(text, "--add")
-    like = next((node for node in cluster.nodes if node.device == name), None)
-    if like is None:
-        like = Node(
-            name,
-            count,
-            max(n.intra_bandwidth for n in cluster.nodes),
-            max(n.network_bandwidth for n in cluster.nodes),
-            min(n.intra_latency for n in cluster.nodes),
-            min(n.network_latency for n in cluster.nodes),
-        )
+    best = Node(
+        name,
+        count,
+        max(n.intra_bandwidth for n in cluster.nodes),
+        max(n.network_bandwidth for n in cluster.nodes),
+        min(n.intra_latency for n in cluster.nodes),
+        min(n.network_latency for n in cluster.nodes),
+    )
+    like = next((node for node in cluster.nodes if node.device == name), best)
     spec = cluster.specs[name] if name in cluster.specs else device(name, where="--add")
-    node = replace(like, device=name, devices=count)
-    every = tuple(range(len(cluster.nodes)))
-    return Change(f"add {text}", every, (node,), {name: spec}, devices=count)
+    added = (replace(like, devices=count),)
+    return Change(f"add {text}", every_node(cluster), added, {name: spec}, count)
 
 
 def removal(text: str, cluster: Cluster) -> Change:
     """`node1`, or `4xT4`: so many devices less, from the last nodes that have them."""
-    match = re.fullmatch(r"node ?(\d{1,9})", text)
-    count = len(cluster.nodes)
+    match, count = re.fullmatch(r"node ?(\d{1,9})", text), len(cluster.nodes)
+    kept, added = list(every_node(cluster)), list[Node]()
     if match is not None:
-        number = int(match[1])
-        if number >= count:
-            raise InputError(
-                "no such node", where="--remove", got=text, expected=f"node0 to node{count - 1}"
-            )
-        kept, added = [n for n in range(count) if n != number], list[Node]()
-        gone = cluster.nodes[number].devices
+        if int(match[1]) >= count:
+            expected = f"node0 to node{count - 1}"
+            raise InputError("no such node", where="--remove", got=text, expected=expected)
+        kept.remove(int(match[1]))
+        gone = cluster.nodes[int(match[1])].devices
     else:
         gone, name = amount(text, "--remove")
-        kept, added = fewer(cluster, gone, name)
+        have, left = cluster.counts().get(name, 0), gone
+        if gone > have:
+            expected = f"at most {have}"
+            raise InputError("more than there are", where="--remove", got=text, expected=expected)
+        for n in reversed(every_node(cluster)):
+            node = cluster.nodes[n]
+            if node.device == name and left:
+                kept.remove(n)
+                if node.devices > left:
+                    added.append(replace(node, devices=node.devices - left))
+                left = max(0, left - node.devices)
     if not kept and not added:
         raise InputError("nothing is left", where="--remove", got=text)
     return Change(f"remove {text}", tuple(kept), tuple(added), devices=-gone)
 
 
-def fewer(cluster: Cluster, count: int, name: str) -> tuple[list[int], list[Node]]:
-    """Nodes kept whole, and the rest of the one that loses a part."""
-    kept, added, left = list(range(len(cluster.nodes))), list[Node](), count
-    for n in reversed(range(len(cluster.nodes))):
-        node = cluster.nodes[n]
-        if node.device != name or left == 0:
-            continue
-        kept.remove(n)
-        if node.devices > left:
-            added.append(replace(node, devices=node.devices - left))
-        left = max(0, left - node.devices)
-    if left:
-        have = cluster.counts().get(name, 0)
-        raise InputError(
-            "more than there are",
-            where="--remove",
-            got=f"{count}x{name}",
-            expected=f"at most {have}",
-        )
-    return kept, added
-
-
 def amount(text: str, option: str) -> tuple[int, str]:
     """`2xT4` as (2, "T4"); raises InputError."""
-    match = _AMOUNT.fullmatch(text.strip())
+    match = re.fullmatch(r"(\d{1,4})x(.+)", text.strip())
     if match is None or int(match[1]) < 1:
-        raise InputError(
-            "not usable", where=option, got=text, expected="COUNTxDEVICE, as 2xA100-SXM4-80GB"
-        )
+        expected = "COUNTxDEVICE, as 2xA100-SXM4-80GB"
+        raise InputError("not usable", where=option, got=text, expected=expected)
     return int(match[1]), match[2]
 
 
@@ -185,42 +166,31 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
     """Every node's network at so many Gbit/s."""
     if not 1e-6 <= gbit <= 1e9:
         raise InputError("--network-gbit-per-s", got=gbit, expected="Gbit/s between 1e-6 and 1e9")
-    return Change(
-        f"network at {gbit:g} Gbit/s", tuple(range(len(cluster.nodes))), network=gbit * GBIT
-    )
+    return Change(f"network at {gbit:g} Gbit/s", every_node(cluster), network=gbit * GBIT)
 
 
 def marginal(cluster: Cluster) -> list[Change]:
     """One more node of each kind, one less; networks twice as fast, of all nodes and of each
-    kind's; links inside the nodes of each kind twice as fast."""
-    found = []
+    kind's, where there are several; links inside the nodes of each kind twice as fast."""
+    changes, links, every = list[Change](), list[Change](), every_node(cluster)
     for name in cluster.types:
-        size = next(node.devices for node in cluster.nodes if node.device == name)
-        found.append(addition(f"{size}x{name}", cluster))
-        if len(cluster.nodes) > 1:
-            last = max(n for n, node in enumerate(cluster.nodes) if node.device == name)
-            found.append(removal(f"node{last}", cluster))
-    fastest = max(node.network_bandwidth for node in cluster.nodes) / GBIT
-    if len(cluster.nodes) > 1:
-        found.append(faster_network(2 * fastest, cluster))
-    return [*found, *faster_links(cluster)]
-
-
-def faster_links(cluster: Cluster) -> list[Change]:
-    """Each device type's networks, where there are several types, and links within nodes at twice
-    their bandwidth."""
-    found, every = [], tuple(range(len(cluster.nodes)))
-    for name in cluster.types:
-        own = [node for node in cluster.nodes if node.device == name]
+        own = [n for n in every if cluster.nodes[n].device == name]
+        nodes = [cluster.nodes[n] for n in own]
+        changes.append(addition(f"{nodes[0].devices}x{name}", cluster))
+        if len(every) > 1:
+            changes.append(removal(f"node{own[-1]}", cluster))
         if len(cluster.types) > 1:
-            network = 2 * max(node.network_bandwidth for node in own)
+            network = 2 * max(node.network_bandwidth for node in nodes)
             text = f"network of {name} nodes at {network / GBIT:g} Gbit/s"
-            found.append(Change(text, every, network=network, only=name))
-        if any(node.devices > 1 for node in own):
-            intra = 2 * max(node.intra_bandwidth for node in own)
+            links.append(Change(text, every, network=network, only=name))
+        if any(node.devices > 1 for node in nodes):
+            intra = 2 * max(node.intra_bandwidth for node in nodes)
             text = f"links inside {name} nodes at {intra / GBIT:g} Gbit/s"
-            found.append(Change(text, every, intra=intra, only=name))
-    return found
+            links.append(Change(text, every, intra=intra, only=name))
+    if len(every) > 1:
+        fastest = max(node.network_bandwidth for node in cluster.nodes) / GBIT
+        changes.append(faster_network(2 * fastest, cluster))
+    return [*changes, *links]
 
 
 def what_if(
@@ -228,61 +198,52 @@ def what_if(
     changes: Sequence[Change],
     run: Run | None = None,
     *,
-    strategies: Sequence[str] | None = None,
-    settings: Settings | None = None,
-    found_one: Tell | None = None,
+    strategies: Sequence[Strategy] | None = None,
+    on_candidate: OnCandidate | None = None,
 ) -> WhatIf:
     """Plan as it is and after each change. The workload's profile must be predicted where devices
     are added."""
     run, known = run or Run(), Known()
-    as_is = Change("as it is", tuple(range(len(workload.cluster.nodes))))
+    as_is = Change("as it is", every_node(workload.cluster))
+    found: list[tuple[Change, Workload, Candidate | None]] = []
     with remembering(known):
-        planning = make_plans(workload, strategies, run, settings=settings, found_one=found_one)
+        best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
         known.decided.clear()  # of problems as they are: nothing was known before
-        found: list[tuple[Change, Workload, Candidate | None]] = []
         for change in changes:
             if run.cancelled:
                 break
             changed = changed_workload(workload, change)
-            planned = make_plans(changed, strategies, run, settings=settings, found_one=found_one)
-            found.append((change, changed, planned.best))
-    best = planning.best
+            own = make_plans(changed, strategies, run, on_candidate=on_candidate).best
+            found.append((change, changed, own))
     for change, _, own in found:
-        best = better(best, returned(own, workload, change))
+        if own is not None and change.removes_only:  # it runs with what was removed idle, too
+            idle = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
+            best = better(best, lifted(own, workload, idle))
     variants = []
     for change, changed, own in found:
         after = better(own, carried(best, workload, changed, change))
-        variants.append(Variant(change, changed, after, gain_of(best, after)))
-    return WhatIf(Variant(as_is, workload, best, None), tuple(variants), tuple(known.decided))
+        gain = None
+        if best is not None and after is not None:
+            gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
+        variants.append(Changed(change, changed, after, gain))
+    return WhatIf(Changed(as_is, workload, best, None), tuple(variants), tuple(known.decided))
 
 
 def changed_workload(workload: Workload, change: Change) -> Workload:
     """The workload on the changed cluster: its own profile where that knows every device, else a
     predicted one."""
-    cluster = change.apply(workload.cluster)
-    known = set(workload.profile.devices())
-    if set(cluster.types) <= known:
+    cluster, profile = change.apply(workload.cluster), workload.profile
+    lacking = [name for name in cluster.types if name not in profile.devices()]
+    if not lacking:
         return replace(workload, cluster=cluster)
-    if workload.profile.provenance.kind != "predicted":
-        lacking = next(name for name in cluster.types if name not in known)
+    if profile.provenance.kind != "predicted":
         raise InputError(
-            f"the measured profile has no table for {lacking!r}",
-            where=workload.profile.model,
+            f"the measured profile has no table for {lacking[0]!r}",
+            where=profile.model,
             expected="one with it",
         )
-    model: Model = workload.model
-    return replace(
-        make_workload(model, cluster, workload.global_batch), reserved_bytes=workload.reserved_bytes
-    )
-
-
-def returned(own: Candidate | None, workload: Workload, change: Change) -> Candidate | None:
-    """The plan found after a removal on the cluster as it is, what was removed idle; None after
-    other changes."""
-    only_less = not change.added and change.network is None and change.intra is None
-    if own is None or not only_less:
-        return None
-    return lifted(own, workload, change.kept, f"idle: {change.name.removeprefix('remove ')}")
+    made = make_workload(workload.model, cluster, workload.global_batch)
+    return replace(made, reserved_bytes=workload.reserved_bytes)
 
 
 def carried(
@@ -292,45 +253,30 @@ def carried(
     if best is None or best.plan is None:
         return None
     places = [-1] * len(workload.cluster.devices)
-    nodes = list(range(len(change.kept)))  # those that are kept come first
-    kept, there = workload.cluster.devices_of(change.kept), changed.cluster.devices_of(nodes)
-    for number, place in zip(kept, there, strict=True):
-        places[number] = place
+    for place, number in enumerate(workload.cluster.devices_of(change.kept)):
+        places[number] = place  # the nodes that are kept come first
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
     plan = lifted_plan(best.plan, changed, places)
     try:
-        found = replay(plan, changed)
+        again = replay(plan, changed)
     except UnsupportedError:
         return None
     return replace(
         best,
         status="feasible",
         plan=plan,
-        predicted_seconds=found.seconds,
+        predicted_seconds=again.seconds,
         closed_form_seconds=None,
         objective=None,  # objective and bound are of the problem as it is
         bound=None,
-        replayed=found,
-        fits_memory=found.fits,
-        peak_bytes=found.peak_bytes,
+        replayed=again,
+        fits_memory=again.fits,
+        peak_bytes=again.peak_bytes,
         message="the plan as it is",
     )
 
 
 def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
     """The faster of both."""
-    known = [c for c in (one, other) if c is not None and c.predicted_seconds is not None]
-    return min(known, key=lambda c: c.predicted_seconds or 0.0, default=None)
-
-
-def gain_of(before: Candidate | None, after: Candidate | None) -> float | None:
-    """Seconds per iteration saved."""
-    if (
-        before is None
-        or after is None
-        or before.predicted_seconds is None
-        or after.predicted_seconds is None
-    ):
-        return None
-    return before.predicted_seconds - after.predicted_seconds
+    return shortest(candidate for candidate in (one, other) if candidate is not None)

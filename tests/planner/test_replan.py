@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,18 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.workloads import small
+from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
-from hetplan.planner.moves import Moves, holdings, moves, state_sizes
+from hetplan.planner.amp import Amp
+from hetplan.planner.data_parallel import DataParallel
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.replan import Choice, least_moved, parse_lost, replan
-from hetplan.planner.strategies import STRATEGIES
+from hetplan.planner.replan import (
+    Choice,
+    Moves,
+    holdings,
+    least_moved,
+    moves,
+    parse_lost,
+    replan,
+    state_sizes,
+)
+from hetplan.planner.strategy import chosen, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
 
 LAYERS = 14
 
@@ -163,29 +172,27 @@ def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]
 
 
 def test_replanning_leaves_the_lost_idle() -> None:
-    w, run = workload(), Run(Options(time_limit=20, threads=1))
-    before = STRATEGIES["amp"].propose(w, run)[0].plan
+    w, run = workload(), one_thread()
+    before = propose(Amp(), w, run)[0].plan
     assert before is not None
-    found = replan(before, w, [1], run, strategies=["amp", "dp"])
+    found = replan(before, w, [1], run, strategies=[Amp(), DataParallel()])
     assert found.best is not None and found.before == replay(before, w).seconds
     for choice in found.choices:
         plan = choice.candidate.plan
         assert plan is not None and all(plan.devices[d].node == 0 for d in plan.ranks)
         assert plan.workload == before.workload
         assert replay(plan, w).seconds == choice.candidate.predicted_seconds
-        assert "@" not in choice.candidate.method
+        assert "@" not in choice.candidate.name
     document = found.document()
     assert document["lost_nodes"] == [1] and document["winner"] == found.chosen
     assert {"bytes_to_move", "links", "move_seconds"} <= set(document["candidates"][0])
 
 
 def test_the_least_moved_of_the_nearly_fastest() -> None:
-    w, run = workload(), Run(Options(time_limit=20, threads=1))
-    base = STRATEGIES["dp"].propose(w, run)[0]
+    w, run = workload(), one_thread()
+    base = propose(DataParallel(), w, run)[0]
 
     def choice(seconds: float, moved: float) -> Choice:
-        from dataclasses import replace
-
         return Choice(replace(base, predicted_seconds=seconds), Moves({(0, 1): moved}, {}))
 
     choices = [choice(1.0, 50.0), choice(1.04, 10.0), choice(1.2, 0.0)]
@@ -214,7 +221,7 @@ def test_programs_hold_what_they_read() -> None:
     """Data parallelism as an SPMD program moves what it does as ZeRO 0: nothing, and to a sliced
     program less."""
     on = make_workload("gpt2", example_cluster("home"), 16)
-    planning = make_plans(on, ["hap", "poplar"], Run(Options(time_limit=3, threads=1)), settings={})
+    planning = make_plans(on, chosen(["hap", "poplar"]), one_thread(3))
     plans = {c.name: c.plan for c in planning.candidates if c.plan is not None}
     whole, zero = plans["hap/dp-even"], plans["poplar/auto-zero0"]
     for before, after in ((whole, whole), (whole, zero), (zero, whole)):

@@ -1,0 +1,194 @@
+"""One strategy on one workload in one variant: its candidates as it proposes them, replayed;
+tightened where the replay needs more memory; and with recomputation where memory costs time.
+
+A family's memory model may be simpler than the replay's (tensor ranks that keep some activations
+whole, working memory of recomputation). What it proves holds with the replay's, too. Where its plan
+does not fit in the replay, the strategy is asked for one within the replay's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hetplan.planner.candidate import Candidate, Method, joined, lifted, shortest, simulated
+from hetplan.planner.strategy import Strategy, propose
+from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, unlimited, useful_modes
+from hetplan.profiling.workload import Workload
+from hetplan.schema import derived
+from hetplan.solvers.run import Run
+from hetplan.text import seconds_text
+
+FREE = "recomputation not tried: without memory limits nothing is faster"
+WITHIN = "solved within the memory that the replay counts"
+SAME = 1e-6  # relative: differences below are none
+GAIN = 1e-3  # relative: by how much the replay of a rearranged plan must be shorter
+
+OnCandidate = Callable[[Candidate], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """on_candidate: called with every candidate as it is found, replayed."""
+
+    strategy: Strategy
+    workload: Workload
+    run: Run
+    variant: Variant = PLAIN
+    on_candidate: OnCandidate | None = None
+
+    @property
+    def name(self) -> str:
+        """`amp`, or `amp in bf16` where several precisions are planned."""
+        of = f" in {self.variant.precision}" if self.variant.precision else ""
+        return f"{self.strategy.name}{of}"
+
+    @cached_property
+    def here(self) -> Workload:
+        """The workload on the variant's part of the cluster."""
+        return on_part(self.workload, self.variant.part)
+
+    def quick(self) -> list[Candidate]:
+        """What methods propose that answer at once."""
+        return self.asked(lambda method: method.quick)
+
+    def exact(self) -> list[Candidate]:
+        """What methods propose that prove their answers."""
+        return self.asked(lambda method: method.exact)
+
+    def others(self) -> list[Candidate]:
+        """What heuristics and baselines propose that take longer."""
+        return self.asked(lambda method: not method.quick and not method.exact)
+
+    def asked(self, wanted: Callable[[Method], bool]) -> list[Candidate]:
+        """What the methods that are wanted propose."""
+        methods = [method for method in self.strategy.methods if wanted(method)]
+        return self.solved(methods, self.variant) if methods else []
+
+    def recomputing(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+        """Candidates that recompute and are faster than the plain ones, or fit where none of those
+        does; notes on what was tried in vain."""
+        found: list[Candidate] = []
+        notes: list[str] = []
+        if not self.strategy.recomputes or self.run.cancelled:
+            return found, notes
+        modes, budget = useful_modes(self.here), self.budget()
+        if modes and self.memory_is_free(plain, share(budget, 1 + len(modes))):
+            return found, [FREE]
+        best = shortest(c for c in plain if c.fits_memory)
+        limit = float("inf") if best is None else best.predicted_seconds or 0.0
+        exact = [method for method in self.strategy.methods if method.exact]
+        for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
+            if budget.should_stop:
+                return found, [*notes, f"no time was left for {mode} recomputation"]
+            variant = replace(self.variant, recomputation=mode)
+            more = self.solved(exact, variant, share(budget, left))
+            fitting = [c for c in more if c.fits_memory]
+            gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
+            other = shortest(fitting)
+            if gains:
+                found += gains
+            elif best is None:
+                notes.append(f"nothing is found with {mode} recomputation either")
+            elif other is not None:
+                took = f"{other.name}: {seconds_text(other.predicted_seconds)}"
+                notes.append(f"{mode} recomputation gains nothing ({took})")
+        return found, notes
+
+    def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
+        """Whether the strategy's best plan stays the best without memory limits: then less kept
+        gains nothing."""
+        best = shortest(c for c in plain if c.method.exact and c.fits_memory)
+        if best is None:
+            return False
+        methods = [method for method in self.strategy.methods if method.exact]
+        free = propose(self.strategy, unlimited(self.here), run, methods)
+        least = shortest(free)
+        if least is None or any(c.status not in ("optimal", "infeasible") for c in free):
+            return False
+        closed = best.closed_form_seconds or best.predicted_seconds or 0.0
+        return closed <= (least.predicted_seconds or 0.0) * (1 + SAME)
+
+    def budget(self) -> Run:
+        """A run for what comes beyond a first proposal: all of it together has the time limit of
+        one method."""
+        return Run(
+            self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel
+        )
+
+    def solved(
+        self, methods: Sequence[Method], variant: Variant, budget: Run | None = None
+    ) -> list[Candidate]:
+        """What the methods propose in a variant, replayed, those of exact ones within memory.
+
+        budget: for each method, and for what comes beyond; None: each as long as `run` says.
+        """
+        with derived(f"profile of {self.workload.model.name} under {variant.recomputation}"):
+            posed = recomputed(self.here, variant.recomputation)
+        found = []
+        for own in propose(self.strategy, posed, budget or self.run, methods):
+            candidate, spare = self.replayed(own, variant), budget or self.budget()
+            if own.method.exact:
+                candidate = self.within_memory(own, candidate, posed, spare)
+            found += [candidate, *self.rearranged(candidate, posed, spare)]
+        if self.variant.part is not None:
+            fitting = [c for c in found if c.plan is not None and c.fits_memory]
+            found = [lifted(c, self.workload, self.variant.part) for c in fitting]
+        if self.on_candidate is not None:
+            for candidate in found:
+                self.on_candidate(candidate)
+        return found
+
+    def replayed(self, own: Candidate, variant: Variant) -> Candidate:
+        """A strategy's candidate as one of the variant, on the part where it is solved; its plan
+        says where it is from."""
+        own = replace(own, variant=replace(variant, part=None))
+        if own.plan is not None:
+            origin = f"{own.strategy}/{own.method.name}{own.plan.origin}"
+            plan = variant.marked(own.plan.model_copy(update={"origin": origin}))
+            own = replace(own, plan=plan)
+        return simulated(own, self.here)
+
+    def within_memory(
+        self, own: Candidate, first: Candidate, posed: Workload, run: Run
+    ) -> Candidate:
+        """The first candidate where its replay fits, else what the strategy has within the replay's
+        memory, if anything; what is proven of its own problem, with more memory, holds for it."""
+        lacks = own.fits_memory and first.replayed is not None and not first.fits_memory
+        if not lacks or run.should_stop:
+            return first
+        model = self.workload.model.name
+        with derived(f"{model} on {self.workload.cluster.name} within the replay's memory"):
+            found = self.strategy.within_replay(posed, run, first.bound)
+        if found is None:
+            return first
+        again = self.replayed(found, first.variant)
+        if again.plan is None:
+            none = "no plan does" if again.status == "infeasible" else ""
+            return replace(first, message=joined(first.message, none))
+        return replace(
+            again,
+            solve_seconds=first.solve_seconds + again.solve_seconds,
+            message=joined(again.message, WITHIN),
+        )
+
+    def rearranged(self, candidate: Candidate, posed: Workload, run: Run) -> list[Candidate]:
+        """What of nearly the price of an exact method's plan is shortest when replayed, if it is
+        shorter than that plan."""
+        if not candidate.method.exact or not candidate.fits_memory or candidate.plan is None:
+            return []
+        limit = (candidate.predicted_seconds or 0.0) * (1 - GAIN)
+        others = []
+        for other in self.strategy.rearrangements(posed, candidate):
+            if run.should_stop:
+                break
+            others.append(self.replayed(other, candidate.variant))
+        best = shortest(c for c in others if c.fits_memory)
+        return [best] if best is not None and (best.predicted_seconds or 0.0) < limit else []
+
+
+def share(budget: Run, parts: int) -> Run:
+    """A run with one of so many parts of what is left of a budget; without a limit there is
+    none."""
+    return budget.part(time_limit=budget.remaining / parts, quiet=False)

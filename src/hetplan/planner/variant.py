@@ -1,0 +1,192 @@
+"""A variant: what is decided around a strategy, one axis each. What is solved and replayed is a
+strategy in a variant.
+
+A strategy poses whatever workload it is given. With a profile whose backward passes include what is
+computed again, and whose layers keep less, its exact methods decide with the memory that
+recomputation leaves, and their bounds hold for it. On a part of the cluster, a cluster of its own,
+it makes plans that leave the other devices idle, and only devices in use are paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+
+from hetplan.profiling.operators import Layer
+from hetplan.profiling.precision import Precision
+from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
+from hetplan.profiling.recomputation import Recomputation, kept_bytes, repeated_share
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.costs import Costs
+from hetplan.runtime.plan import Plan, PlanDevice, Replica, Schedule
+
+MODES: tuple[Recomputation, ...] = ("selective", "full")
+# More bytes than any device has: with them no memory limit binds.
+UNLIMITED = 1e18
+# Of more device types the parts are too many to solve each.
+MOST_TYPES = 6
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some nodes of a cluster. name: stands behind `@` in the names of its plans."""
+
+    name: str
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The axes that all strategies share; every axis is plain by default."""
+
+    recomputation: Recomputation = "none"  # what backward passes compute again
+    precision: Precision | None = None  # where several are ranked together; None: the only one
+    schedule: Schedule | None = None  # of the pipeline; None: the strategy's own
+    part: Part | None = None  # where the plan runs; None: on the whole cluster
+
+    @property
+    def label(self) -> str:
+        """What it adds to a method's name: `+full+bf16@T4`; nothing where it is plain."""
+        mode = None if self.recomputation == "none" else self.recomputation
+        axes = "".join(f"+{axis}" for axis in (mode, self.precision, self.schedule) if axis)
+        return f"{axes}@{self.part.name}" if self.part and self.part.name else axes
+
+    def marked(self, plan: Plan) -> Plan:
+        """The plan of a strategy that posed the workload in this variant."""
+        if self.schedule is not None:
+            plan = plan.model_copy(update={"schedule": self.schedule})
+        if self.recomputation == "none":
+            return plan
+        origin = f"{plan.origin}+{self.recomputation}"
+        return plan.model_copy(update={"recomputation": self.recomputation, "origin": origin})
+
+
+PLAIN = Variant()
+
+
+def parts(workload: Workload) -> Iterator[Part]:
+    """Every part of the cluster by device types but the whole, smaller ones first.
+
+    Every subset of at most six types; of more types one, two, or all but one.
+    """
+    types, nodes = workload.cluster.types, workload.cluster.nodes
+    few = len(types) <= MOST_TYPES
+    for size in range(1, len(types)) if few else (1, 2, len(types) - 1):
+        for names in combinations(types, size):
+            kept = tuple(n for n, node in enumerate(nodes) if node.device in names)
+            yield Part("+".join(names), kept)
+
+
+def on_part(workload: Workload, part: Part | None) -> Workload:
+    """The workload on a part alone, whose tables have the whole cluster's numbers."""
+    if part is None:
+        return workload
+    whole = workload.cluster
+    shown = tuple((whole.devices[d].node, d) for d in whole.devices_of(part.nodes))
+    cluster = replace(whole.part(part.nodes, f"{whole.name}: {part.name}"[:200]), shown=shown)
+    return replace(workload, cluster=cluster)
+
+
+def lifted_plan(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
+    """The plan with the devices of the workload's cluster.
+
+    numbers: of each of the plan's devices its number there, below 0 for one that is not there and
+    that the plan does not use.
+    """
+    shares = None
+    if plan.zero_shares is not None:
+        shares = [0.0] * len(workload.cluster.devices)
+        for own, share in zip(numbers, plan.zero_shares, strict=True):
+            if own >= 0:
+                shares[own] = share
+    return plan.model_copy(
+        update={
+            "name": f"{workload.model.name} on {workload.cluster.name}"[:200],
+            "workload": plan.workload.model_copy(update={"cluster": workload.cluster.name}),
+            "devices": [PlanDevice(type=d.type, node=d.node) for d in workload.cluster.devices],
+            "zero_shares": shares,
+            "replicas": [lifted_replica(replica, numbers) for replica in plan.replicas],
+        }
+    )
+
+
+def lifted_replica(replica: Replica, numbers: Sequence[int]) -> Replica:
+    """The replica on other device numbers."""
+    groups = [[[numbers[d] for d in group] for group in stage.devices] for stage in replica.stages]
+    stages = [
+        stage.model_copy(update={"devices": devices})
+        for stage, devices in zip(replica.stages, groups, strict=True)
+    ]
+    return replica.model_copy(update={"stages": stages})
+
+
+def recomputed(workload: Workload, mode: Recomputation) -> Workload:
+    """The workload with `mode` in its layers' times and in what they keep, and with the memory of
+    the layer at work."""
+    if mode == "none":
+        return workload
+    profile = workload.profile
+    layers = [kept_layer(workload, l, mode) for l in range(len(profile.layers))]
+    tables = [
+        repeated_table(workload, table, mode)
+        for table in profile.tables
+        if table.device in workload.cluster.specs
+    ]
+    changed = {**dict(profile), "layers": layers, "tables": tables}
+    costs, every = Costs(workload, mode), (0, len(layers))
+    degrees = {1, *(table.tensor for table in tables)}
+    working = {degree: costs.working_bytes(every, degree) for degree in degrees}
+    return replace(workload, profile=Profile(**changed), working_bytes=working)
+
+
+def kept_layer(workload: Workload, at: int, mode: Recomputation) -> ProfileLayer:
+    """What the layer keeps; the part that every tensor rank keeps whole follows from what two ranks
+    keep each."""
+    layer = workload.model.layers[at]
+    before = workload.profile.layers[at - 1].activation_bytes if at else 0.0
+    alone, halved = (
+        kept_bytes(layer, mode, workload.precision, tensor, before) for tensor in (1, 2)
+    )
+    whole = min(max(2 * halved - alone, 0.0), alone)
+    changes = {"saved_bytes": alone, "replicated_saved_bytes": whole}
+    return workload.profile.layers[at].model_copy(update=changes)
+
+
+def repeated_table(workload: Workload, table: ProfileTable, mode: Recomputation) -> ProfileTable:
+    """The table with what is repeated in the backward passes."""
+    spec = workload.cluster.specs[table.device]
+
+    @cache
+    def share(layer: Layer) -> float:
+        return repeated_share(
+            layer, mode, spec, workload.precision, table.micro_batch, table.tensor
+        )
+
+    backward = [
+        back + forward * share(layer)
+        for back, forward, layer in zip(
+            table.backward_seconds, table.forward_seconds, workload.model.layers, strict=True
+        )
+    ]
+    return table.model_copy(update={"backward_seconds": backward})
+
+
+def useful_modes(workload: Workload) -> tuple[Recomputation, ...]:
+    """The modes under which this model keeps less than it does without (fused attention has no core
+    to repeat)."""
+    least = sum(layer.saved_bytes for layer in workload.profile.layers)
+    useful: list[Recomputation] = []
+    for mode in MODES:
+        layers = range(len(workload.profile.layers))
+        kept = sum(kept_layer(workload, l, mode).saved_bytes for l in layers)
+        if kept < least * (1 - 1e-9):
+            useful.append(mode)
+            least = kept
+    return tuple(useful)
+
+
+def unlimited(workload: Workload) -> Workload:
+    """The workload on devices whose memory never binds."""
+    return replace(workload, reserved_bytes=-UNLIMITED)

@@ -1,0 +1,282 @@
+"""Memory as a choice and as a limit: recomputation is chosen where it pays, problems within the
+replay's memory are never looser than the replay (and for AMP exactly as tight), and where nothing
+fits, what would is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from fakes.workloads import one_thread, small, with_memory
+from hetplan.formulations import family
+from hetplan.formulations.amp.breakdown import peak_bytes
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.pose import pose as pose_amp
+from hetplan.formulations.poplar.pose import pose as pose_poplar
+from hetplan.planner.amp import Amp, within_problems
+from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.ditto import Ditto, within_problem
+from hetplan.planner.ranking import make_plans
+from hetplan.planner.relax import Relaxation, relaxations
+from hetplan.planner.relax import with_memory as with_more
+from hetplan.planner.search import WITHIN, Search
+from hetplan.planner.strategy import Strategy, chosen, propose
+from hetplan.planner.variant import Variant, recomputed, useful_modes
+from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
+from hetplan.profiling.recomputation import Recomputation
+from hetplan.profiling.workload import make_workload
+from hetplan.runtime.costs import Costs
+from hetplan.runtime.replay import replay
+from hetplan.solvers.registry import evaluate, solve
+
+MODES: tuple[Recomputation, ...] = get_args(Recomputation)
+AMP = family("amp")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_models_see_what_the_replay_prices(mode: Recomputation, tensor: int) -> None:
+    workload = small()
+    seen, priced = recomputed(workload, mode), Costs(workload, mode)
+    for kind in workload.cluster.types:
+        for size in (1, 2):
+            table = seen.profile.table(kind, tensor, size)
+            assert table is not None
+            forward, backward = priced.layer_seconds(kind, tensor, size)
+            assert np.allclose(table.forward_seconds, forward, rtol=1e-12)
+            assert np.allclose(table.backward_seconds, backward, rtol=1e-12)
+    for l, layer in enumerate(seen.profile.layers):
+        whole = layer.replicated_saved_bytes
+        kept = whole + (layer.saved_bytes - whole) / tensor
+        assert kept == pytest.approx(priced.saved_bytes((l, l + 1), tensor), rel=1e-12)
+
+
+def test_less_is_kept_the_more_is_repeated() -> None:
+    workload = small()
+    every = [recomputed(workload, mode).profile.layers for mode in MODES]
+    held = [sum(layer.saved_bytes for layer in layers) for layers in every]
+    assert held == sorted(held, reverse=True) and len(set(held)) == 3
+    assert useful_modes(workload) == ("selective", "full")
+    assert useful_modes(small(model="llama3-8b")) == ("full",)  # fused attention has no core
+
+
+def test_recomputation_is_chosen_where_nothing_else_fits() -> None:
+    """Data parallelism of gpt2 with one sample: 2.4 GiB of states and 0.8 GiB of activations."""
+    workload = with_memory(4.3)
+    (plain,) = propose(DataParallel(), workload, one_thread())
+    assert plain.fits_memory is False
+    best = make_plans(workload, [DataParallel()], one_thread()).best
+    assert best is not None and best.plan is not None and best.replayed is not None
+    assert best.plan.recomputation in ("selective", "full")
+    assert best.name == f"dp/enumeration+{best.plan.recomputation}" and best.replayed.fits
+    assert best.plan.origin == best.name
+    assert best.status == "optimal" and best.bound == best.objective
+
+
+def test_where_memory_is_free_it_is_not_tried() -> None:
+    planning = make_plans(small(), chosen(["dp", "amp"]), one_thread())
+    assert planning.notes == (
+        "dp, amp: recomputation not tried: without memory limits nothing is faster",
+    )
+    assert all(c.variant.recomputation == "none" for c in planning.candidates)
+
+
+def test_where_it_gains_nothing_that_is_told() -> None:
+    search = Search(Amp(), with_memory(5.0), one_thread())
+    plain = search.exact()
+    found, notes = search.recomputing(plain)
+    fastest = min(c.predicted_seconds or 9.9 for c in plain)
+    assert all((c.predicted_seconds or 9.9) < fastest for c in found)
+    assert len(notes) + len({c.variant.recomputation for c in found}) >= 1
+
+
+def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() -> None:
+    """2.6 GiB: with full recomputation the model's best plan lacks the working memory of the layer
+    at work."""
+    workload = with_memory(2.6)
+    search = Search(Amp(), workload, one_thread())
+    plain = search.exact()
+    found = [*plain, *search.recomputing(plain)[0]]
+    assert all(c.replayed is not None and c.replayed.fits for c in found if c.method.exact)
+    (within,) = (c for c in found if WITHIN in c.message)
+    assert within.name == "amp/auto+full" and within.status == "optimal"
+    loose = propose(Amp(), recomputed(workload, "full"), one_thread(), Amp.methods[:1])[0].objective
+    assert loose is not None and within.objective is not None and loose < within.objective
+    assert within.bound == pytest.approx(within.objective, rel=1e-6)
+
+
+def decisions(data: AmpData) -> Iterator[AmpDecision]:
+    """Every division of four devices into stages, replicas and ranks in their order, with several
+    cuts."""
+    layers = len(data.layers)
+    for tensor, size in sorted({(entry.tensor, entry.micro_batch) for entry in data.layer_seconds}):
+        for pipeline in (1, 2, 4):
+            ranks = 4 // tensor // pipeline
+            if ranks < 1 or data.global_batch % (ranks * size):
+                continue
+            groups = [list(range(g * tensor, (g + 1) * tensor)) for g in range(4 // tensor)]
+            for shift in (-1, 0, 1):
+                ends = [0, *(j * layers // pipeline + shift for j in range(1, pipeline)), layers]
+                yield AmpDecision(
+                    pipeline=pipeline,
+                    data=ranks,
+                    tensor=tensor,
+                    micro_batch=size,
+                    placement=[groups[j * ranks : (j + 1) * ranks] for j in range(pipeline)],
+                    stages=list(pairwise(ends)),
+                )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None:
+    """Of every decision the bytes beside the working memory are the replay's; a lone stage is
+    charged twice for tied weights, which is more."""
+    workload = with_memory(16)
+    capacity, compared = workload.device_bytes()["T4"], 0
+    for problem in within_problems(recomputed(workload, mode)):
+        assert problem.data.memory is not None
+        beside = capacity - problem.data.memory.device_bytes["T4"]
+        for decision in decisions(problem.data):
+            plan = Variant(mode).marked(problem.to_plan(decision))
+            own, held = peak_bytes(problem.data, decision), replay(plan, workload).peak_bytes
+            assert own is not None
+            for mine, real in zip(own, held, strict=True):
+                assert mine + beside >= real * (1 - 1e-9)
+                if decision.pipeline > 1 and mode == "none":
+                    assert mine == pytest.approx(real, rel=1e-9)
+                compared += 1
+    assert compared > 50
+
+
+@pytest.mark.parametrize(("mode", "gib"), [("none", 3.4), ("full", 2.6), ("selective", 3.0)])
+def test_amps_optimum_is_the_best_that_the_replay_has_room_for(
+    mode: Recomputation, gib: float
+) -> None:
+    workload = with_memory(gib)
+    posed = recomputed(workload, mode)
+    found = Amp().within_replay(posed, one_thread(), None)
+    assert found.status == "optimal" and found.plan is not None and found.bound is not None
+    assert replay(Variant(mode).marked(found.plan), workload).fits
+    for problem in within_problems(posed):
+        for decision in decisions(problem.data):
+            objective = evaluate(AMP, problem.data, decision).objective
+            assert objective is None or found.bound <= objective * (1 + 1e-9)
+
+
+def test_a_known_bound_ends_it() -> None:
+    workload = with_memory(16)
+    whole = Amp().within_replay(workload, one_thread(), None)
+    again = Amp().within_replay(workload, one_thread(), whole.bound)
+    assert again.status == "optimal"
+    assert (again.objective, again.bound) == (whole.objective, whole.bound)
+
+
+def test_no_room_at_all_is_a_proof_of_amps_and_a_stop_is_none() -> None:
+    none = Amp().within_replay(with_memory(1.51), one_thread(), None)
+    assert none.status == "infeasible" and none.plan is None
+    assert Ditto().within_replay(with_memory(1.51), one_thread(), None) is None
+    stopped = one_thread()
+    stopped.cancel.set()
+    found = Amp().within_replay(with_memory(16), stopped, None)
+    assert (found.status, found.plan) == ("unknown", None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dittos_best_fits_when_replayed(mode: Recomputation) -> None:
+    workload = with_memory(3.2)
+    found = Ditto().within_replay(recomputed(workload, mode), one_thread(), None)
+    assert found is not None and found.plan is not None and found.bound is not None
+    assert replay(Variant(mode).marked(found.plan), workload).fits
+    assert found.objective is not None and found.bound <= found.objective * (1 + 1e-9)
+
+
+def test_dittos_widths_are_held() -> None:
+    data = within_problem(small(), 1, 1)
+    found = solve(family("ditto"), data, "auto", one_thread())
+    assert found.decision is not None
+    assert {stage.devices for stage in found.decision.stages} == {1}
+    wide, narrow = within_problem(small(), 1, 2).memory, data.memory
+    assert wide is not None and narrow is not None
+    assert sum(wide.layer_activation_bytes) > sum(narrow.layer_activation_bytes)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, stage: int) -> None:
+    workload = with_memory(5.0)
+    (poplar,) = chosen(["poplar"], {"poplar": {"zero": stage}})
+    posed = pose_poplar(recomputed(workload, mode), stage)
+    seen = 0
+    for candidate in Search(poplar, workload, one_thread(), Variant(mode)).exact():
+        if candidate.plan is None:
+            continue
+        assert candidate.replayed is not None and candidate.replayed.fits
+        for replica in candidate.plan.replicas:
+            device, batch = replica.stages[0].devices[0][0], replica.micro_batches
+            expected = posed.device_bytes(device, max(b.samples for b in batch))
+            assert candidate.replayed.peak_bytes[device] == pytest.approx(expected, rel=1e-9)
+            seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) -> None:
+    workload = with_memory(16)
+    (candidate,) = propose(DataParallel(), recomputed(workload, mode), one_thread())
+    assert candidate.plan is not None
+    held = replay(Variant(mode).marked(candidate.plan), workload).peak_bytes
+    assert candidate.peak_bytes == pytest.approx(held, rel=1e-9)
+
+
+NAMES = ("amp", "astra", "poplar")
+
+
+@pytest.fixture(scope="module")
+def relaxed() -> list[Relaxation]:
+    """Of gpt2-medium on four devices of 2 GiB."""
+    return relaxations(with_memory(2.0, "gpt2-medium"), one_thread(), chosen(NAMES))
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_more_memory_is_enough_and_less_is_not(which: int, relaxed: list[Relaxation]) -> None:
+    """A plan of the whole planner fits as replayed, and none with a twentieth less."""
+    (extra,) = set(relaxed[which].extra_bytes.values())
+    types = tuple(relaxed[which].extra_bytes)
+    for share, expected in ((1.0, True), (0.95, False)):
+        bigger = with_more(with_memory(2.0, "gpt2-medium"), types, share * extra)
+        planning = make_plans(bigger, chosen(NAMES), one_thread())
+        assert (planning.winner is not None) is expected
+
+
+def test_the_smallest_comes_first(relaxed: list[Relaxation]) -> None:
+    counts = small().cluster.counts()
+    totals = [sum(counts[name] * extra for name, extra in r.extra_bytes.items()) for r in relaxed]
+    assert totals == sorted(totals)
+    assert any(len(r.extra_bytes) == 2 for r in relaxed)
+
+
+@pytest.mark.parametrize("names", [["amp", "dp"], ["dp"]])
+def test_what_would_fit_is_told_where_nothing_does(names: list[str]) -> None:
+    planning = make_plans(with_memory(2.0, "gpt2-medium"), chosen(names), one_thread())
+    assert planning.winner is None and planning.relaxations
+    for told in planning.document()["relaxations"]:
+        assert told["extra_bytes"] and "more on each of 2" in told["what"]
+        assert "by dp/" in told["what"]  # the quick one of those asked for
+    assert make_plans(small(), chosen(names), one_thread()).relaxations == ()
+
+
+def test_smaller_micro_batches_are_told() -> None:
+    """A profile of micro-batches of 8 only, on devices that hold one sample but not eight."""
+    on = with_memory(2.4).cluster
+    profile = predict(load_model("gpt2"), on, micro_batches=[8], date="2026-01-01")
+    workload = make_workload("gpt2", on, 8, profile=profile)
+    data = pose_amp(recomputed(workload, "full"))
+    assert solve(AMP, data, "auto", one_thread()).decision is None
+    quick: list[Strategy] = [DataParallel()]
+    told = relaxations(workload, one_thread(), quick)
+    assert "micro-batches of one sample" in told[0].what and not told[0].extra_bytes
