@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +18,7 @@ from chromium import needs_chromium, rendered
 from fakes.workloads import small
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.planner.pictures.html import KINDS, page
-from hetplan.planner.pictures.scene import BINS, Scene, Span, offers_of, read, sampled, scene
+from hetplan.planner.pictures.scene import BINS, Scene, Span, read, sampled, scene
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.strategy import chosen
@@ -37,7 +39,7 @@ def picture() -> Scene:
     """Of its winner, with all candidates."""
     best = planning().best
     assert best is not None and best.plan is not None and best.replayed is not None
-    offers = offers_of(planning().candidates, planning().workload, planning().winner)
+    _, offers = read(planning().document(), "x.json")
     return scene(best.plan, best.replayed, planning().workload, offers)
 
 
@@ -54,9 +56,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in VOID or (
-            tag == "rect" and f"<{tag}" and not self.get_starttag_text().endswith("/>")
-        ):  # type: ignore[union-attr]
+        if tag not in VOID or (tag == "rect" and (self.get_starttag_text() or "")[-2:] != "/>"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -139,8 +139,6 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
 
 
 def test_names_cannot_break_out() -> None:
-    from dataclasses import replace
-
     evil = replace(picture(), title="<script>alert(1)</script>", subtitle="a & b < c")
     found = Page(page(evil))
     assert not any(tag == "script" for tag, _ in found.tags)
@@ -171,7 +169,7 @@ def test_files_by_matplotlib(kind: str, magic: bytes) -> None:
 def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from hetplan.planner.pictures.figure import figure
 
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'hetplan\[plots\]', or --html"):
         figure(picture(), "png")
 
@@ -181,7 +179,9 @@ def test_documents_of_a_planning_are_read() -> None:
     plan, offers = read(document, "x.json")
     assert planning().best is not None
     assert plan == planning().candidates[0].plan
-    assert offers == list(offers_of(planning().candidates, planning().workload, 0))
+    assert [o.name for o in offers] == [c.name for c in planning().candidates]
+    assert [o.seconds for o in offers] == [c.predicted_seconds for c in planning().candidates]
+    assert [o.winner for o in offers] == [True] + [False] * (len(offers) - 1)
     assert read(document["candidates"][0]["plan"], "x.json") == (plan, [])
 
 
@@ -190,8 +190,8 @@ def test_documents_of_a_planning_are_read() -> None:
     [
         ({"winner": None}, "x.json: winner: no winner to show"),
         ({"winner": 99}, "x.json: winner: no winner to show (got 99"),
-        ({"candidates": {}}, "no winner to show"),
-        ({"candidates": [3]}, "x.json: candidates[0]: not an object"),
+        ({"candidates": {}}, "x.json: candidates: not usable"),
+        ({"candidates": [3]}, "x.json: candidates[0]: not usable"),
         ({"candidates": [{"bound": "a"}]}, "x.json: candidates[0].bound: not usable (got 'a'"),
         ({"candidates": [{"bound": -1}]}, "candidates[0].bound: not usable"),
         ({"candidates": [{"plan": None}]}, "x.json: candidates[0].plan"),

@@ -124,7 +124,7 @@ def test_a_model_that_is_too_large_is_refused_with_reasons() -> None:
     assert [candidate.label for candidate in found] == [f"auto-zero{stage}" for stage in range(4)]
     assert all(candidate.plan is None and candidate.status == "infeasible" for candidate in found)
     assert any("cannot hold its part" in candidate.message for candidate in found)
-    (lowest,) = propose(Poplar(PoplarSettings(zero="lowest")), workload, Run())
+    lowest, _ = propose(Poplar(PoplarSettings(zero="lowest")), workload, Run())
     assert lowest.status == "infeasible" and "at any ZeRO stage" in lowest.message
 
 
@@ -180,7 +180,7 @@ def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Wo
 def test_no_stage_at_all_is_a_proven_no() -> None:
     """What a device cannot hold even at stage 3 is infeasible, with the reason."""
     huge = paper_workload(example_cluster("poplar-b"), "llama2-13b")
-    (found,) = propose(Poplar(PoplarSettings(zero="lowest")), huge, Run())
+    found, _ = propose(Poplar(PoplarSettings(zero="lowest")), huge, Run())
     assert (
         found.status == "infeasible" and "cannot run one sample at any ZeRO stage" in found.message
     )

@@ -3,19 +3,21 @@ candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from hetplan.errors import InputError
-from hetplan.planner.candidate import Candidate
 from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.simulator.timeline import LABELS
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.replay import Replay
+from hetplan.schema import NonNegative, parse
 from hetplan.text import devices_text, names_text
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
@@ -26,52 +28,48 @@ BINS = 1200
 
 @dataclass(frozen=True)
 class Span:
-    """One thing that a unit does. batch: the micro-batch's number, -1 where there is none or
-    several are one."""
+    """One thing that a unit does."""
 
     kind: str
     start: float
     end: float
-    batch: int = -1
+    batch: int = -1  # the micro-batch's number, -1 where there is none or several are one
 
 
 @dataclass(frozen=True)
 class Row:
-    """A unit of the timeline: what it computes, and what it sends. busy: share of the iteration
-    that it computes."""
+    """A unit of the timeline: what it computes, and what it sends."""
 
     title: str
     devices: str
     layers: str
     computes: tuple[Span, ...]
     communicates: tuple[Span, ...]
-    busy: float
+    busy: float  # share of the iteration that it computes
 
 
 @dataclass(frozen=True)
 class Held:
-    """A device's memory, in bytes. place: `r0 s3`, empty where the device is idle. unit: number of
-    its row."""
+    """A device's memory, in bytes."""
 
     device: int
     node: int
     kind: str
     held: float
     limit: float
-    place: str
-    unit: int | None
+    place: str  # `r0 s3`, empty where the device is idle
+    unit: int | None  # number of its row
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A candidate. seconds: predicted; objective, bound: of its own problem; what is not known is
-    None."""
+    """A candidate; what is not known is None."""
 
     name: str
     status: str
-    seconds: float | None
+    seconds: float | None  # predicted
     closed_form: float | None
-    bound: float | None
+    bound: float | None  # of its strategy's own problem
     money: float | None
     fits: bool
     winner: bool
@@ -79,87 +77,85 @@ class Offer:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything. rows: at most ROWS of all `units`. offers: empty where the file has only its own
-    plan."""
+    """Everything."""
 
     title: str
     subtitle: str
     seconds: float
     bubble: float
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # at most ROWS of all units
     units: int
     devices: tuple[Held, ...]
     nodes: tuple[str, ...]
-    offers: tuple[Offer, ...]
+    offers: tuple[Offer, ...]  # empty where the file has only its own plan
+
+    @property
+    def used(self) -> list[Held]:
+        """The devices in use."""
+        return [device for device in self.devices if device.unit is not None]
 
 
-def scene(plan: Plan, found: Replay, workload: Workload, offers: Sequence[Offer] = ()) -> Scene:
-    """The picture's content; found: the plan replayed on the workload."""
-    rows = tuple(row(plan, found, workload, unit) for unit in range(min(len(found.owners), ROWS)))
-    batches = plan.replicas[0].micro_batches[0]
+def scene(plan: Plan, run: Replay, workload: Workload, offers: Sequence[Offer] = ()) -> Scene:
+    """The picture's content; run: the plan replayed on the workload."""
+    replicas, stages = len(plan.replicas), len(plan.replicas[0].stages)
     subtitle = (
-        f"{len(plan.replicas)} replica{'s' if len(plan.replicas) > 1 else ''} of "
-        f"{len(plan.replicas[0].stages)} stage{'s' if len(plan.replicas[0].stages) > 1 else ''}, "
-        f"micro-batches of {batches.samples}, {plan.schedule}, ZeRO {plan.zero}, "
-        f"recomputation {plan.recomputation}; {plan.origin or 'by hand'}"
+        f"{replicas} replica{'s' if replicas > 1 else ''} of "
+        f"{stages} stage{'s' if stages > 1 else ''}, "
+        f"micro-batches of {plan.replicas[0].micro_batches[0].samples}, {plan.schedule}, "
+        f"ZeRO {plan.zero}, recomputation {plan.recomputation}; {plan.origin or 'by hand'}"
     )
+    nodes = [
+        f"node {n}: {node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
+        f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
+        for n, node in enumerate(workload.cluster.nodes)
+    ]
     return Scene(
         title=plan.name,
         subtitle=subtitle,
-        seconds=found.seconds,
-        bubble=found.timeline.bubble,
-        rows=rows,
-        units=len(found.owners),
-        devices=held(plan, found, workload),
-        nodes=tuple(node_text(workload, n) for n in range(len(workload.cluster.nodes))),
+        seconds=run.seconds,
+        bubble=run.timeline.bubble,
+        rows=tuple(row(plan, run, workload, u) for u in range(min(len(run.owners), ROWS))),
+        units=len(run.owners),
+        devices=memory(plan, run, workload),
+        nodes=tuple(nodes),
         offers=tuple(offers),
     )
 
 
-def row(plan: Plan, found: Replay, workload: Workload, unit: int) -> Row:
-    """One unit's row."""
-    replica, stage = found.owners[unit]
-    ranges = plan.replicas[replica].stages[stage].layers
+def row(plan: Plan, run: Replay, workload: Workload, unit: int) -> Row:
+    """One unit's row: a stage, or a device of an SPMD program."""
+    replica, stage = run.owners[unit]
     names = [layer.name for layer in workload.profile.layers]
     places = [(device.node, device.type) for device in workload.cluster.devices]
-    computes, communicates = spans(found, unit)
+    title = f"replica {replica}, stage {stage}" if len(plan.replicas) > 1 else f"stage {stage}"
+    ranges = plan.replicas[replica].stages[stage].layers
+    computes, communicates = spans(run, unit)
     return Row(
-        title=title_of(plan, found, unit),
-        devices=devices_text(places, found.devices[unit]),
+        title=f"device {run.devices[unit][0]}" if run.by_device else title,
+        devices=devices_text(places, run.devices[unit]),
         layers="; ".join(names_text(names[first:last]) for first, last in ranges),
         computes=computes,
         communicates=communicates,
-        busy=float(found.timeline.busy[unit]) / found.seconds if found.seconds else 0.0,
+        busy=float(run.timeline.busy[unit]) / run.seconds if run.seconds else 0.0,
     )
 
 
-def title_of(plan: Plan, found: Replay, unit: int) -> str:
-    """The stage, or the device of an SPMD program."""
-    replica, stage = found.owners[unit]
-    if found.by_device:
-        return f"device {found.devices[unit][0]}"
-    return f"replica {replica}, stage {stage}" if len(plan.replicas) > 1 else f"stage {stage}"
-
-
-def spans(found: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     """What the unit computes, and what it sends or joins in; sampled where all units' events are
     too many to draw."""
-    tasks, timeline = found.timeline.tasks, found.timeline
+    tasks, timeline = run.timeline.tasks, run.timeline
     own = tasks.unit == unit
-    if found.by_device:
+    if run.by_device:
         own |= tasks.kind == int(Kind.COLLECTIVE)  # of all devices
-    of = np.flatnonzero(own & (timeline.end > timeline.start))
-    exact = len(tasks) <= EXACT
+    events = np.flatnonzero(own & (timeline.end > timeline.start))
     lanes: tuple[list[Span], list[Span]] = ([], [])
-    for i in of[np.argsort(timeline.start[of], kind="stable")]:
+    for i in events[np.argsort(timeline.start[events], kind="stable")]:
         kind = LABELS[Kind(int(tasks.kind[i]))]
-        span = Span(
-            kind, float(timeline.start[i]), float(timeline.end[i]), int(tasks.micro_batch[i])
-        )
-        lanes[kind in COMMUNICATES].append(span)
-    if exact:
+        ends = float(timeline.start[i]), float(timeline.end[i])
+        lanes[kind in COMMUNICATES].append(Span(kind, *ends, int(tasks.micro_batch[i])))
+    if len(tasks) <= EXACT:
         return tuple(lanes[0]), tuple(lanes[1])
-    return sampled(lanes[0], found.seconds), sampled(lanes[1], found.seconds)
+    return sampled(lanes[0], run.seconds), sampled(lanes[1], run.seconds)
 
 
 def sampled(lane: Sequence[Span], seconds: float) -> tuple[Span, ...]:
@@ -172,115 +168,77 @@ def sampled(lane: Sequence[Span], seconds: float) -> tuple[Span, ...]:
     width = seconds / BINS
     for span in lane:
         first, last = int(span.start / width), min(int(span.end / width), BINS - 1)
-        k = kinds.index(span.kind)
         for b in range(first, last + 1):
-            share[k, b] += min(span.end, (b + 1) * width) - max(span.start, b * width)
+            inside = min(span.end, (b + 1) * width) - max(span.start, b * width)
+            share[kinds.index(span.kind), b] += inside
     share[-1] = width - share[:-1].sum(axis=0)  # idle
-    chosen = share.argmax(axis=0)
-    found: list[Span] = []
-    begin = 0
-    for b in range(1, BINS + 1):
-        if b == BINS or chosen[b] != chosen[begin]:
-            if chosen[begin] < len(kinds):
-                found.append(Span(kinds[chosen[begin]], begin * width, b * width))
-            begin = b
-    return tuple(found)
-
-
-def held(plan: Plan, found: Replay, workload: Workload) -> tuple[Held, ...]:
-    """Memory and place of every device of the cluster."""
-    place: dict[int, tuple[str, int]] = {}
-    for unit, ((replica, stage), devices) in enumerate(
-        zip(found.owners, found.devices, strict=True)
-    ):
-        for device in devices:
-            place[device] = (
-                f"r{replica} s{stage}" if len(plan.replicas) > 1 else f"s{stage}",
-                unit,
-            )
+    most = share.argmax(axis=0)
+    ends = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), BINS]
     return tuple(
-        Held(
-            d,
-            device.node,
-            device.type,
-            found.peak_bytes[d],
-            found.limit_bytes[d],
-            place[d][0] if d in place else "",
-            place[d][1] if d in place else None,
-        )
-        for d, device in enumerate(workload.cluster.devices)
+        Span(kinds[most[begin]], begin * width, end * width)
+        for begin, end in pairwise(ends)
+        if most[begin] < len(kinds)
     )
 
 
-def node_text(workload: Workload, number: int) -> str:
-    """`node 0: 170 Gbit/s inside, 10 Gbit/s to others`."""
-    node = workload.cluster.nodes[number]
-    inside, outside = node.intra_bandwidth * 8e-9, node.network_bandwidth * 8e-9
-    return f"node {number}: {inside:.4g} Gbit/s inside, {outside:.4g} Gbit/s to others"
+def memory(plan: Plan, run: Replay, workload: Workload) -> tuple[Held, ...]:
+    """Memory and place of every device of the cluster."""
+    place: dict[int, tuple[str, int | None]] = {}
+    for unit, (replica, stage) in enumerate(run.owners):
+        name = f"r{replica} s{stage}" if len(plan.replicas) > 1 else f"s{stage}"
+        place |= dict.fromkeys(run.devices[unit], (name, unit))
+    sizes = zip(workload.cluster.devices, run.peak_bytes, run.limit_bytes, strict=True)
+    return tuple(
+        Held(d, device.node, device.type, held, limit, *place.get(d, ("", None)))
+        for d, (device, held, limit) in enumerate(sizes)
+    )
 
 
-def offers_of(
-    candidates: Sequence[Candidate], workload: Workload, winner: int | None
-) -> list[Offer]:
-    """Of a ranking."""
-    return [
-        Offer(
-            c.name,
-            c.status,
-            c.predicted_seconds,
-            c.closed_form_seconds,
-            c.bound,
-            c.money_per_million_tokens(workload),
-            c.fits_memory is True,
-            i == winner,
-        )
-        for i, c in enumerate(candidates)
-    ]
+class CandidateRow(BaseModel):
+    """The part of a candidate of a planning document that is drawn."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    strategy: str = ""
+    method: str = ""
+    status: str = ""
+    predicted_seconds: NonNegative | None = None
+    closed_form_seconds: NonNegative | None = None
+    bound: NonNegative | None = None
+    money_per_million_tokens: NonNegative | None = None
+    fits_memory: bool | None = None
+    plan: Any = None
+
+
+class PlanningDocument(BaseModel):
+    """What `hetplan plan --json` prints."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    winner: int | None
+    candidates: list[CandidateRow]
 
 
 def read(value: Any, where: str) -> tuple[Plan, list[Offer]]:
     """The plan of a plan file, or the winner's and all candidates of what `hetplan plan --json`
-    prints."""
-    if not isinstance(value, Mapping) or "candidates" not in value:
+    prints; raises InputError."""
+    if not isinstance(value, dict) or "candidates" not in value:
         return parse_plan(value, where=where), []
-    winner, candidates = value.get("winner"), value["candidates"]
-    if (
-        not isinstance(candidates, list)
-        or not isinstance(winner, int)
-        or not 0 <= winner < len(candidates)
-    ):
+    document = parse(PlanningDocument, value, where=where)
+    rows, winner = document.candidates, document.winner
+    if winner is None or not 0 <= winner < len(rows):
         raise InputError("no winner to show", where=f"{where}: winner", got=winner)
-    offers = [offer(c, f"{where}: candidates[{i}]", i == winner) for i, c in enumerate(candidates)]
-    return parse_plan(
-        candidates[winner].get("plan"), where=f"{where}: candidates[{winner}].plan"
-    ), offers
-
-
-def offer(value: Any, where: str, winner: bool) -> Offer:
-    """A candidate of a planning document; raises InputError for what is none."""
-    if not isinstance(value, Mapping):
-        raise InputError("not an object", where=where, got=value)
-
-    def number(key: str) -> float | None:
-        entry = value.get(key)
-        if entry is None:
-            return None
-        if isinstance(entry, bool) or not isinstance(entry, int | float) or not 0 <= entry < 1e30:
-            raise InputError(
-                "not usable",
-                where=f"{where}.{key}",
-                got=entry,
-                expected="a number from 0 on, or null",
-            )
-        return float(entry)
-
-    return Offer(
-        name=f"{value.get('strategy')}/{value.get('method')}"[:200],
-        status=str(value.get("status"))[:40],
-        seconds=number("predicted_seconds"),
-        closed_form=number("closed_form_seconds"),
-        bound=number("bound"),
-        money=number("money_per_million_tokens"),
-        fits=value.get("fits_memory") is True,
-        winner=winner,
-    )
+    plan = parse_plan(rows[winner].plan, where=f"{where}: candidates[{winner}].plan")
+    return plan, [
+        Offer(
+            name=f"{c.strategy}/{c.method}"[:200],
+            status=c.status[:40],
+            seconds=c.predicted_seconds,
+            closed_form=c.closed_form_seconds,
+            bound=c.bound,
+            money=c.money_per_million_tokens,
+            fits=c.fits_memory is True,
+            winner=i == winner,
+        )
+        for i, c in enumerate(rows)
+    ]
