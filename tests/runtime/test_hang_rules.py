@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,10 @@ def rank(
         "meeting": meeting,
         "longest": longest,
     }
-    return Rank(0, 0, now, state=state | {"spent": 0.0, "used": 0.0}, activity=Activity(now - idle))
+    process = SimpleNamespace(pid=0)
+    return Rank(
+        process, None, now, state=state | {"spent": 0.0, "used": 0.0}, activity=Activity(now - idle)
+    )
 
 
 def verdict(

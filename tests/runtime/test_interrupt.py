@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.runtime.hung import Rank
 from hetplan.runtime.job import Job
-from hetplan.runtime.launch import RankError, Supervisor
+from hetplan.runtime.launch import FORK, RankError, Supervisor
 from parity.cases import CASES
 
 
@@ -24,20 +24,19 @@ class Late:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def rank_that_ends_by_itself(seconds: float) -> Rank:
-    """A lost Ctrl-C is another error after so many seconds."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(seconds)
-        os._exit(1)
-    os.close(theirs)
-    return Rank(pid, ours, time.monotonic())
+def supervisor_of(target: Any, *arguments: Any) -> tuple[Supervisor, Any]:
+    """One rank that does something else, and its end of the pipe, held open as by a child of its
+    own."""
+    supervisor = Supervisor(Job(plan=CASES[0].plan), None)
+    ours, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=target, args=arguments)
+    process.start()
+    supervisor.ranks.append(Rank(process, ours, time.monotonic()))
+    return supervisor, theirs
 
 
 def test_ctrl_c_in_a_finaliser_is_not_lost() -> None:
-    supervisor = Supervisor(Job(plan=CASES[0].plan), None)
-    supervisor.ranks.append(rank_that_ends_by_itself(3))
+    supervisor, _held = supervisor_of(time.sleep, 20)
     try:
         with supervisor.signals():
             Late()
@@ -49,17 +48,9 @@ def test_ctrl_c_in_a_finaliser_is_not_lost() -> None:
 
 def test_a_rank_is_gone_though_its_pipe_is_held_open() -> None:
     """As by a child of its own, a loader of data say."""
-    supervisor = Supervisor(Job(plan=CASES[0].plan), None)
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(7)
-    os.set_blocking(ours, False)
-    supervisor.ranks.append(Rank(pid, ours, time.monotonic()))
-    supervisor.selector.register(ours, selectors.EVENT_READ, 0)
+    supervisor, _held = supervisor_of(os._exit, 7)
     try:
         with pytest.raises(RankError, match="ended with exit code 7"):
             supervisor.watch()
     finally:
         supervisor.end()
-        os.close(theirs)

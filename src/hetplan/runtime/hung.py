@@ -110,10 +110,11 @@ SPINNING = 2.0
 class Rank:
     """What the parent knows of a rank."""
 
-    pid: int
-    pipe: int
+    process: Any
+    """A multiprocessing.Process."""
+    connection: Any
+    """The parent's end of its pipe."""
     heard: float
-    buffer: bytes = b""
     state: dict[str, Any] = field(default_factory=dict)
     steps: list[StepReport] = field(default_factory=list)
     activity: Activity = field(default_factory=Activity)
@@ -121,6 +122,11 @@ class Rank:
     lost: bool = False  # its process ended without a word
     done: bool = False
     gone: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return int(self.process.pid)
 
     def starved(self, since: str, limit: float) -> bool:
         """Whether it has waited for a core since it was last heard ("used") or began what it does

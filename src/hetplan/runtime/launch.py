@@ -8,12 +8,9 @@ cause is told, not its consequences.
 from __future__ import annotations
 
 import contextlib
-import json
-import mmap
-import os
-import selectors
+import multiprocessing
+import multiprocessing.connection
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +24,7 @@ from hetplan.runtime.hung import Rank, find_hung
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.virtual import Shared
 
+FORK = multiprocessing.get_context("fork")
 GRACE = 1.5  # seconds in which causes are told from consequences
 
 
@@ -89,41 +87,29 @@ class Supervisor:
     def __init__(self, job: Job, tell: Callable[[StepReport], None] | None) -> None:
         self.job, self.tell = job, tell
         self.ranks: list[Rank] = []
-        self.stop = mmap.mmap(-1, 1)  # one byte that all ranks see
+        self.stop: Any = FORK.RawValue("b", 0)  # one byte that all ranks see
         self.interrupted = False
-        self.selector = selectors.DefaultSelector()
 
     def start(self, store: str) -> None:
         """Fork one process per rank."""
-        virtual = self.job.rehearsal if self.job.virtual else None
-        shared = Shared(virtual, self.job.plan.world_size) if virtual is not None else None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number in range(self.job.plan.world_size):
-            ours, theirs = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                self._child(number, store, ours, theirs, shared)
-            os.close(theirs)
-            os.set_blocking(ours, False)
-            self.ranks.append(Rank(pid, ours, time.monotonic()))
-            self.selector.register(ours, selectors.EVENT_READ, number)
-
-    def _child(
-        self, number: int, store: str, ours: int, theirs: int, shared: Shared | None
-    ) -> NoReturn:
         from hetplan.runtime.execution.rank import rank_main
 
-        for pipe in [ours, *(rank.pipe for rank in self.ranks)]:
-            os.close(pipe)
-        rank_main(self.job, number, store, theirs, shared, lambda: self.stop[0] != 0)
-        os._exit(1)
+        virtual = self.job.rehearsal if self.job.virtual else None
+        shared = Shared(virtual, self.job.plan.world_size) if virtual is not None else None
+        for number in range(self.job.plan.world_size):
+            ours, theirs = FORK.Pipe(duplex=False)
+            # a rank must not hold the parent's ends: it notices by them when the parent is gone
+            parents = [ours, *(rank.connection for rank in self.ranks)]
+            arguments = (self.job, number, store, theirs, parents, shared, self.stop)
+            process = FORK.Process(target=rank_main, args=arguments)
+            process.start()
+            theirs.close()
+            self.ranks.append(Rank(process, ours, time.monotonic()))
 
     def watch(self) -> None:
         """Until all are done; raises RankError, and KeyboardInterrupt where Ctrl-C was pressed."""
         while not all(rank.gone for rank in self.ranks):
-            for key, _ in self.selector.select(timeout=0.2):
-                self._read(key.data)
+            self._listen(0.2)
             if self.interrupted:
                 raise KeyboardInterrupt
             self._reap()
@@ -134,28 +120,27 @@ class Supervisor:
     def _bad(self, rank: Rank) -> bool:
         return rank.failure is not None or (rank.gone and not rank.done)
 
+    def _listen(self, seconds: float) -> None:
+        """Hear what ranks say, for so long at most if they say nothing."""
+        numbers = {r.connection: n for n, r in enumerate(self.ranks) if not r.connection.closed}
+        for connection in multiprocessing.connection.wait(list(numbers), seconds):
+            self._read(numbers[connection])
+
     def _read(self, number: int) -> bool:
-        """Hear what a rank has said; whether there was anything."""
+        """Hear one thing that a rank has said; whether there was anything."""
         rank = self.ranks[number]
         try:
-            data = os.read(rank.pipe, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._deaf(rank)
+            if rank.connection.closed or not rank.connection.poll():
+                return False
+            kind, what = rank.connection.recv()
+        except (EOFError, OSError):
+            rank.connection.close()
             return False
         rank.heard = time.monotonic()
-        *lines, rank.buffer = (rank.buffer + data).split(b"\n")
-        for line in lines:
-            self._hear(number, json.loads(line))
+        self._hear(rank, number, kind, what)
         return True
 
-    def _deaf(self, rank: Rank) -> None:
-        with contextlib.suppress(KeyError):
-            self.selector.unregister(rank.pipe)
-
-    def _hear(self, number: int, what: dict[str, Any]) -> None:
-        rank, kind = self.ranks[number], what.pop("kind")
+    def _hear(self, rank: Rank, number: int, kind: str, what: dict[str, Any]) -> None:
         if kind == "beat":
             rank.state = what
             rank.activity.note(what["used"])
@@ -172,21 +157,18 @@ class Supervisor:
     def _reap(self) -> None:
         """Note which processes are gone, and why."""
         for number, rank in enumerate(self.ranks):
-            if rank.gone:
-                continue
-            pid, status = os.waitpid(rank.pid, os.WNOHANG)
-            if pid == 0:
+            code = rank.process.exitcode
+            if rank.gone or code is None:
                 continue
             rank.gone = True
             while self._read(number):  # what it said last
                 pass
-            self._deaf(rank)  # a process that it has started may hold the pipe open
-            if os.WIFSIGNALED(status):
-                name = signal.Signals(os.WTERMSIG(status)).name
+            rank.connection.close()  # a process that it has started may hold the other end open
+            if code < 0:
+                name = signal.Signals(-code).name
                 hint = ", as by the kernel where memory is short" if name == "SIGKILL" else ""
                 rank.failure, rank.lost = (f"was killed by {name}{hint}", False), True
             elif not rank.done and rank.failure is None:
-                code = os.waitstatus_to_exitcode(status)
                 rank.failure, rank.lost = (f"ended with exit code {code}", False), True
 
     def _explain(self) -> NoReturn:
@@ -195,8 +177,7 @@ class Supervisor:
         while time.monotonic() < until and not any(
             r.failure and not r.failure[1] for r in self.ranks
         ):
-            for key, _ in self.selector.select(timeout=0.1):
-                self._read(key.data)
+            self._listen(0.1)
             self._reap()
         failed = [(n, r.failure) for n, r in enumerate(self.ranks) if r.failure is not None]
         number, (text, _) = min(failed, key=lambda item: item[1][1])
@@ -218,12 +199,9 @@ class Supervisor:
     def end(self) -> None:
         """Kill and collect whoever is left."""
         for rank in self.ranks:
-            if not rank.gone:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGKILL)
-                os.waitpid(rank.pid, 0)
-            os.close(rank.pipe)
-        self.selector.close()
+            rank.process.kill()
+            rank.process.join()
+            rank.connection.close()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -235,7 +213,7 @@ class Supervisor:
         """
 
         def asked(number: int, frame: FrameType | None) -> None:
-            self.stop[0] = 1
+            self.stop.value = 1
 
         def interrupted(number: int, frame: FrameType | None) -> None:
             self.interrupted = True

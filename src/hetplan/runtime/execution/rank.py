@@ -4,15 +4,15 @@ started it."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -42,27 +42,37 @@ LOST = (
 
 @dataclass
 class Channel:
-    """The rank's end of its pipe: JSON lines."""
+    """The rank's end of its pipe."""
 
-    pipe: int
+    connection: Connection
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, kind: str, **what: Any) -> None:
-        """A line; the process ends where nobody listens any more."""
-        data = (json.dumps({"kind": kind, **what}) + "\n").encode()
+        """Send (kind, what); the process ends where nobody listens any more."""
         with self.lock:
             try:
-                while data:
-                    data = data[os.write(self.pipe, data) :]
+                self.connection.send((kind, what))
             except BrokenPipeError:
                 os._exit(1)
 
 
 def rank_main(
-    job: Job, rank: int, store: str, pipe: int, shared: Shared | None, stop: Callable[[], bool]
+    job: Job,
+    rank: int,
+    store: str,
+    connection: Connection,
+    parents: Sequence[Connection],
+    shared: Shared | None,
+    stop: Any,
 ) -> None:
-    """Never returns. Exit code 0, or 1 with the reason told."""
-    channel = Channel(pipe)
+    """Never returns. Exit code 0, or 1 with the reason told.
+
+    parents: ends of pipes that are the parent's alone. stop: its value says whether to end behind
+    the step.
+    """
+    for end in parents:
+        end.close()
+    channel = Channel(connection)
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us decides
@@ -73,7 +83,7 @@ def rank_main(
         os.environ["LOCAL_RANK"] = str(rank)
         watch = recorder(job, rank, shared)
         beat(channel, watch)
-        run(job, rank, store, watch, channel, stop)
+        run(job, rank, store, watch, channel, lambda: stop.value != 0)
         channel.tell("done")
         code = 0
     except HetplanError as error:
