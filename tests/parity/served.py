@@ -42,7 +42,7 @@ NEEDED = (
     "torch.distributed.checkpoint",
     "hetplan.cli.main",
     "hetplan.runtime.__main__",
-    "hetplan.runtime.elastic",
+    "hetplan.runtime.launch",
     "hetplan.runtime.execution.rank",
     "parity.cases",
     "parity.faulty",

@@ -14,8 +14,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from torch import nn  # noqa: E402
 
 from hetplan.runtime.execution.chain import count_of, describe  # noqa: E402
-from hetplan.runtime.execution.holdings import bucket_plans  # noqa: E402
-from hetplan.runtime.execution.places import Layout  # noqa: E402
+from hetplan.runtime.execution.places import Layout, bucket_plans  # noqa: E402
 from hetplan.runtime.execution.position import Dropout, Position, at, uniform  # noqa: E402
 from hetplan.runtime.execution.tensor import Cut, Part, cut  # noqa: E402
 from hetplan.runtime.references.build import reference, stand_in  # noqa: E402

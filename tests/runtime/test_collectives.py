@@ -12,7 +12,7 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.collectives import OPERATIONS, fit_line, load_collectives
-from hetplan.runtime.collectives import Job, job
+from hetplan.runtime.collectives import groups_of, torchrun_place
 
 SIZES = [1e3, 1e4, 1e5, 1e6]
 
@@ -31,9 +31,9 @@ def test_neither_part_is_negative() -> None:
 
 
 def test_groups_of_a_job() -> None:
-    assert Job(0, 4, 0, 4).groups() == {"node": [[0, 1, 2, 3]]}
-    assert Job(0, 2, 0, 1).groups() == {"all": [[0, 1]]}
-    assert Job(3, 4, 1, 2).groups() == {
+    assert groups_of(4, 4) == {"node": [[0, 1, 2, 3]]}
+    assert groups_of(2, 1) == {"all": [[0, 1]]}
+    assert groups_of(4, 2) == {
         "node": [[0, 1], [2, 3]],
         "between": [[0, 2]],
         "all": [[0, 1, 2, 3]],
@@ -55,7 +55,7 @@ def test_outside_of_torchrun(
     ):
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="2 or more"):
-        job()
+        torchrun_place()
 
 
 def test_two_ranks_on_gloo(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from fakes.workloads import small
 from hetplan.errors import InputError
-from hetplan.runtime import elastic
-from hetplan.runtime.elastic import launch_elastic
+from hetplan.runtime import launch
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.launch import RankError
+from hetplan.runtime.launch import RankError, launch_elastic
 from hetplan.runtime.plan import Plan
 
 torch = pytest.importorskip("torch", reason="torch is an extra of hetplan")
@@ -38,7 +37,7 @@ class Cluster:
 
     def launch(self, job: Job, tell: Tell) -> list[list[StepReport]]:
         """As `launch`."""
-        first = elastic.latest(job) or 0 if job.resume else 0
+        first = launch.latest(job) or 0 if job.resume else 0
         step, device = (
             self.dies[len(self.jobs)] if len(self.jobs) < len(self.dies) else (1000, None)
         )
@@ -77,7 +76,7 @@ def survive(
         list[tuple[int, ...]](),
         list[Loss](),
     )
-    monkeypatch.setattr(elastic, "launch", cluster.launch)
+    monkeypatch.setattr(launch, "launch", cluster.launch)
 
     def again(ran: Job, lost: tuple[int, ...]) -> Job | None:
         asked.append(lost)

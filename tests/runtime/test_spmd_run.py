@@ -22,8 +22,7 @@ from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
 from hetplan.runtime.plan import Plan, save_plan
-from hetplan.runtime.replay import replay
-from hetplan.runtime.trace import trace
+from hetplan.runtime.replay import replay, trace
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -119,9 +119,8 @@ def run(
     """
     from hetplan.cli import elastic as survival
     from hetplan.runtime.devices import on_devices
-    from hetplan.runtime.elastic import launch_elastic
     from hetplan.runtime.job import Job, check_folder_given, check_numbers
-    from hetplan.runtime.launch import launch
+    from hetplan.runtime.launch import launch, launch_elastic
     from hetplan.runtime.measured import Measured
     from hetplan.runtime.plan import load_plan
 

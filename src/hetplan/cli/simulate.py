@@ -78,7 +78,7 @@ def simulate(
         workload, beside = calibrated(loaded, workload, calibration)
     found = replay(loaded, workload, Settings(buckets=overlap, blocking=blocking))
     if trace is not None:
-        from hetplan.runtime.trace import trace as traced
+        from hetplan.runtime.replay import trace as traced
 
         write_document(trace, traced(found))
     if json:

@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from hetplan.errors import InputError
@@ -32,47 +31,32 @@ WARM_UP = 2
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-@dataclass(frozen=True)
-class Job:
-    """This process's place, as torchrun tells it."""
-
-    rank: int
-    ranks: int
-    local_rank: int
-    local_ranks: int
-
-    def groups(self) -> dict[Kind, list[list[int]]]:
-        """Ranks of the groups of each kind with more than one member; equal kinds once."""
-        per_node = self.local_ranks
-        nodes = [list(range(first, first + per_node)) for first in range(0, self.ranks, per_node)]
-        found: dict[Kind, list[list[int]]] = {}
-        if per_node > 1:
-            found["node"] = nodes
-        if len(nodes) > 1 and per_node > 1:
-            found["between"] = [[node[0] for node in nodes]]
-        if len(nodes) > 1:
-            found["all"] = [list(range(self.ranks))]
-        return found
+def groups_of(ranks: int, per_node: int) -> dict[Kind, list[list[int]]]:
+    """Ranks of the groups of each kind with more than one member; equal kinds once."""
+    nodes = [list(range(first, first + per_node)) for first in range(0, ranks, per_node)]
+    groups: dict[Kind, list[list[int]]] = {}
+    if per_node > 1:
+        groups["node"] = nodes
+    if len(nodes) > 1 and per_node > 1:
+        groups["between"] = [[node[0] for node in nodes]]
+    if len(nodes) > 1:
+        groups["all"] = [list(range(ranks))]
+    return groups
 
 
-def job() -> Job:
-    """From torchrun's variables; raises InputError outside of it, or with a single rank."""
+def torchrun_place() -> list[int]:
+    """This process's rank, all ranks, its rank within the node and the node's ranks; raises
+    InputError outside of torchrun, or with a single rank."""
     for name in VARIABLES:
         if not os.environ.get(name, "").isdecimal():
-            raise InputError(
-                "is missing",
-                where=name,
-                expected="torchrun --nproc-per-node N -m hetplan profile …",
-            )
-    found = Job(*(int(os.environ[name]) for name in VARIABLES))
-    if found.ranks < 2 or found.local_ranks < 1 or found.ranks % found.local_ranks:
-        raise InputError(
-            "ranks are not usable",
-            where="WORLD_SIZE",
-            got=found.ranks,
-            expected="nodes of equally many, 2 or more in all",
-        )
-    return found
+            expected = "torchrun --nproc-per-node N -m hetplan profile …"
+            raise InputError("is missing", where=name, expected=expected)
+    place = [int(os.environ[name]) for name in VARIABLES]
+    _, ranks, _, per_node = place
+    if ranks < 2 or per_node < 1 or ranks % per_node:
+        expected = "nodes of equally many, 2 or more in all"
+        raise InputError("ranks are not usable", where="WORLD_SIZE", got=ranks, expected=expected)
+    return place
 
 
 def measure_collectives(
@@ -89,34 +73,34 @@ def measure_collectives(
     import torch
     from torch import distributed as dist
 
-    here = job()
+    rank, ranks, local_rank, per_node = torchrun_place()
     check_device(device)
     backend = "gloo" if device == "cpu" else "nccl"
-    place = "cpu" if device == "cpu" else f"cuda:{here.local_rank}"
+    place = "cpu" if device == "cpu" else f"cuda:{local_rank}"
     if device != "cpu":
-        torch.cuda.set_device(here.local_rank)
+        torch.cuda.set_device(local_rank)
     with process_group(backend):
         fits = []
-        for kind, members in here.groups().items():
-            made = [dist.new_group(ranks) for ranks in members]  # all ranks, in the same order
-            mine = next((i for i, ranks in enumerate(members) if here.rank in ranks), None)
+        for kind, members in groups_of(ranks, per_node).items():
+            made = [dist.new_group(group) for group in members]  # all ranks, in the same order
+            mine = next((i for i, group in enumerate(members) if rank in group), None)
             for operation in OPERATIONS:
                 dist.barrier()
                 found = None
                 if mine is not None:
                     found = _points(operation, members[mine], made[mine], place, sizes, repeats)
-                if here.rank == 0 and found is not None:
+                if rank == 0 and found is not None:
                     fits.append(_fit(operation, kind, len(members[0]), found))
                     if tell is not None:
                         tell(f"{operation}, {kind}: {fits[-1].bytes_per_second / 1e9:.3g} GB/s, "
                              f"{1e6 * fits[-1].latency_seconds:.3g} us")  # fmt: skip
         dist.barrier()
-    if here.rank != 0:
+    if rank != 0:
         return None
     return Collectives(
         backend=backend,
         device=device_name(device),
-        ranks=here.ranks,
+        ranks=ranks,
         provenance=measured_here(f"hetplan profile --collectives, {backend}", device),
         fits=fits,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.zero import States, communication
 from hetplan.profiling.simulator.pipeline import Collective, Hops, simulate_replicas
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
-from hetplan.profiling.simulator.tasks import Ints
-from hetplan.profiling.simulator.timeline import Timeline
+from hetplan.profiling.simulator.tasks import Ints, Kind
+from hetplan.profiling.simulator.timeline import LABELS, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs, Floats, Traffic
 from hetplan.runtime.plan import Plan, Replica, Stage
@@ -408,3 +409,42 @@ def memory(
         for device in stage.all_devices:
             peak[device] = zero.state_bytes(plan, stage, device, costs) + kept
     return tuple(peak)
+
+
+COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
+MICRO = 1e6  # seconds to microseconds
+
+
+def trace(replayed: Replay) -> dict[str, Any]:
+    """The replay in the Trace Event Format, which chrome://tracing and Perfetto open; pid: the replica, tid: 2 row for computing, 2 row + 1 for communicating.
+
+    A row is a stage, or of an SPMD program a device; its collectives stand on the first one's.
+    """
+    events: list[dict[str, Any]] = []
+    rows = [(i, unit if replayed.by_device else j) for unit, (i, j) in enumerate(replayed.owners)]
+    for unit, (replica, stage) in enumerate(rows):
+        names = ", ".join(map(str, replayed.devices[unit]))
+        head = {"ph": "M", "pid": replica}
+        events.append({**head, "name": "process_name", "args": {"name": f"replica {replica}"}})
+        for row, what in ((2 * stage, "computes"), (2 * stage + 1, "communicates")):
+            label = (
+                f"device {names} {what}"
+                if replayed.by_device
+                else f"stage {stage} (devices {names}) {what}"
+            )
+            events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
+    for event in replayed.timeline.events():
+        replica, stage = rows[event["unit"]]
+        batch = event["micro_batch"]
+        events.append(
+            {
+                "name": event["kind"] if batch < 0 else f"{event['kind']} {batch}",
+                "cat": event["kind"],
+                "ph": "X",
+                "ts": event["start"] * MICRO,
+                "dur": (event["end"] - event["start"]) * MICRO,
+                "pid": replica,
+                "tid": 2 * stage + (event["kind"] in COMMUNICATES),
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}

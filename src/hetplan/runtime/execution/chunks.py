@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from pydantic import Field
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -31,10 +32,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
-    LoadPlanner,
     ReadItem,
     SavePlan,
-    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
@@ -164,10 +163,11 @@ class Chunk:
         return MetadataIndex(self.key, torch.Size([self.first]))
 
 
-class _Save(SavePlanner):
+class _Save(DefaultSavePlanner):
     """Writes the chunks that a rank answers for."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
+        super().__init__()
         self.chunks = {chunk.index: chunk for chunk in chunks}
 
     def set_up_planner(
@@ -200,10 +200,11 @@ class _Save(SavePlanner):
         return self.chunks[write_item.index].values
 
 
-class _Load(LoadPlanner):
+class _Load(DefaultLoadPlanner):
     """Reads into chunks what stored ones share with them."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
+        super().__init__()
         self.chunks = {chunk.index: chunk for chunk in chunks}
         self.metadata: Any = None
 
@@ -244,25 +245,10 @@ class _Load(LoadPlanner):
                     lengths=torch.Size([last - first]),
                 )
 
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """As it is."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """There are none."""
-        raise AssertionError("a checkpoint of tensors has bytes")
-
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         """The place that an item goes to."""
         values = self.chunks[read_item.dest_index].values
         return values.narrow(0, read_item.dest_offsets[0], read_item.lengths[0])
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Written in place already."""
 
 
 def written(chunk: Chunk) -> WriteItem:

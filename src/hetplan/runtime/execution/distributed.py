@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, count_of, describe
-from hetplan.runtime.execution.holdings import Held, bucket_plans, held_by
 from hetplan.runtime.execution.messages import Mail, streams
 from hetplan.runtime.execution.pipeline import Pipeline, Rows
-from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import Fragment, States
 from hetplan.runtime.execution.tensor import TensorGroup, join

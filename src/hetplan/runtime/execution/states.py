@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hetplan.runtime.execution.holdings import BucketPlan, Held, Piece
+from hetplan.runtime.execution.places import BucketPlan, Held, Piece
 from hetplan.runtime.execution.tensor import Cut
 from hetplan.runtime.execution.transport import Group
 from hetplan.runtime.plan import split
