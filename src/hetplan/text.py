@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,20 @@ class Table:
             assert len(row) == len(self.header), (
                 f"{self.title}: {len(row)} cells, expected {len(self.header)}"
             )
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        items: Iterable[T],
+        columns: Mapping[str, Callable[[T], str]],
+        notes: Iterable[str] = (),
+        right: Iterable[int] = (),
+    ) -> Table:
+        """One row per item; `columns` gives each column's name and the cell that it has of an
+        item."""
+        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+        return cls(title, tuple(columns), rows, tuple(notes), tuple(right))
 
 
 def seconds_text(value: float | None) -> str:

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
+from hetplan.cli.pools import MODES, PARAMETERS
 
 from fakes.cli import Call
-from hetplan.cli.pools import MODES, PARAMETERS
 from hetplan.formulations.astra.search.rule_syntax import __doc__ as GRAMMAR
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, Schema
 

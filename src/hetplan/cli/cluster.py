@@ -8,25 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption
-from hetplan.cli.output import check_target, note, print_json, print_tables
+from hetplan.cli.options import JsonOption, require
+from hetplan.cli.output import check_target, emit, note
 from hetplan.errors import InputError
 from hetplan.text import Table, number_text
 
-app = typer.Typer(
-    help="Write cluster files.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 
-
-@app.callback()
-def root() -> None:
-    """Write cluster files."""
-
-
-@app.command("detect")
 def detect(
     hostfile: Annotated[
         Path | None,
@@ -71,24 +58,22 @@ def detect(
 
     from hetplan.profiling.cluster import ClusterFile, build_cluster
     from hetplan.profiling.detect import cluster_document, read_hostfile, slurm_hosts
-    from hetplan.runtime.devices import local_node
+    from hetplan.runtime.devices import local_device_name, local_node
     from hetplan.schema import parse
 
     check_target(output)
     if hostfile is not None and slurm is not None:
         raise InputError("--hostfile and --slurm exclude each other")
     for option, value in (("--devices", devices), ("--intra", intra), ("--network", network)):
-        if value is not None and not 0 < value <= 1e6:
-            raise InputError(
-                "not usable", where=option, got=value, expected="more than 0, at most 1e6"
-            )
-    found = local_node()
+        fits = value is None or 0 < value <= 1e6
+        require(fits, option, value, "more than 0, at most 1e6")
+    here = local_node()
     local = replace(
-        found,
-        device=device or found.device,
-        devices=devices or found.devices or slurm_devices(),
-        intra_gbit=intra or found.intra_gbit,
-        network_gbit=network or found.network_gbit,
+        here,
+        device=device or here.device,
+        devices=devices or here.devices or slurm_devices(),
+        intra_gbit=intra or here.intra_gbit,
+        network_gbit=network or here.network_gbit,
     )
     job = os.environ.get("SLURM_JOB_NODELIST", "")
     if hostfile is not None:
@@ -101,25 +86,18 @@ def detect(
         raise InputError(
             "device type is not known",
             where="--device",
-            got=unknown_device(),
+            got=local_device_name(),
             expected="a name of the catalogue",
         )
     document = cluster_document(hosts, name, local)
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    told = assumptions(
-        local.intra_gbit,
-        local.network_gbit,
-        max(n["devices"] for n in document["nodes"]),
-        len(hosts),
-    )
+    most = max(node["devices"] for node in document["nodes"])
+    assumed = assumptions(local.intra_gbit, local.network_gbit, most, len(hosts))
     if output is not None:
-        write(document, told, output)
-    for line in told:
+        write(document, assumed, output)
+    for line in assumed:
         note(line)
-    if json:
-        print_json(document)
-    else:
-        print_tables([table(document)])
+    emit(document, [table(document)], json=json)
     return 0
 
 
@@ -129,50 +107,43 @@ def slurm_devices() -> int | None:
     return int(text) if text.isdecimal() and int(text[:6]) > 0 else None
 
 
-def unknown_device() -> str | None:
-    """The local GPU's name, which the catalogue does not know."""
-    from hetplan.runtime.devices import local_device_name
-
-    return local_device_name()
-
-
 def assumptions(intra: float | None, network: float | None, devices: int, hosts: int) -> list[str]:
     """What neither was measured nor given."""
     from hetplan.profiling.detect import ETHERNET_GBIT, PCIE_GBIT
 
-    told = []
+    assumed = []
     if intra is None and devices > 1:
-        told.append(
+        assumed.append(
             f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra says otherwise"
         )
     if network is None and hosts > 1:
-        told.append(
+        assumed.append(
             f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
         )
-    return told
+    return assumed
 
 
-def write(document: dict[str, Any], told: list[str], path: Path) -> None:
+def write(document: dict[str, Any], assumed: list[str], path: Path) -> None:
     """YAML with a comment of what was assumed."""
     import yaml
 
     from hetplan.files import write_text
 
-    head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *told))
+    head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
     write_text(path, head + yaml.safe_dump(document, sort_keys=False))
 
 
 def table(document: dict[str, Any]) -> Table:
     """One row per entry of equal nodes."""
-    rows = tuple(
-        (
-            str(node["count"]),
-            str(node["devices"]),
-            node["device"],
-            number_text(node["intra_node_gbit_per_s"], 4),
-            number_text(node["network_gbit_per_s"], 4),
-        )
-        for node in document["nodes"]
+    return Table.of(
+        f"cluster {document['name']}",
+        document["nodes"],
+        {
+            "nodes": lambda node: str(node["count"]),
+            "devices": lambda node: str(node["devices"]),
+            "device": lambda node: node["device"],
+            "Gbit/s within": lambda node: number_text(node["intra_node_gbit_per_s"], 4),
+            "between": lambda node: number_text(node["network_gbit_per_s"], 4),
+        },
+        right=(0, 1, 3, 4),
     )
-    header = ("nodes", "devices", "device", "Gbit/s within", "between")
-    return Table(f"cluster {document['name']}", header, rows, right=(0, 1, 3, 4))

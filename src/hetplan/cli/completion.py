@@ -1,15 +1,15 @@
-"""What the shell offers for an argument or an option; asked at every press of a key, so nothing
-heavy is read.
+"""What the shell offers for an argument or an option.
 
-Completers take what is typed so far (and the context, where what stands before matters) and return
-whole words.
-Where none begins so, the shell falls back on file names.
+A shell asks at every press of a key, so nothing heavy is read. Completers take what is typed so far
+(and the context, where what stands before matters) and return whole words. Where none begins so,
+the shell falls back on file names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 
 import typer
@@ -17,6 +17,8 @@ import typer
 # Of an instance file only this much is read to learn its problem, which stands near the beginning.
 GLANCE_BYTES = 4096
 _PROBLEM = re.compile(rb'"problem"\s*:\s*"([a-z]+)"')
+
+Completer = Callable[[str], list[str]]
 
 
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
@@ -30,6 +32,40 @@ def listed(names: Iterable[str], incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
     return [f"{before}{comma}{name}" for name in beginning(names, last) if name not in taken]
+
+
+def offering(target: str, *, ending: str = "", many: bool = False) -> Completer:
+    """A completer of the names in `target`, "module:attribute": an iterable, or a function that
+    returns one. ending: what follows each name; many: the option takes a list."""
+
+    def complete(incomplete: str) -> list[str]:
+        module, _, attribute = target.partition(":")
+        names = getattr(import_module(module), attribute)
+        whole = [f"{name}{ending}" for name in (names() if callable(names) else names)]
+        return listed(whole, incomplete) if many else beginning(whole, incomplete)
+
+    return complete
+
+
+problems = offering("hetplan.formulations:FAMILIES")
+models = offering("hetplan.profiling.zoo:BUILT_IN")
+devices = offering("hetplan.profiling.catalogue:catalogue", ending=":", many=True)
+precisions = offering("hetplan.profiling.precision:PRECISIONS", many=True)
+strategies = offering("hetplan.planner.strategy:STRATEGIES", many=True)
+frameworks = offering("hetplan.runtime.export:EXPORTERS")
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Clusters that come with hetplan, read off their folder: what reads such files is heavy."""
+    folder = Path(__file__).parents[1] / "profiling" / "clusters"
+    return beginning(sorted(path.stem for path in folder.glob("*.yaml")), incomplete)
+
+
+def parameters(incomplete: str) -> list[str]:
+    """Parameters of the strategy search's space."""
+    from hetplan.formulations.astra.search.space import PARAMETERS
+
+    return beginning((f"{name.replace('_', '-')}=" for name in PARAMETERS), incomplete)
 
 
 def instance_names() -> list[str]:
@@ -52,13 +88,6 @@ def sets(incomplete: str) -> list[str]:
     return beginning([*SETS, *FAMILIES, *instance_names()], incomplete)
 
 
-def problems(incomplete: str) -> list[str]:
-    """The families."""
-    from hetplan.formulations import FAMILIES
-
-    return beginning(FAMILIES, incomplete)
-
-
 def methods(ctx: typer.Context, incomplete: str) -> list[str]:
     """Methods of the named instance's problem; of every problem while that is not known."""
     from hetplan.formulations import FAMILIES, family
@@ -66,8 +95,8 @@ def methods(ctx: typer.Context, incomplete: str) -> list[str]:
     # An option that still lacks its value keeps the arguments before it from being assigned.
     loose = [word for word in ctx.args if not word.startswith("-")]
     problem = problem_of(ctx.params.get("instance") or next(iter(loose), None))
-    found = [family(problem)] if problem in FAMILIES else [family(name) for name in FAMILIES]
-    names = dict.fromkeys(method.name for one in found for method in one.methods)
+    known = [problem] if problem in FAMILIES else list(FAMILIES)
+    names = dict.fromkeys(method.name for name in known for method in family(name).methods)
     return listed([*names, "all"], incomplete)
 
 
@@ -81,75 +110,11 @@ def problem_of(instance: object) -> str:
     try:
         if Path(instance).is_file():
             with open(instance, "rb") as stream:
-                found = _PROBLEM.search(stream.read(GLANCE_BYTES))
-            return found[1].decode() if found else ""
+                match = _PROBLEM.search(stream.read(GLANCE_BYTES))
+            return match[1].decode() if match else ""
     except (OSError, ValueError):  # not readable: solving it will say why
         return ""
     for problem, name, _, _ in shelved():
         if instance in (name, f"{problem}/{name}"):
             return problem
     return ""
-
-
-def models(incomplete: str) -> list[str]:
-    """Built-in models."""
-    from hetplan.profiling.zoo import BUILT_IN
-
-    return beginning(BUILT_IN, incomplete)
-
-
-def clusters(incomplete: str) -> list[str]:
-    """Clusters that come with hetplan."""
-    from hetplan.profiling.cluster import example_clusters
-
-    return beginning(example_clusters(), incomplete)
-
-
-def devices(incomplete: str) -> list[str]:
-    """Catalogued devices, up to the colon before their number, in a list such as `A800:8,H100:`."""
-    from hetplan.profiling.catalogue import catalogue
-
-    return listed((f"{name}:" for name in catalogue()), incomplete)
-
-
-def precisions(incomplete: str) -> list[str]:
-    """Training precisions."""
-    from hetplan.profiling.precision import PRECISIONS
-
-    return beginning(PRECISIONS, incomplete)
-
-
-def plan_precisions(incomplete: str) -> list[str]:
-    """Training precisions, several with commas between them, or all that fit."""
-    from hetplan.planner.library import AUTO
-    from hetplan.profiling.precision import PRECISIONS
-
-    return listed((*PRECISIONS, AUTO), incomplete)
-
-
-def strategies(incomplete: str) -> list[str]:
-    """The planner's strategies."""
-    from hetplan.planner.strategy import STRATEGIES
-
-    return listed(STRATEGIES, incomplete)
-
-
-def modes(incomplete: str) -> list[str]:
-    """Modes of the strategy search."""
-    from hetplan.cli.pools import MODES
-
-    return beginning(MODES, incomplete)
-
-
-def parameters(incomplete: str) -> list[str]:
-    """Parameters of the search space."""
-    from hetplan.cli.pools import PARAMETERS
-
-    return beginning((f"{name.replace('_', '-')}=" for name in PARAMETERS), incomplete)
-
-
-def frameworks(incomplete: str) -> list[str]:
-    """What plans can be exported to."""
-    from hetplan.runtime.export import EXPORTERS
-
-    return beginning(EXPORTERS, incomplete)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.cli.options import JsonOption
-from hetplan.cli.output import print_json, print_tables
+from hetplan.cli.output import emit
 from hetplan.errors import one_line
 from hetplan.text import Table, bytes_text
 
@@ -42,10 +42,7 @@ def doctor(json: JsonOption = False) -> int:
     Exit code 1 when something that hetplan needs is missing or fails.
     """
     report = examine()
-    if json:
-        print_json(report)
-    else:
-        print_tables(tables(report))
+    emit(report, tables(report), json=json)
     return 0 if all(check["ok"] for check in report["checks"]) else 1
 
 

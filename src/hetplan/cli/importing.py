@@ -1,4 +1,4 @@
-"""`hetplan import`: others' profiles, models and systems as hetplan's files."""
+"""`hetplan profile import`: others' profiles, models and systems as hetplan's files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption
-from hetplan.cli.output import check_target, note, print_json, print_tables
-from hetplan.errors import InputError
+from hetplan.cli.options import JsonOption, require
+from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.profile import checked
 from hetplan.text import Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -61,73 +61,61 @@ def import_(
 
     What a file does not tell has options; what is assumed instead is told.
     """
-    from hetplan.names import unknown_name
     from hetplan.profiling.importers import import_file
     from hetplan.profiling.importers.common import Settings
-    from hetplan.profiling.precision import PRECISIONS
 
     check_target(output)
-    if precision is not None and precision not in PRECISIONS:
-        raise unknown_name("unknown precision", precision, PRECISIONS, where="--precision")
+    known = None if precision is None else checked(precision)
     for option, text in (("--model", model), ("--device-type", device_type)):
-        if text is not None and not 1 <= len(text) <= 200:
-            raise InputError("not usable", where=option, got=text, expected="1 to 200 characters")
+        require(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
     for option, number in (
         ("--sequence", sequence),
         ("--micro-batch", micro_batch),
         ("--nodes", nodes),
     ):
-        if number is not None and not 1 <= number <= LARGEST:
-            raise InputError("not usable", where=option, got=number, expected=f"1 to {LARGEST}")
-    found = import_file(
-        kind,
-        path,
-        Settings(model, device_type, precision, sequence, micro_batch, nodes),
-    )
+        require(number is None or 1 <= number <= LARGEST, option, number, f"1 to {LARGEST}")
+    settings = Settings(model, device_type, known, sequence, micro_batch, nodes)
+    imported = import_file(kind, path, settings)
     if output is not None:
-        write(found, output)
-    for line in found.notes:
+        write(imported, output)
+    for line in imported.notes:
         note(line)
-    if json:
-        print_json(found.document)
-    else:
-        print_tables([summary(found, output)])
+    emit(imported.document, [summary(imported, output)], json=json)
     return 0
 
 
-def write(found: Imported, path: Path) -> None:
+def write(imported: Imported, path: Path) -> None:
     """JSON, or YAML for a cluster (JSON is YAML, but people edit these)."""
     from hetplan.files import to_json, write_text
 
-    if found.kind != "cluster":
-        write_text(path, to_json(found.document))
+    if imported.kind != "cluster":
+        write_text(path, to_json(imported.document))
         return
     import yaml
 
-    write_text(path, yaml.safe_dump(found.document, sort_keys=False))
+    write_text(path, yaml.safe_dump(imported.document, sort_keys=False))
 
 
-def summary(found: Imported, path: Path | None) -> Table:
+def summary(imported: Imported, path: Path | None) -> Table:
     """What was read: tables of a profile, or the entries of the others."""
     where = "" if path is None else f", written to {path}"
-    document = found.document
-    if found.kind != "profile":
+    document = imported.document
+    if imported.kind != "profile":
         entries = tuple((key, str(value)) for key, value in plain(document).items())
-        return Table(f"{found.kind}{where}", ("key", "value"), entries)
-    rows = tuple(
-        (
-            table["device"],
-            str(table["tensor"]),
-            str(table["micro_batch"]),
-            seconds_text(sum(table["forward_seconds"])),
-            seconds_text(sum(table["backward_seconds"])),
-        )
-        for table in document["tables"]
-    )
+        return Table(f"{imported.kind}{where}", ("key", "value"), entries)
     params = bytes_text(sum(layer["param_bytes"] for layer in document["layers"]))
-    title = f"profile of {document['model']}, {len(document['layers'])} layers, {params} of parameters{where}"
-    return Table(
-        title, ("device", "tensor", "micro-batch", "forward", "backward"), rows, right=(1, 2, 3, 4)
+    return Table.of(
+        f"profile of {document['model']}, {len(document['layers'])} layers, {params} of "
+        f"parameters{where}",
+        document["tables"],
+        {
+            "device": lambda table: table["device"],
+            "tensor": lambda table: str(table["tensor"]),
+            "micro-batch": lambda table: str(table["micro_batch"]),
+            "forward": lambda table: seconds_text(sum(table["forward_seconds"])),
+            "backward": lambda table: seconds_text(sum(table["backward_seconds"])),
+        },
+        right=(1, 2, 3, 4),
     )
 
 

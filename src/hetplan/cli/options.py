@@ -1,13 +1,18 @@
-"""Options that several commands share, and how their text becomes `hetplan.solvers.Options`."""
+"""Options that several commands share, the groups they form, and how commands are declared."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from hetplan.cli import completion
 from hetplan.errors import InputError
@@ -15,9 +20,22 @@ from hetplan.errors import InputError
 if TYPE_CHECKING:
     from hetplan.solvers.options import NativeValue, Options
 
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output.")
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 TimeOption = Annotated[
     float | None,
     typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method; default none."),
+]
+LimitOption = Annotated[
+    float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method.")
 ]
 GapOption = Annotated[
     float | None,
@@ -30,28 +48,61 @@ ThreadsOption = Annotated[
 SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Of everything random; default 0.")
 ]
-NativeOption = Annotated[
-    list[str] | None,
+ModelOption = Annotated[
+    str,
     typer.Option(
-        "--native",
-        metavar="BACKEND.NAME=VALUE",
-        help="A back end's own option; BACKEND: cp-sat, highs, pyomo.",
+        "--model",
+        metavar="NAME|FILE",
+        help="Built-in model, or a Hugging Face config.json.",
+        autocompletion=completion.models,
     ),
 ]
-PyomoOption = Annotated[
+OwnModelOption = Annotated[
     str | None,
     typer.Option(
-        "--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."
+        "--model",
+        metavar="NAME|FILE",
+        help="Built-in model or config.json; default the plan's.",
+        autocompletion=completion.models,
     ),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output.")
-]
-OutputOption = Annotated[
-    Path | None,
+ClusterOption = Annotated[
+    str,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."
+        "--cluster",
+        metavar="FILE|NAME",
+        help="Cluster file (YAML), or an example's name.",
+        autocompletion=completion.clusters,
     ),
+]
+OwnClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE|NAME",
+        help="Cluster file (YAML); default an example of the plan's cluster's name.",
+        autocompletion=completion.clusters,
+    ),
+]
+BatchOption = Annotated[
+    int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")
+]
+SequenceOption = Annotated[
+    int | None,
+    typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
+]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="fp16|bf16|fp32",
+        help="In which it is trained.",
+        autocompletion=completion.precisions,
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),
 ]
 LinksOption = Annotated[
     Path | None,
@@ -61,32 +112,148 @@ LinksOption = Annotated[
         help="Learned efficiency of links, as `hetplan profile train` writes it.",
     ),
 ]
+StrategiesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strategies",
+        metavar="A[,B…]",
+        help="Which to try; default all.",
+        autocompletion=completion.strategies,
+    ),
+]
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A plan file, as `hetplan plan -o` writes it.")
 ]
-PlanClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="FILE|NAME",
-        help="Cluster file (YAML); default an example of the plan's cluster's name.",
-        autocompletion=completion.clusters,
+InstanceArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Instance file, - for standard input, or a name from `hetplan instances list`.",
+        autocompletion=completion.instances,
     ),
 ]
-PlanModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME|FILE",
-        help="Built-in model or config.json; default the plan's.",
-        autocompletion=completion.models,
-    ),
-]
-ProfileOption = Annotated[
-    Path | None,
-    typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeOptions:
+    """What goes to the back ends of general solvers as it is."""
+
+    native: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--native",
+            metavar="BACKEND.NAME=VALUE",
+            help="A back end's own option; BACKEND: cp-sat, highs, pyomo.",
+        ),
+    ] = None
+    pyomo_solver: Annotated[
+        str | None,
+        typer.Option(
+            "--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."
+        ),
+    ] = None
+
+
+def add(
+    app: typer.Typer, commands: Mapping[str, Callable[..., int]], *, hidden: bool = False
+) -> None:
+    """Add functions as commands; a parameter whose type is a dataclass is as many options as that
+    has fields."""
+    for name, function in commands.items():
+        app.command(name, hidden=hidden)(flattened(function))
+
+
+def flattened(function: Any) -> Callable[..., Any]:
+    """`function` with the fields of its dataclass parameters as parameters of its own."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(
+                parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            )
+            continue
+        inner = get_type_hints(groups[name], include_extras=True)
+        for field in dataclasses.fields(groups[name]):
+            missing = field.default is dataclasses.MISSING
+            parameters.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=inner[field.name],
+                    default=inspect.Parameter.empty if missing else field.default,
+                )
+            )
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        for name, kind in groups.items():
+            own = {field.name: values.pop(field.name) for field in dataclasses.fields(kind)}
+            values[name] = kind(**own)
+        return function(**values)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+class GroupWithDefault(TyperGroup):
+    """A group one of whose commands is meant where none is named: `hetplan plan --model …`."""
+
+    default = "make"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command's name before arguments that begin with no command."""
+        asks_help = any(word in args for word in ctx.help_option_names)
+        named = bool(args) and args[0] in self.commands
+        if not (named or (asks_help and args[0] in ctx.help_option_names)) and (
+            args or not ctx.resilient_parsing
+        ):
+            args = self.with_command(args)
+        return super().parse_args(ctx, args)
+
+    def with_command(self, args: list[str]) -> list[str]:
+        """The arguments with the command that they mean."""
+        return [self.default, *args]
+
+    def get_help(self, ctx: Any) -> str:
+        """The default command's help, and the group's commands."""
+        command = self.commands[self.default]
+        inner = type(ctx)(command, info_name=ctx.info_name, parent=ctx.parent)
+        formatter = inner.make_formatter()
+        command.format_help(inner, formatter)
+        self.format_commands(ctx, formatter)
+        return str(formatter.getvalue()).rstrip("\n")
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The group's commands, and what may stand first after the default command."""
+        found = super().shell_complete(ctx, incomplete)
+        command = self.commands[self.default]
+        inner = command.make_context(self.default, [], parent=ctx, resilient_parsing=True)
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        if arguments and not incomplete.startswith("-"):
+            return [*found, *arguments[0].shell_complete(inner, incomplete)]
+        return [*found, *command.shell_complete(inner, incomplete)]
+
+
+def group(help_text: str, kind: type[TyperGroup] = TyperGroup) -> typer.Typer:
+    """A Typer application without decoration."""
+    return typer.Typer(
+        cls=kind,
+        help=help_text,
+        no_args_is_help=kind is TyperGroup,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def require(holds: bool, option: str, got: object, expected: str) -> None:
+    """Raise InputError for an option whose value is not usable."""
+    if not holds:
+        raise InputError("not usable", where=option, got=got, expected=expected)
 
 
 def make_options(**given: Any) -> Options:
@@ -96,30 +263,23 @@ def make_options(**given: Any) -> Options:
 
     entries = {name: value for name, value in given.items() if value is not None}
     if "native" in entries:
-        entries["native"] = parse_native(entries["native"])
+        entries["native"] = parse_dotted(entries["native"], "--native", "BACKEND.NAME=VALUE")
     return Options(**entries)
-
-
-def parse_native(texts: Sequence[str]) -> dict[str, dict[str, NativeValue]]:
-    """`["cp-sat.linearization_level=2"]` as {"cp-sat": {"linearization_level": 2}}; raises
-    InputError."""
-    return parse_dotted(texts, "--native", "BACKEND.NAME=VALUE")
 
 
 def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict[str, NativeValue]]:
     """`["owner.name=value"]` as {"owner": {"name": value}}; raises InputError naming `option` and
     its `form`."""
-    found: dict[str, dict[str, NativeValue]] = {}
+    parsed: dict[str, dict[str, NativeValue]] = {}
     for text in texts:
         left, equals, value = text.partition("=")
         owner, dot, name = left.strip().partition(".")
-        if not (equals and dot and owner and name):
-            raise InputError("not usable", where=option, got=text, expected=form)
-        entries = found.setdefault(owner, {})
+        require(bool(equals and dot and owner and name), option, text, form)
+        entries = parsed.setdefault(owner, {})
         if name in entries:
             raise InputError(f"{owner}.{name} is given twice", where=option)
         entries[name] = native_value(value.strip())
-    return found
+    return parsed
 
 
 def native_value(text: str) -> NativeValue:

@@ -1,88 +1,65 @@
-"""`hetplan plan`: one workload, all strategies, the winner's plan with its bound."""
+"""`hetplan plan`: one workload, all strategies; the ranking, what is proven, and the winner's plan."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetplan.cli import completion, sources
-from hetplan.cli.board import Board
 from hetplan.cli.options import (
+    BatchOption,
+    ClusterOption,
     GapOption,
     JsonOption,
+    LimitOption,
     LinksOption,
+    ModelOption,
     ProfileOption,
     QuietOption,
     SeedOption,
+    SequenceOption,
+    StrategiesOption,
     ThreadsOption,
     make_options,
     parse_dotted,
     split_list,
 )
-from hetplan.cli.output import check_target, note, print_json, print_tables
-from hetplan.cli.progress import watched
+from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.progress import Display, watched
+from hetplan.text import (
+    Table,
+    bytes_text,
+    count_text,
+    devices_counted,
+    number_text,
+    percent_text,
+    seconds_text,
+    share_text,
+)
 
-# Large clusters can keep an exact method busy for hours; bounds are kept when time runs out.
-TIME_LIMIT = 60.0
+if TYPE_CHECKING:
+    from hetplan.planner.candidate import Candidate
+    from hetplan.planner.ranking import Planning
+    from hetplan.profiling.workload import Workload
 
 
-def plan(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="NAME|FILE",
-            help="Built-in model, or a Hugging Face config.json.",
-            autocompletion=completion.models,
-        ),
-    ],
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="Cluster file (YAML), or an example's name.",
-            autocompletion=completion.clusters,
-        ),
-    ],
-    global_batch: Annotated[
-        int, typer.Option("--global-batch", metavar="N", help="Samples per iteration.")
-    ],
-    sequence: Annotated[
-        int | None,
-        typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
-    ] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            metavar="fp16|bf16|fp32",
-            help="Or several (fp16,fp32), or auto: those that every device has, planned together.",
-            autocompletion=completion.plan_precisions,
-        ),
-    ] = "fp16",
-    profile: ProfileOption = None,
-    links: LinksOption = None,
-    strategies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--strategies",
-            metavar="A[,B…]",
-            help="Which to try; default all.",
-            autocompletion=completion.strategies,
-        ),
-    ] = None,
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method.")
-    ] = TIME_LIMIT,
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is tried, and which of the plans wins."""
+
+    strategies: StrategiesOption = None
     money_limit: Annotated[
         float | None,
         typer.Option(
             "--money-limit", metavar="USD", help="At most this per million tokens; implies --parts."
         ),
-    ] = None,
+    ] = None
     cheapest_within: Annotated[
         float | None,
         typer.Option(
@@ -90,10 +67,10 @@ def plan(
             metavar="PERCENT",
             help="Not the fastest, but the cheapest at most so much slower; implies --parts.",
         ),
-    ] = None,
+    ] = None
     parts: Annotated[
         bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
-    ] = False,
+    ] = False
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,10 +78,38 @@ def plan(
             metavar="STRATEGY.NAME=VALUE",
             help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
         ),
-    ] = None,
-    gap: GapOption = None,
-    threads: ThreadsOption = None,
-    seed: SeedOption = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Large clusters can keep an exact method busy for hours; bounds are kept when time runs
+    out."""
+
+    time_limit: LimitOption = 60.0
+    gap: GapOption = None
+    threads: ThreadsOption = None
+    seed: SeedOption = None
+
+
+def plan(
+    model: ModelOption,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    choice: Choice,
+    limits: Limits,
+    sequence: SequenceOption = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            metavar="fp16|bf16|fp32",
+            help="Or several (fp16,fp32), or auto: those that every device has, planned together.",
+            autocompletion=completion.precisions,
+        ),
+    ] = "fp16",
+    profile: ProfileOption = None,
+    links: LinksOption = None,
     json: JsonOption = False,
     output: Annotated[
         Path | None,
@@ -117,7 +122,6 @@ def plan(
 
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
-    from hetplan.cli.planning import planning_tables
     from hetplan.planner.library import make_workloads
     from hetplan.planner.ranking import Criteria, make_plans
     from hetplan.planner.strategy import chosen
@@ -125,8 +129,8 @@ def plan(
     from hetplan.solvers.run import Run
 
     check_target(output)
-    options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
-    choice = make_workloads(
+    run = Run(make_options(**vars(limits)))
+    posed = make_workloads(
         model,
         sources.open_cluster(cluster),
         global_batch,
@@ -134,29 +138,26 @@ def plan(
         precision=precision,
         profile=profile,
     )
-    workloads = [sources.with_links(one, links) for one in choice.workloads]
+    workloads = [sources.with_links(one, links) for one in posed.workloads]
     workload = workloads[0]
-    names = split_list(strategies) if strategies is not None else None
-    given = parse_dotted(settings or [], "--set", "STRATEGY.NAME=VALUE")
-    picked = chosen(names, given)
-    criteria = Criteria(money_limit, cheapest_within, parts)
+    names = None if choice.strategies is None else split_list(choice.strategies)
+    settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
+    strategies = chosen(names, settings)
+    criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     criteria.check(workload)
-    run = Run(options)
-    label = f"{workload.model.name} on {workload.cluster.name}"
-    board = Board(label)
+    display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
         run,
         lambda: make_plans(
             workloads,
-            picked,
+            strategies,
             run,
             criteria=criteria,
-            on_candidate=board.found,
-            notes=choice.notes,
+            on_candidate=display.add,
+            notes=posed.notes,
         ),
-        label=label,
         quiet=quiet,
-        on=board,
+        display=display,
     )
     best = planning.best
     if output is not None and best is not None and best.plan is not None:
@@ -165,8 +166,185 @@ def plan(
         note(f"no winner: {output} is not written")
     for line in workload.model.notes:
         note(line)
-    if json:
-        print_json(planning.document())
-    else:
-        print_tables(planning_tables(planning))
+    emit(planning.document(), planning_tables(planning), json=json)
     return 0 if best is not None else 1
+
+
+def planning_tables(planning: Planning) -> Iterator[Table]:
+    """The ranking, what is proven about the winner, the winner's stages, and why it takes that
+    long."""
+    workload, best, explained = planning.workload, planning.best, planning.explanation
+    yield ranking_table(planning)
+    if best is None or explained is None:
+        yield no_winner(planning)
+        return
+    first, *rest = best.tables
+    title = f"winner {best.name}: {first.title}"
+    yield Table(title, first.header, first.rows, (*first.notes, verdict(best, workload)), first.right)
+    yield from rest
+    yield explained.table(workload)
+    yield from pareto_tables(planning)
+
+
+def ranking_table(planning: Planning) -> Table:
+    """One line per candidate; reasons and notes under it."""
+    workload = planning.workload
+    # A strategy whose own problem leaves something out of its price: its bound would stand beside
+    # another sum.
+    apart = any(priced_apart(candidate) for candidate in planning.candidates)
+    columns: dict[str, Callable[[Candidate], str]] = {
+        "plan": lambda c: c.name,
+        "status": lambda c: c.status,
+        "iteration": lambda c: seconds_text(c.predicted_seconds),
+        "vs best": lambda c: relative_text(c, planning.best),
+        "closed form": lambda c: seconds_text(c.closed_form_seconds),
+        **({"objective": lambda c: seconds_text(c.objective)} if apart else {}),
+        "bound": lambda c: seconds_text(c.bound),
+        "gap": lambda c: percent_text(c.gap),
+        "least headroom": lambda c: memory_text(c, workload),
+        "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
+        "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
+        "solve": lambda c: seconds_text(c.solve_seconds),
+    }
+    notes = (
+        *figures_notes(planning, apart),
+        *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
+        *planning.notes,
+    )
+    title = workload_title(workload, planning.precisions)
+    return Table.of(title, planning.candidates, columns, notes, range(2, len(columns)))
+
+
+def no_winner(planning: Planning) -> Table:
+    """Why there is none: everything that fits costs too much, or nothing fits in memory."""
+    fitting = [c for c in planning.candidates if c.fits_memory and c.plan is not None]
+    money = [(c.money_per_million_tokens(planning.workload), c.name) for c in fitting]
+    prices = [(price, name) for price, name in money if price is not None]
+    if not prices:
+        relaxed = (f"would fit: {relaxation.what}" for relaxation in planning.relaxations)
+        notes = (needs(planning.workload), *relaxed)
+        return Table("no winner: nothing found fits in memory", (), (), notes)
+    least, name = min(prices)
+    limit = number_text(planning.criteria.money_limit, 4)
+    return Table(
+        f"no winner: nothing that fits costs at most {limit} per million tokens",
+        (),
+        (),
+        (f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens",),
+    )
+
+
+def pareto_tables(planning: Planning) -> Iterator[Table]:
+    """The candidates that nothing beats in both time and money, where there are several."""
+    from hetplan.planner.ranking import pareto
+
+    workload = planning.workload
+    front = [planning.candidates[i] for i in pareto(planning.candidates, workload)]
+    if len(front) >= 2:
+        yield Table.of(
+            "time and money: of the plans found, nothing is both faster and cheaper than these",
+            front,
+            {
+                "plan": lambda c: c.name,
+                "iteration": lambda c: seconds_text(c.predicted_seconds),
+                "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
+                "devices": devices_used,
+            },
+            right=(1, 2),
+        )
+
+
+def devices_used(candidate: Candidate) -> str:
+    """`12 V100-SXM2-16GB + 4 T4`."""
+    plan = candidate.plan
+    counts = Counter(plan.devices[device].type for device in plan.ranks) if plan else Counter[str]()
+    return devices_counted(counts)
+
+
+def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
+    """What the columns are of, and how far replay and closed form are from each other."""
+    ratios = [c.optimism for c in planning.candidates if c.optimism is not None]
+    if not ratios:
+        return ()
+    own = "status, objective, bound and gap are" if apart else "status, bound and gap are"
+    return (
+        f"iteration: replayed event by event, {min(ratios):.3g} to {max(ratios):.3g} times the strategies' "
+        f"closed forms; {own} of each strategy's own problem",
+    )
+
+
+def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
+    """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16
+    …`.
+
+    precisions: all that were planned, where the workload's is but one of them.
+    """
+    planned = " or ".join(precisions or (workload.precision,))
+    devices = devices_counted(workload.cluster.counts())
+    tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
+    return (
+        f"{workload.model.name} ({count_text(workload.model.params)} parameters) on {workload.cluster.name} "
+        f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
+        f"{workload.profile.provenance.kind} profile"
+    )
+
+
+def priced_apart(candidate: Candidate) -> bool:
+    """Whether the strategy's price of the plan is another figure than the objective that the bound
+    belongs to."""
+    seconds, objective = candidate.closed_form_seconds, candidate.objective
+    return (
+        seconds is not None and objective is not None and abs(seconds - objective) > 1e-9 * seconds
+    )
+
+
+def relative_text(candidate: Candidate, best: Candidate | None) -> str:
+    """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not
+    fit."""
+    if (
+        best is None
+        or candidate is best
+        or candidate.predicted_seconds is None
+        or not best.predicted_seconds
+    ):
+        return ""
+    more = candidate.predicted_seconds / best.predicted_seconds - 1
+    return percent_text(more) if more < 0 else f"+{percent_text(more)}"
+
+
+def memory_text(candidate: Candidate, workload: Workload) -> str:
+    """What the device in use nearest to (or furthest above) its limit holds, of what it can use."""
+    if candidate.peak_bytes is None:
+        return "-"
+    usable = workload.device_bytes()
+    limits = [usable[device.type] for device in workload.cluster.devices]
+    left = [
+        limit - peak if peak else math.inf
+        for limit, peak in zip(limits, candidate.peak_bytes, strict=True)
+    ]
+    tightest = left.index(min(left))
+    text = share_text(candidate.peak_bytes[tightest], limits[tightest])
+    return text if candidate.fits_memory else f"{text} !"
+
+
+def needs(workload: Workload) -> str:
+    """What the model's states alone take, beside what there is."""
+    usable = workload.device_bytes()
+    total = sum(usable[name] * count for name, count in workload.cluster.counts().items())
+    return (
+        "weights, gradients and optimizer states: "
+        f"{bytes_text(workload.state_bytes)} in one copy of the model; "
+        f"all devices together can use {bytes_text(total)}"
+    )
+
+
+def verdict(best: Candidate, workload: Workload) -> str:
+    """What is proven, and what it would run."""
+    devices = devices_used(best)
+    if best.gap is None:
+        proven = "no bound is proven"
+    elif best.status == "optimal":
+        proven = "proven optimal for its formula"
+    else:
+        proven = f"proven within {percent_text(best.gap)} of the optimum of its formula"
+    return f"uses {devices} in {workload.precision}; {proven}"

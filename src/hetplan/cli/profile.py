@@ -1,78 +1,88 @@
-"""`hetplan profile`: what a model costs, predicted per layer (a profile file), or measured here (a
-batch curve)."""
+"""`hetplan profile`: what a model costs, predicted per layer or measured on this machine."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli import batch_curve as curves
-from hetplan.cli import learning
-from hetplan.cli.options import JsonOption, QuietOption
-from hetplan.cli.output import check_target, note, print_json, print_tables
-from hetplan.cli.predicting import (
-    check_degrees,
-    predicted,
-    summary,
-    told,
-    traced_model,
-    whole_numbers,
+from hetplan.cli import completion
+from hetplan.cli.options import (
+    ClusterOption,
+    GroupWithDefault,
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+    QuietOption,
+    SequenceOption,
+    require,
+    split_list,
 )
+from hetplan.cli.output import check_target, emit, note
 from hetplan.cli.sources import open_cluster
-from hetplan.errors import InputError
-from hetplan.text import Table, number_text, seconds_text
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.names import unknown_name
+from hetplan.text import Table, bytes_text, count_text, number_text, seconds_text
 
 if TYPE_CHECKING:
+    from hetplan.profiling.batch_curve import BatchCurve
+    from hetplan.profiling.cluster import Cluster
+    from hetplan.profiling.collectives import Collectives
+    from hetplan.profiling.efficiency import Learned
     from hetplan.profiling.models import Model
+    from hetplan.profiling.precision import Precision
+    from hetplan.profiling.profile import Profile
+
+LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
+GIB = 2.0**30
+
+MicroBatchesOption = Annotated[
+    list[str] | None, typer.Option("--micro-batches", metavar="N[,N…]", help="Sizes to time.")
+]
+TensorOption = Annotated[
+    list[str] | None, typer.Option("--tensor", metavar="N[,N…]", help="Tensor parallel degrees.")
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch).")
+]
+DeviceTypeOption = Annotated[
+    str | None,
+    typer.Option("--device-type", metavar="NAME", help="The device's name in cluster files."),
+]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", metavar="N", help="Timed passes per size.", min=1)
+]
+TargetOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the file.")
+]
 
 
-def profile(
-    action: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[train FILE…]",
-            help="Learn an efficiency from a file of --operators, or some of --collectives.",
-        ),
-    ] = None,
-    predict: Annotated[
-        bool,
-        typer.Option(
-            "--predict", help="Predict the times from datasheets (roofline); nothing is run."
-        ),
-    ] = False,
-    batch_curve: Annotated[
-        bool,
-        typer.Option(
-            "--batch-curve",
-            help="Measure seconds per micro-batch, and the largest that fits (needs torch).",
-        ),
-    ] = False,
-    operators: Annotated[
-        bool,
-        typer.Option(
-            "--operators", help="Measure operators of many sizes, for `train` (needs torch)."
-        ),
-    ] = False,
-    efficiency: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."
-        ),
-    ] = None,
-    collectives: Annotated[
-        bool,
-        typer.Option(
-            "--collectives",
-            help="Measure collectives; run it under torchrun, a process per device.",
-        ),
-    ] = False,
+class ProfileGroup(GroupWithDefault):
+    """The group, with the flags that chose between its commands before it had any."""
+
+    default = "measure"
+    flags = ("--predict", "--batch-curve", "--operators", "--collectives")
+
+    def with_command(self, args: list[str]) -> list[str]:
+        """`--predict …` as `predict …`."""
+        flag = next((flag for flag in self.flags if flag in args), None)
+        if flag is None:
+            return super().with_command(args)
+        return [flag.removeprefix("--"), *(word for word in args if word != flag)]
+
+
+def predict(
+    cluster: ClusterOption,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="NAME|FILE", help="Built-in model, config.json or traced model."
+            "--model",
+            metavar="NAME|FILE",
+            help="Built-in model, config.json or traced model.",
+            autocompletion=completion.models,
         ),
     ] = None,
     factory: Annotated[
@@ -80,17 +90,17 @@ def profile(
         typer.Option(
             "--factory",
             metavar="MODULE:FUNCTION",
-            help="Predict your own module, traced (needs torch).",
+            help="Your own PyTorch module instead, traced (needs torch).",
         ),
     ] = None,
     model_output: Annotated[
         Path | None,
         typer.Option("--model-output", metavar="FILE", help="Write the traced model, for --model."),
     ] = None,
-    cluster: Annotated[
-        str | None,
+    efficiency: Annotated[
+        list[Path] | None,
         typer.Option(
-            "--cluster", metavar="FILE|NAME", help="Cluster file (YAML), or an example's name."
+            "--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."
         ),
     ] = None,
     global_batch: Annotated[
@@ -99,226 +109,319 @@ def profile(
             "--global-batch", metavar="N", help="Micro-batches as `plan` chooses them for it."
         ),
     ] = None,
-    micro_batches: Annotated[
-        list[str] | None,
-        typer.Option("--micro-batches", metavar="N[,N…]", help="Sizes; default 1, 2, 4, … 64."),
-    ] = None,
-    tensor: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tensor", metavar="N[,N…]", help="Degrees; default powers of two within a node."
-        ),
-    ] = None,
-    sequence: Annotated[
-        int | None,
-        typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
-    ] = None,
-    precision: Annotated[str, typer.Option("--precision", metavar="fp16|bf16|fp32")] = "fp16",
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch); default cpu."
-        ),
-    ] = None,
-    device_type: Annotated[
-        str | None,
-        typer.Option(
-            "--device-type", metavar="NAME", help="Measured: the device's name in cluster files."
-        ),
-    ] = None,
-    devices: Annotated[
-        int,
-        typer.Option(
-            "--devices", metavar="N", help="Batch curve: devices that share ZeRO's shards."
-        ),
-    ] = 1,
-    memory_gib: Annotated[
-        float | None,
-        typer.Option(
-            "--memory-gib", metavar="GIB", help="Batch curve: limit; default the GPU's free memory."
-        ),
-    ] = None,
-    max_micro_batch: Annotated[
-        int,
-        typer.Option("--max-micro-batch", metavar="N", help="Batch curve: try none beyond this."),
-    ] = 256,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", help="Measured: timed passes per size.")
-    ] = 3,
+    micro_batches: MicroBatchesOption = None,
+    tensor: TensorOption = None,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "fp16",
     json: JsonOption = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the profile to a file."),
-    ] = None,
+    output: TargetOption = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Write what a model costs: predicted for every device type of a cluster, or measured on this
-    machine.
+    """Predict every layer's times from datasheets (roofline) for each device type of a cluster.
 
-    --predict: a profile from datasheets; with --factory of any PyTorch module, its operators
-    counted without running them. --device alone: a profile of what each layer takes there, each
-    distinct layer once; with -o it is written table by table, and gone on with after an
-    interruption. Plan with either by `hetplan plan --profile FILE`. --batch-curve: Poplar's
-    Algorithm 1 on a live device, for `hetplan plan --set poplar.curves=FILE`. --collectives:
-    latency and bandwidth of what ranks do together.
-    --operators, then `hetplan profile train FILE`: a device's learned efficiency, for --predict
-    --efficiency FILE; of --collectives: that of links, for `hetplan plan --links FILE`.
+    With --factory the operators of any PyTorch module are counted without running them. Micro-
+    batches default to 1, 2, 4, … 64, tensor degrees to the powers of two within a node.
     """
-    if action is not None:
-        if action[0] != "train":
-            raise InputError("hetplan profile", got=action[0], expected="train, or options")
-        return learning.train(action[1:], json=json, output=output)
-    for option, given in {
-        "--efficiency": efficiency, "--factory": factory, "--model-output": model_output,
-    }.items():  # fmt: skip
-        if given is not None and not predict:
-            raise InputError("goes with --predict only", where=option)
+    from hetplan.profiling.models import load_model
+    from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
+    from hetplan.profiling.predict import predict as predicted
+
+    check_target(output)
     if model_output is not None and factory is None:
         raise InputError("goes with --factory only", where="--model-output")
-    if operators:
-        if predict or batch_curve or collectives or model is not None:
-            raise InputError(
-                "goes with --device, --precision, --repeats and -o only", where="--operators"
-            )
-        return learning.operators(
-            device or "cpu",
-            precision,
-            device_type=device_type,
-            repeats=repeats,
-            json=json,
-            output=output,
-            quiet=quiet,
-        )
-    if collectives:
-        if predict or batch_curve or model is not None:
-            raise InputError("goes with --device, --repeats and -o only", where="--collectives")
-        return joint(device or "cpu", repeats, json=json, output=output, quiet=quiet)
-    if (predict and batch_curve) or not (predict or batch_curve or device):
-        expected = "--predict, --device, --batch-curve, --collectives or --operators"
-        raise InputError("nothing to do", where="hetplan profile", expected=expected)
-    if predict and device is not None:
-        raise InputError("does not go with --predict", where="--device")
-    needed = {"--model": model or factory, "--cluster": cluster} if predict else {"--model": model}
-    for option, value in needed.items():
-        if value is None:
-            raise InputError("missing", where=option, expected="a name or a file")
-    check_target(output)
+    if micro_batches is not None and global_batch is not None:
+        raise InputError("--micro-batches and --global-batch exclude each other")
     if factory is not None:
-        assert cluster is not None
-        chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
-        found = predicted(
-            chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or []
-        )
-        return told(found, chosen, json=json, output=output)
-    assert model is not None
+        chosen = traced_model(factory, model, checked(precision), model_output, quiet=quiet)
+    elif model is not None:
+        chosen = load_model(model, sequence=sequence, precision=precision)
+    else:
+        raise InputError("missing", where="--model", expected="a name or a file")
+    # All powers of two up to the largest divide it, so they are its own default sizes.
+    sizes = default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
+    if micro_batches is not None:
+        sizes = whole_numbers(micro_batches, "--micro-batches")
+    on = open_cluster(cluster)
+    profile = predicted(
+        chosen,
+        on,
+        micro_batches=sizes,
+        tensor_degrees=None if tensor is None else tensor_degrees(tensor, chosen),
+        learned=learned_of(efficiency or [], on, chosen.precision),
+    )
+    for line in chosen.notes:
+        note(line)
+    document = profile.model_dump(mode="json")
+    emit(document, [profile_table(profile, chosen)], json=json, output=output)
+    return 0
+
+
+def traced_model(
+    factory: str, name: str | None, precision: Precision, output: Path | None, *, quiet: bool
+) -> Model:
+    """The module that a factory makes (without a plan: there is none yet), traced; written where
+    asked for."""
+    try:
+        from hetplan.runtime.execution.worker import from_factory
+        from hetplan.runtime.tracing.layers import trace
+    except ImportError:
+        raise UnsupportedError(
+            "tracing modules needs torch: pip install 'hetplan[runtime]'"
+        ) from None
     from hetplan.profiling.models import load_model
 
-    if batch_curve:
-        for option, unused in {
-            "--cluster": cluster,
-            "--global-batch": global_batch,
-            "--micro-batches": micro_batches,
-            "--tensor": tensor,
-        }.items():
-            if unused is not None:
-                raise InputError("does not go with --batch-curve", where=option)
-        return curves.run(
-            load_model(model, sequence=sequence, precision=precision),
-            device or "cpu",
-            memory_gib=memory_gib,
-            device_type=device_type,
-            devices=devices,
-            largest=max_micro_batch,
-            repeats=repeats,
-            json=json,
-            output=output,
-            quiet=quiet,
+    check_target(output)
+    traced = trace(from_factory(factory, None), name=name or factory, precision=precision)
+    if output is not None:
+        traced.save(output)
+    model = load_model(traced.spec(), precision=precision)
+    if not quiet:
+        count = sum(len(layer.operators) for layer in model.layers)
+        flops = (model.forward_flops() / 1e9, model.backward_flops() / 1e9)
+        note(
+            f"traced {count} operators in {len(model.layers)} layers: {flops[0]:.4g} GFLOP forward, "
+            f"{flops[1]:.4g} backward per sample"
         )
-    if device is not None:
-        return measured(
-            load_model(model, sequence=sequence, precision=precision),
-            device,
-            micro_batches,
-            tensor,
-            device_type=device_type,
-            repeats=repeats,
-            json=json,
-            output=output,
-            quiet=quiet,
-        )
-    assert cluster is not None
-    chosen = load_model(model, sequence=sequence, precision=precision)
-    found = predicted(
-        chosen, open_cluster(cluster), global_batch, micro_batches, tensor, efficiency or []
-    )
-    return told(found, chosen, json=json, output=output)
+    return model
 
 
-def measured(
-    model: Model,
-    device: str,
-    micro_batches: Sequence[str] | None,
-    tensor: Sequence[str] | None,
-    *,
-    device_type: str | None,
-    repeats: int,
-    json: bool,
-    output: Path | None,
-    quiet: bool,
+def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[str, Learned]:
+    """By device type of the cluster, what files hold of it, or else what comes with hetplan."""
+    from hetplan.profiling.efficiency import Learned, load_efficiency, packaged
+
+    learned: dict[str, Learned] = {}
+    for path in files:
+        file = load_efficiency(path)
+        if file.precision != precision:
+            raise InputError(
+                "is of another precision",
+                where=str(path),
+                got=file.precision,
+                expected=repr(precision),
+            )
+        if file.device in learned:
+            raise InputError("device type is in two files", where=str(path), got=file.device)
+        learned[file.device] = Learned(file)
+    for name in cluster.types:
+        own = packaged(name, precision) if name not in learned else None
+        if own is not None and importlib.util.find_spec("xgboost") is None:
+            note(f"{name}: learned efficiency needs xgboost: pip install 'hetplan[learn]'")
+        elif own is not None:
+            learned[name] = Learned(own)
+    return {name: learned[name] for name in cluster.types if name in learned}
+
+
+def measure(
+    model: ModelOption,
+    device: DeviceOption = "cpu",
+    micro_batches: MicroBatchesOption = None,
+    tensor: TensorOption = None,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "fp16",
+    device_type: DeviceTypeOption = None,
+    repeats: RepeatsOption = 3,
+    json: JsonOption = False,
+    output: TargetOption = None,
+    quiet: QuietOption = False,
 ) -> int:
-    """Measure, write after every table, print."""
+    """Measure what each layer takes on a device, each distinct layer once (needs torch).
+
+    With -o the profile is written table by table, and gone on with after an interruption. Plan with
+    it by `hetplan plan --profile FILE`. Micro-batches default to 1, 2, 4, the tensor degree to 1.
+    """
+    from hetplan.profiling.models import load_model
     from hetplan.runtime.measure import measure_profile
 
-    degrees = (1,) if tensor is None else whole_numbers(tensor, "--tensor")
-    check_degrees(model, degrees)
-    found = measure_profile(
-        model,
+    check_target(output)
+    chosen = load_model(model, sequence=sequence, precision=precision)
+    profile = measure_profile(
+        chosen,
         device,
-        micro_batches=(1, 2, 4)
-        if micro_batches is None
-        else whole_numbers(micro_batches, "--micro-batches"),
-        tensor_degrees=degrees,
+        micro_batches=whole_numbers(micro_batches or ["1,2,4"], "--micro-batches"),
+        tensor_degrees=tensor_degrees(tensor or ["1"], chosen),
         name=device_type,
         repeats=repeats,
         output=output,
         tell=None if quiet else note,
     )
-    if output is not None:
-        found.save(output)
-    if json:
-        print_json(found.model_dump(mode="json"))
-    else:
-        print_tables([summary(found, model)])
+    document = profile.model_dump(mode="json")
+    emit(document, [profile_table(profile, chosen)], json=json, output=output)
     return 0
 
 
-def joint(device: str, repeats: int, *, json: bool, output: Path | None, quiet: bool) -> int:
-    """Measure collectives; rank 0 prints and writes."""
+def profile_table(profile: Profile, model: Model) -> Table:
+    """One row per table: the whole model's forward and backward of one micro-batch, and the rate
+    that gives."""
+    tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
+    learned = profile.provenance.learned
+    notes = ["whole model on one tensor group, without all-reduces between its devices"]
+    plain = [name for name in profile.devices() if name not in learned]
+    if profile.provenance.kind == "predicted":
+        if learned:
+            notes.append(f"learned efficiency: {', '.join(learned)}")
+        if plain:
+            notes.append(f"never measured, plain roofline: {', '.join(plain)}")
+    return Table.of(
+        f"{profile.provenance.kind} profile of {profile.model} ({count_text(model.params)} "
+        f"parameters, {len(profile.layers)} layers{tokens}, {profile.precision})",
+        profile.tables,
+        {
+            "device": lambda table: table.device,
+            "tensor": lambda table: str(table.tensor),
+            "micro-batch": lambda table: str(table.micro_batch),
+            "forward": lambda table: seconds_text(sum(table.forward_seconds)),
+            "backward": lambda table: seconds_text(sum(table.backward_seconds)),
+            "samples/s": lambda table: rate_text(table.micro_batch, sum(table.seconds())),
+        },
+        notes,
+        right=(1, 2, 3, 4, 5),
+    )
+
+
+def rate_text(samples: int, seconds: float) -> str:
+    """Samples per second."""
+    return number_text(samples / seconds if seconds > 0 else None, 4)
+
+
+def batch_curve(
+    model: ModelOption,
+    device: DeviceOption = "cpu",
+    memory_gib: Annotated[
+        float | None,
+        typer.Option("--memory-gib", metavar="GIB", help="Limit; default the GPU's free memory."),
+    ] = None,
+    devices: Annotated[
+        int, typer.Option("--devices", metavar="N", help="Devices that share ZeRO's shards.")
+    ] = 1,
+    max_micro_batch: Annotated[
+        int, typer.Option("--max-micro-batch", metavar="N", help="Try none beyond this.")
+    ] = 256,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "fp16",
+    device_type: DeviceTypeOption = None,
+    repeats: RepeatsOption = 3,
+    json: JsonOption = False,
+    output: TargetOption = None,
+    quiet: QuietOption = False,
+) -> int:
+    """Measure seconds per micro-batch and the largest that fits: Poplar's Algorithm 1 (needs torch).
+
+    Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no sample fits.
+    """
+    from hetplan.profiling.models import load_model
+    from hetplan.runtime.batch_curve import measure_batch_curve
+
+    check_target(output)
+    if memory_gib is None and device == "cpu":
+        expected = "what training may use of a CPU's memory"
+        raise InputError("missing", where="--memory-gib", expected=expected)
+    require(memory_gib is None or 0 < memory_gib < 1e15, "--memory-gib", memory_gib, "more than 0")
+    curve = measure_batch_curve(
+        load_model(model, sequence=sequence, precision=precision),
+        device,
+        memory=None if memory_gib is None else memory_gib * GIB,
+        name=device_type,
+        devices=devices,
+        largest=max_micro_batch,
+        repeats=repeats,
+        tell=None if quiet else note,
+    )
+    emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output)
+    return 0 if curve.zero_stage is not None else 1
+
+
+def curve_table(curve: BatchCurve) -> Table:
+    """The points, and what fits at which ZeRO stage."""
+    stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
+    lowest = (
+        "no sample fits"
+        if curve.zero_stage is None
+        else f"a sample fits from ZeRO {curve.zero_stage} on"
+    )
+    notes = [f"largest micro-batch: {stages}; {lowest}"]
+    if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
+        notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
+    if curve.saved_bytes_per_sample is not None:
+        saved = bytes_text(curve.saved_bytes_per_sample)
+        notes.append(f"activations: {saved} per sample, measured")
+    return Table.of(
+        f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
+        f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
+        curve.points,
+        {
+            "micro-batch": lambda point: str(point.micro_batch),
+            "forward + backward": lambda point: seconds_text(point.seconds),
+            "spread": lambda point: seconds_text(point.spread_seconds),
+            "samples/s": lambda point: rate_text(point.micro_batch, point.seconds),
+        },
+        notes,
+        right=(0, 1, 2, 3),
+    )
+
+
+def collectives(
+    device: DeviceOption = "cpu",
+    repeats: RepeatsOption = 3,
+    json: JsonOption = False,
+    output: TargetOption = None,
+    quiet: QuietOption = False,
+) -> int:
+    """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
+    device. Rank 0 prints and writes."""
     from hetplan.runtime.collectives import measure_collectives
 
     check_target(output)
-    if repeats < 1:
-        raise InputError("repeats", got=repeats, expected="at least 1")
-    found = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
-    if found is None:
-        return 0
-    if output is not None:
-        found.save(output)
-    if json:
-        print_json(found.model_dump(mode="json"))
-        return 0
-    rows = tuple(
-        (
-            fit.operation,
-            fit.group,
-            str(fit.ranks),
-            seconds_text(fit.latency_seconds),
-            number_text(fit.bytes_per_second / 1e9, 4),
-            number_text(fit.r_squared, 4),
-        )
-        for fit in found.fits
-    )
-    header = ("operation", "group", "ranks", "latency", "GB/s", "R2")
-    title = f"collectives of {found.ranks} ranks on {found.device}, {found.backend}, fitted to the fastest of {repeats}"
-    print_tables([Table(title, header, rows, right=(2, 3, 4, 5))])
+    measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
+    if measured is not None:
+        table = collectives_table(measured, repeats)
+        emit(measured.model_dump(mode="json"), [table], json=json, output=output)
     return 0
+
+
+def collectives_table(measured: Collectives, repeats: int) -> Table:
+    """The fitted lines."""
+    return Table.of(
+        f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, fitted to "
+        f"the fastest of {repeats}",
+        measured.fits,
+        {
+            "operation": lambda fit: fit.operation,
+            "group": lambda fit: fit.group,
+            "ranks": lambda fit: str(fit.ranks),
+            "latency": lambda fit: seconds_text(fit.latency_seconds),
+            "GB/s": lambda fit: number_text(fit.bytes_per_second / 1e9, 4),
+            "R2": lambda fit: number_text(fit.r_squared, 4),
+        },
+        right=(2, 3, 4, 5),
+    )
+
+
+def checked(precision: str) -> Precision:
+    """The precision of that name; raises InputError."""
+    from hetplan.profiling.precision import PRECISIONS
+
+    for known in PRECISIONS:
+        if known == precision:
+            return known
+    raise unknown_name("unknown precision", precision, PRECISIONS, where="--precision")
+
+
+def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
+    """Tensor parallel degrees that the model can take; raises InputError."""
+    degrees = whole_numbers(texts, "--tensor")
+    for degree in degrees:
+        expected = "a divisor of the model's heads and feed-forward size"
+        require(model.tensor_degree_fits(degree), "--tensor", degree, expected)
+    return degrees
+
+
+def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
+    """`["1,2", "4"]` as (1, 2, 4), each once, ascending; raises InputError."""
+    numbers = set()
+    for text in split_list(texts):
+        usable = text.isdecimal() and len(text) < 9 and 1 <= int(text) <= LARGEST
+        require(usable, option, text, f"whole numbers from 1 to {LARGEST}")
+        numbers.add(int(text))
+    if not numbers:
+        raise InputError("no number given", where=option)
+    return tuple(sorted(numbers))

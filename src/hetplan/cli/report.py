@@ -1,4 +1,4 @@
-"""`hetplan report`: of a study's rows, a page; of a paper, its experiments predicted beside what it
+"""`hetplan study report`: of a study's rows, a page; of a paper, its experiments predicted beside what it
 measured."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 
 from hetplan.cli import completion
 from hetplan.cli.options import JsonOption, QuietOption
-from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.cli.output import check_target, emit, note
 from hetplan.errors import InputError
 from hetplan.text import Table
 
@@ -81,20 +81,16 @@ def report_paper(
     if chosen.report is None:
         having = " or ".join(other for other in FAMILIES if family(other).report is not None)
         raise InputError("problem has no report", got=problem, expected=having)
-    tables, found = load(chosen.report)(name, None if quiet else note)
-    if not found["rows"]:
+    tables, report = load(chosen.report)(name, None if quiet else note)
+    if not report["rows"]:
         raise InputError("no experiment matches", where="--name", got=name)
     document = {
         "problem": problem,
         "predicted": True,
-        **found,
+        **report,
         "notes": [line for table in tables for line in table.notes],
     }
-    write_document(output, document)
-    if json:
-        print_json(document)
-    else:
-        print_tables(tables)
+    emit(document, tables, json=json, output=output)
     return 0
 
 
@@ -129,34 +125,33 @@ def report_study(
         raise InputError(
             "no run matches" if name else "holds no runs yet", where=str(folder), got=name
         )
-    found, title = Study(rows), f"Gap study {folder.resolve().name}"
+    study, title = Study(rows), f"Gap study {folder.resolve().name}"
     if output is not None:
-        write_text(output, page.html(found, title))
+        write_text(output, page.html(study, title))
     if markdown is not None:
-        write_text(markdown, page.markdown(found, title))
+        write_text(markdown, page.markdown(study, title))
     if png is not None:
-        write_pictures(found, png)
+        write_pictures(study, png)
     if packed is not None:
         write_rows(packed, rows)
-    conflicts = found.conflicts()
-    if json:
-        print_json({"folder": str(folder), "problems": figures(found), "conflicts": conflicts})
-    else:
-        print_tables(
-            Table(
-                f"{problem}: {len(found.of(problem))} runs",
-                page.HEADER,
-                tuple(page.cells(summary) for summary in found.summaries(problem)),
-                right=tuple(range(2, len(page.HEADER))),
-            )
-            for problem in found.problems
+    conflicts = study.conflicts()
+    tables = (
+        Table(
+            f"{problem}: {len(study.of(problem))} runs",
+            page.HEADER,
+            tuple(page.cells(summary) for summary in study.summaries(problem)),
+            right=tuple(range(2, len(page.HEADER))),
         )
-        for line in conflicts:
-            note(line)
+        for problem in study.problems
+    )
+    document = {"folder": str(folder), "problems": figures(study), "conflicts": conflicts}
+    emit(document, tables, json=json)
+    for line in conflicts:
+        note(line)
     return 1 if conflicts else 0
 
 
-def figures(found: Study) -> dict[str, list[dict[str, Any]]]:
+def figures(study: Study) -> dict[str, list[dict[str, Any]]]:
     """The summaries as JSON types."""
     return {
         problem: [
@@ -164,13 +159,13 @@ def figures(found: Study) -> dict[str, list[dict[str, Any]]]:
                 **asdict(summary),
                 "worst": None if summary.worst is None else summary.worst["instance"],
             }
-            for summary in found.summaries(problem)
+            for summary in study.summaries(problem)
         ]
-        for problem in found.problems
+        for problem in study.problems
     }
 
 
-def write_pictures(found: Study, folder: Path) -> None:
+def write_pictures(study: Study, folder: Path) -> None:
     """One PNG file per chart, named after problem and number."""
     from hetplan.files import write_bytes
     from hetplan.studies.charts import as_png, charts
@@ -178,6 +173,6 @@ def write_pictures(found: Study, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError("is a file, expected a folder", where=str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    for problem in found.problems:
-        for at, made in enumerate(charts(found, problem).values()):
+    for problem in study.problems:
+        for at, made in enumerate(charts(study, problem).values()):
             write_bytes(folder / f"{problem}-{at}.png", as_png(made))

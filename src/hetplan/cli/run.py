@@ -4,47 +4,31 @@ rehearsed on it."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hetplan.cli import completion, sources
-from hetplan.cli.options import (
-    JsonOption,
-    PlanArgument,
-    PlanClusterOption,
-    PlanModelOption,
-    ProfileOption,
-    QuietOption,
-)
-from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
+from hetplan.cli import sources
+from hetplan.cli.options import JsonOption, PlanArgument, QuietOption, StrategiesOption
+from hetplan.cli.output import check_target, emit, note, write_document
 from hetplan.errors import InputError
 from hetplan.text import number_text
 
 if TYPE_CHECKING:
-    from hetplan.runtime.job import StepReport
+    from hetplan.runtime.job import Job, Loss, StepReport
     from hetplan.runtime.plan import Plan
     from hetplan.runtime.virtual import Rehearsal
 
 
-def run(
-    plan: PlanArgument,
-    virtual: Annotated[
-        bool,
-        typer.Option(
-            "--virtual", help="Rehearse the plan's devices: narrow layers, predicted times."
-        ),
-    ] = False,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations to run.")] = 10,
-    time_scale: Annotated[
-        float | None,
-        typer.Option(
-            "--time-scale",
-            metavar="X",
-            help="Seconds here per second there; default about 1 s per iteration.",
-        ),
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The iterations, and who computes them."""
+
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Iterations to run.")] = 10
     factory: Annotated[
         str | None,
         typer.Option(
@@ -52,56 +36,179 @@ def run(
             metavar="MODULE:FUNCTION",
             help="Makes your model of the plan, its argument; default the reference of its name.",
         ),
-    ] = None,
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         typer.Option("--device", help="What ranks compute on; auto: GPUs where there are any."),
-    ] = "auto",
-    cluster: PlanClusterOption = None,
-    model: PlanModelOption = None,
-    profile: ProfileOption = None,
+    ] = "auto"
     optimizer: Annotated[
         Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")
-    ] = "adamw",
+    ] = "adamw"
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", metavar="X", help="Of the optimizer.")
-    ] = 1e-3,
+    ] = 1e-3
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Of weights, data and dropout.")
-    ] = 0,
+    ] = 0
     hang_after: Annotated[
         float,
         typer.Option(
             "--hang-after", metavar="SECONDS", help="A rank without progress counts as hung."
         ),
-    ] = 10.0,
+    ] = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Where checkpoints go, and how often."""
+
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
-    ] = None,
+    ] = None
     every: Annotated[
         int | None,
         typer.Option("--every", metavar="N", help="Steps between checkpoints; default at the end."),
-    ] = None,
+    ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the folder's latest checkpoint.")
-    ] = False,
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survival:
+    """What happens when a rank is lost."""
+
     elastic: Annotated[
         bool,
         typer.Option("--elastic", help="Replan without the node of a lost rank, and go on."),
-    ] = False,
-    strategies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--strategies",
-            metavar="A[,B…]",
-            help="To replan with.",
-            autocompletion=completion.strategies,
-        ),
-    ] = None,
+    ] = False
+    strategies: StrategiesOption = None
     replan_seconds: Annotated[
         float | None,
         typer.Option(
             "--replan-seconds", metavar="SECONDS", help="For each method of a replanning."
+        ),
+    ] = None
+
+    def check(self, checkpoints: Checkpoints) -> None:
+        """Raise InputError for options that do not go together."""
+        if self.elastic and (checkpoints.checkpoint is None or checkpoints.every is None):
+            raise InputError(
+                "--elastic needs --checkpoint with a folder and --every with a number of steps"
+            )
+        if not self.elastic and (self.strategies is not None or self.replan_seconds is not None):
+            raise InputError("--strategies and --replan-seconds are for --elastic")
+        if self.replan_seconds is not None and not 0 < self.replan_seconds < 1e9:
+            expected = "a positive number"
+            raise InputError("--replan-seconds", got=self.replan_seconds, expected=expected)
+
+    def options(self, setting: sources.Setting) -> list[str]:
+        """What `hetplan plan replan` is given."""
+        values = {
+            "--cluster": setting.cluster,
+            "--model": setting.model,
+            "--profile": setting.profile,
+            "--time-limit": self.replan_seconds,
+        }
+        pairs = [(name, str(value)) for name, value in values.items() if value is not None]
+        pairs += [("--strategies", name) for name in self.strategies or ()]
+        return [word for pair in pairs for word in pair]
+
+
+@dataclass(frozen=True)
+class Rehearsing:
+    """How a plan's times are predicted. scale: seconds here per second there."""
+
+    setting: sources.Setting
+    virtual: bool
+    scale: float | None
+    required: bool
+    quiet: bool
+
+    def of(self, plan: Plan) -> Rehearsal | None:
+        """The plan's predicted times; None where they are not needed and what the plan names is not
+        known."""
+        from hetplan.profiling.cluster import example_clusters
+        from hetplan.runtime.virtual import Rehearsal
+
+        if not self.virtual and self.scale is not None:
+            raise InputError("--time-scale is for --virtual devices")
+        known = self.setting.cluster is not None or plan.workload.cluster in example_clusters()
+        if not self.virtual and not known:
+            return None
+        try:
+            workload = self.setting.workload(plan)
+            scale = self.scale if self.virtual else 1.0
+            return Rehearsal.of(plan, workload, scale, cores=free_cores())
+        except InputError as error:
+            if self.required or self.setting != sources.Setting():
+                raise
+            # a model of the user's own under names that are known: the run needs no prediction
+            if not self.quiet:
+                note(f"no prediction: {error}")
+            return None
+
+
+def free_cores() -> float:
+    """Of this process's cores, the part that it gets beside what else keeps them busy."""
+    cores = len(os.sched_getaffinity(0))
+    return cores * cores / (cores + os.getloadavg()[0])
+
+
+@dataclass
+class Replanner:
+    """Plans again by a process of its own: solvers leave threads behind, and ranks are forked."""
+
+    plan: Path  # the file of what runs now
+    folder: Path  # where those to come are written
+    rehearsing: Rehearsing
+    options: list[str]  # of `hetplan plan replan`
+
+    def __call__(self, job: Job, lost: tuple[int, ...]) -> Job | None:
+        """The job under a plan without the lost nodes, None where none fits."""
+        from hetplan.runtime.plan import load_plan
+
+        nodes = [f"node{n}" for n in sorted(lost)]
+        if not self.rehearsing.quiet:
+            note(f"lost {', '.join(nodes)}: planning without")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f"plan-without-{'-'.join(nodes)}.json"
+        program = [sys.executable, "-m", "hetplan", "plan", "replan", str(self.plan)]
+        words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
+        done = subprocess.run(
+            [*program, *words, *self.options], stdout=subprocess.DEVNULL, check=False
+        )
+        if done.returncode != 0:
+            return None
+        self.plan, plan = target, load_plan(target)
+        return replace(job, plan=plan, rehearsal=self.rehearsing.of(plan))
+
+
+def note_loss(loss: Loss) -> None:
+    """What happened, for people."""
+    note(
+        f"{loss.error}; going on from step {loss.step} with {loss.plan}, {loss.seconds:.1f} s later"
+    )
+
+
+def run(
+    plan: PlanArgument,
+    training: Training,
+    checkpoints: Checkpoints,
+    survival: Survival,
+    setting: sources.Setting,
+    virtual: Annotated[
+        bool,
+        typer.Option(
+            "--virtual", help="Rehearse the plan's devices: narrow layers, predicted times."
+        ),
+    ] = False,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--time-scale",
+            metavar="X",
+            help="Seconds here per second there; default about 1 s per iteration.",
         ),
     ] = None,
     trace: Annotated[
@@ -117,86 +224,67 @@ def run(
 
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
-    from hetplan.cli import elastic as survival
-    from hetplan.runtime.devices import on_devices
-    from hetplan.runtime.job import Job, check_folder_given, check_numbers
+    from hetplan.runtime.job import check_folder_given, check_numbers
     from hetplan.runtime.launch import launch, launch_elastic
     from hetplan.runtime.measured import Measured
     from hetplan.runtime.plan import load_plan
 
     check_target(trace)
-    check_numbers(steps, learning_rate, hang_after, every, time_scale)
-    survival.check_elastic(elastic, checkpoint, every, strategies, replan_seconds)
-    check_folder_given(checkpoint, every, resume=resume)
+    folder, every = checkpoints.checkpoint, checkpoints.every
+    check_numbers(training.steps, training.learning_rate, training.hang_after, every, time_scale)
+    survival.check(checkpoints)
+    check_folder_given(folder, every, resume=checkpoints.resume)
     loaded = load_plan(plan)
-
-    def rehearsed(of: Plan) -> Rehearsal | None:
-        try:
-            return rehearse(of, cluster, model, profile, time_scale, virtual=virtual)
-        except InputError as error:
-            if virtual or elastic or (cluster, model, profile) != (None, None, None):
-                raise
-            # a model of the user's own under names that are known: the run needs no prediction
-            if not quiet:
-                note(f"no prediction: {error}")
-            return None
-
-    job = Job(
-        plan=loaded, steps=steps, factory=factory, model=model, rehearsal=rehearsed(loaded), virtual=virtual,
-        optimizer=optimizer, learning_rate=learning_rate, seed=seed, hang_seconds=hang_after,
-        checkpoint=None if checkpoint is None else str(checkpoint), every=every, resume=resume, device=device,
-    )  # fmt: skip
-    job = on_devices(job)
+    required = virtual or survival.elastic
+    rehearsing = Rehearsing(setting, virtual, time_scale, required, quiet)
+    job = make_job(loaded, training, checkpoints, rehearsing)
 
     def tell(report: StepReport) -> None:
         if not quiet:
-            told = (
-                ""
-                if job.virtual and loaded.schedule == "spmd"
-                else f": loss {number_text(report.loss)}"
-            )
-            note(f"step {report.step}{told}")
+            without_loss = job.virtual and loaded.schedule == "spmd"
+            loss = "" if without_loss else f": loss {number_text(report.loss)}"
+            note(f"step {report.step}{loss}")
 
-    if elastic and checkpoint is not None:
-        survival.check_known(loaded, job.rehearsal)
-        more = survival.options(cluster, model, profile, strategies, replan_seconds)
-        again = survival.Replanner(plan, checkpoint, rehearsed, more, quiet)
-        found = launch_elastic(job, again, tell, None if quiet else survival.tell_loss)
+    if survival.elastic and folder is not None:
+        if job.rehearsal is None:
+            raise InputError(
+                "--elastic needs the plan's cluster",
+                where=loaded.name,
+                got=loaded.workload.cluster,
+                expected="--cluster with its file",
+            )
+        again = Replanner(plan, folder, rehearsing, survival.options(setting))
+        measured = launch_elastic(job, again, tell, None if quiet else note_loss)
     else:
-        found = Measured(job, launch(job, tell))
+        measured = Measured(job, launch(job, tell))
     if trace is not None:
-        write_document(trace, found.trace())
-    if json:
-        print_json(found.document())
-    else:
-        print_tables([found.table()])
+        write_document(trace, measured.trace())
+    emit(measured.document(), [measured.table()], json=json)
     return 0
 
 
-def rehearse(
-    plan: Plan,
-    cluster: str | None,
-    model: str | None,
-    profile: Path | None,
-    time_scale: float | None,
-    *,
-    virtual: bool,
-) -> Rehearsal | None:
-    """The plan's predicted times; None where they are not needed and the plan's cluster is not
-    known."""
-    from hetplan.profiling.cluster import example_clusters
-    from hetplan.runtime.virtual import Rehearsal
+def make_job(
+    plan: Plan, training: Training, checkpoints: Checkpoints, rehearsing: Rehearsing
+) -> Job:
+    """The run as its ranks know it; raises InputError."""
+    from hetplan.runtime.devices import on_devices
+    from hetplan.runtime.job import Job
 
-    told = plan.workload
-    if not virtual and time_scale is not None:
-        raise InputError("--time-scale is for --virtual devices")
-    if not virtual and cluster is None and told.cluster not in example_clusters():
-        return None
-    workload = sources.workload_of(plan, cluster, model, profile)
-    return Rehearsal.of(plan, workload, time_scale if virtual else 1.0, cores=free_cores())
-
-
-def free_cores() -> float:
-    """Of this process's cores, the part that it gets beside what else keeps them busy."""
-    cores = len(os.sched_getaffinity(0))
-    return cores * cores / (cores + os.getloadavg()[0])
+    folder = checkpoints.checkpoint
+    job = Job(
+        plan=plan,
+        steps=training.steps,
+        factory=training.factory,
+        model=rehearsing.setting.model,
+        rehearsal=rehearsing.of(plan),
+        virtual=rehearsing.virtual,
+        optimizer=training.optimizer,
+        learning_rate=training.learning_rate,
+        seed=training.seed,
+        hang_seconds=training.hang_after,
+        checkpoint=None if folder is None else str(folder),
+        every=checkpoints.every,
+        resume=checkpoints.resume,
+        device=training.device,
+    )
+    return on_devices(job)

@@ -1,28 +1,45 @@
-"""`hetplan search`: Astra's strategy search on a real model and a pool of GPUs."""
+"""`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hetplan.cli import completion
-from hetplan.cli.options import JsonOption, OutputOption, TimeOption, make_options
-from hetplan.cli.output import check_target, note, print_json, print_tables, write_document
-from hetplan.cli.pools import MODES, make_pool, make_space, offers_from
+from hetplan.cli.options import (
+    JsonOption,
+    OutputOption,
+    PrecisionOption,
+    SequenceOption,
+    TimeOption,
+    make_options,
+    require,
+    split_list,
+)
+from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
+from hetplan.names import unknown_name
 from hetplan.text import Table, number_text, seconds_text
 
 if TYPE_CHECKING:
     from hetplan.formulations.astra.search.job import Job
-    from hetplan.formulations.astra.search.pool import Pool
+    from hetplan.formulations.astra.search.pool import Offer, Pool
     from hetplan.formulations.astra.search.result import Candidate, Found
     from hetplan.formulations.astra.search.rules import Rule
+    from hetplan.formulations.astra.search.space import Space
+
+Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
 
-def search(
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained, for how many tokens, for how much money at most."""
+
     model: Annotated[
         str | None,
         typer.Option(
@@ -32,7 +49,35 @@ def search(
             help="Built-in model or config.json.",
             autocompletion=completion.models,
         ),
-    ] = None,
+    ] = None
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
+    ] = 1024
+    sequence: SequenceOption = None
+    precision: PrecisionOption = "fp16"
+    tokens: Annotated[float, typer.Option("--tokens", help="Of the whole training, for money.")] = (
+        1e9
+    )
+    money_limit: Annotated[
+        float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
+    ] = None
+
+    def job(self) -> Job:
+        """The job of the search; raises InputError."""
+        from hetplan.formulations.astra.search.job import Job
+        from hetplan.profiling.models import load_model
+
+        if self.model is None:
+            expected = "a built-in model or a config.json"
+            raise InputError("no model named", where="--model", expected=expected)
+        model = load_model(self.model, sequence=self.sequence, precision=self.precision)
+        return Job(model, self.global_batch, self.tokens, self.money_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPool:
+    """The GPUs on offer, by type and number or as a cluster file, and their links."""
+
     gpus: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +87,7 @@ def search(
             help="The pool, like A800:2048,H100:1024.",
             autocompletion=completion.devices,
         ),
-    ] = None,
+    ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -51,48 +96,82 @@ def search(
             help="The pool as a cluster file instead.",
             autocompletion=completion.clusters,
         ),
-    ] = None,
+    ] = None
     mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode",
-            metavar="|".join(MODES),
-            help="Default: by the number of types.",
-            autocompletion=completion.modes,
-        ),
-    ] = None,
+        Mode | None, typer.Option("--mode", help="Default: by the number of types.")
+    ] = None
     total: Annotated[
         int | None,
         typer.Option("--total", metavar="N", help="GPUs to use (heterogeneous); default all."),
-    ] = None,
-    global_batch: Annotated[
-        int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
-    ] = 1024,
-    sequence: Annotated[
-        int | None, typer.Option("--sequence", help="Tokens per sample; default the model's.")
-    ] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision", help="fp16, bf16 or fp32.", autocompletion=completion.precisions
-        ),
-    ] = "fp16",
-    tokens: Annotated[
-        float, typer.Option("--tokens", help="Of the whole training, for money.")
-    ] = 1e9,
-    money_limit: Annotated[
-        float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
-    ] = None,
+    ] = None
+    node_devices: Annotated[
+        int | None, typer.Option("--devices-per-node", help="Of every type.")
+    ] = None
+    intra_gbit: Annotated[
+        float | None, typer.Option("--intra-node-gbit", help="Between devices of a node.")
+    ] = None
+    network_gbit: Annotated[float | None, typer.Option("--network-gbit", help="Of one node.")] = (
+        None
+    )
+
+    def offers(self) -> tuple[Offer, ...]:
+        """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given;
+        raises InputError."""
+        from hetplan.formulations.astra.search.pool import offer_of, offers_of_cluster
+        from hetplan.profiling.cluster import GBIT, MAX_DEVICES
+        from hetplan.schema import LEAST_RATE, MOST_RATE
+
+        if (self.gpus is None) == (self.cluster is None):
+            raise InputError(
+                "the pool is given by --gpus or by --cluster", expected="one of the two"
+            )
+        if self.cluster is not None:
+            offers = offers_of_cluster(open_cluster(self.cluster))
+        else:
+            texts = split_list(self.gpus or [])
+            offers = tuple(offer_of(*name_and_count(text)) for text in texts)
+        changes: dict[str, Any] = {}
+        for field, option, value, least, most, unit in (
+            ("node_devices", "--devices-per-node", self.node_devices, 1, MAX_DEVICES, 1),
+            ("intra", "--intra-node-gbit", self.intra_gbit, LEAST_RATE, MOST_RATE, GBIT),
+            ("network", "--network-gbit", self.network_gbit, LEAST_RATE, MOST_RATE, GBIT),
+        ):
+            if value is not None:
+                require(least <= value <= most, option, value, f"{least:g} to {most:g}")
+                changes[field] = value * unit
+        return tuple(replace(offer, **changes) for offer in offers)
+
+    def pool(self) -> Pool:
+        """The pool of the mode; without one, several types are mixed. Raises InputError."""
+        from hetplan.formulations.astra.search import pool
+
+        offers = self.offers()
+        mode = self.mode or ("homogeneous" if len(offers) == 1 else "heterogeneous")
+        if self.total is not None and mode != "heterogeneous":
+            raise InputError("--total is for the heterogeneous mode", got=self.total)
+        if mode == "cost":
+            return pool.cost(offers, max(offer.most for offer in offers))
+        if mode == "heterogeneous":
+            most = sum(offer.most for offer in offers)
+            return pool.heterogeneous(most if self.total is None else self.total, offers)
+        if len(offers) != 1:
+            raise InputError(
+                "the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types"
+            )
+        return pool.homogeneous(offers[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which strategies are generated, and which rules drop some of them."""
+
     rules: Annotated[
         list[Path] | None, typer.Option("--rules", help="File of rules, one a line; may repeat.")
-    ] = None,
+    ] = None
     default_rules: Annotated[
         bool,
         typer.Option("--default-rules/--no-default-rules", help="Apply the shipped rules as well."),
-    ] = True,
-    show_rules: Annotated[
-        bool, typer.Option("--show-rules", help="Print the shipped rules and stop.")
-    ] = False,
+    ] = True
     parameter: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,17 +181,42 @@ def search(
             help="Like tensor=1,2,4 or pipeline=1-8; may repeat.",
             autocompletion=completion.parameters,
         ),
-    ] = None,
-    node_devices: Annotated[
-        int | None, typer.Option("--devices-per-node", help="Of every type.")
-    ] = None,
-    intra_gbit: Annotated[
-        float | None, typer.Option("--intra-node-gbit", help="Between devices of a node.")
-    ] = None,
-    network_gbit: Annotated[
-        float | None, typer.Option("--network-gbit", help="Of one node.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.")] = 10,
+    ] = None
+
+    def rules_for(self, pool: Pool) -> list[Rule]:
+        """The shipped rules and those of the files; raises InputError."""
+        from hetplan.formulations.astra.search.engine import schema_of
+        from hetplan.formulations.astra.search.rules import default_rules, rules_from_file
+
+        columns = schema_of(pool).columns
+        shipped = default_rules(columns) if self.default_rules else []
+        return [*shipped, *(r for path in self.rules or [] for r in rules_from_file(path, columns))]
+
+    def space(self) -> Space:
+        """The parameter space with the given ranges replaced; raises InputError."""
+        from hetplan.formulations.astra.search.space import PARAMETERS, Space
+
+        usual, values = Space(), dict[str, Any]()
+        for text in self.parameter or []:
+            left, equals, right = (part.strip() for part in text.partition("="))
+            name = left.replace("-", "_")
+            require(bool(equals and right), "--param", text, "NAME=VALUE[,VALUE…]")
+            if name in values:
+                raise InputError(f"{name} is given twice", where="--param")
+            if name not in PARAMETERS:
+                raise unknown_name("unknown parameter", name, PARAMETERS, where="--param")
+            values[name] = parameter_value(right, getattr(usual, name))
+        return replace(usual, **values)
+
+
+def search(
+    workload: Workload,
+    gpus: GpuPool,
+    kept: Filter,
+    show_rules: Annotated[
+        bool, typer.Option("--show-rules", help="Print the shipped rules and stop.")
+    ] = False,
+    top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Pareto plot: a .svg, .html or .png file.")
     ] = None,
@@ -131,58 +235,66 @@ def search(
     the money limit.
     """
     from hetplan.formulations.astra.search import engine
-    from hetplan.formulations.astra.search.job import Job
     from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
-    from hetplan.profiling.models import load_model
     from hetplan.schema import derived
     from hetplan.solvers.run import Run
 
     if show_rules:
         return print_rules()
-    if model is None:
-        raise InputError(
-            "no model named", where="--model", expected="a built-in model or a config.json"
-        )
     for target in (output, plot, instance):
         check_target(target)
     if plot is not None:
         check_plot_target(plot)
-    if top < 1:
-        raise InputError("not usable", where="--top", got=top, expected="at least 1")
     run = Run(make_options(time_limit=time_limit))
-    job = Job(
-        load_model(model, sequence=sequence, precision=precision), global_batch, tokens, money_limit
-    )
-    links = {"node_devices": node_devices, "intra_gbit": intra_gbit, "network_gbit": network_gbit}
-    pool = make_pool(offers_from(gpus, cluster, links), mode, total)
-    space, dropping = make_space(parameter or []), make_rules(pool, rules or [], default_rules)
+    job, pool = workload.job(), gpus.pool()
+    space, rules = kept.space(), kept.rules_for(pool)
     with derived(f"{job.model.name} on the pool"):
-        found = engine.search(job, pool, space=space, rules=dropping, run=run, top=top)
-    document = as_document(job, pool, found)
-    write_document(output, document)
+        result = engine.search(job, pool, space=space, rules=rules, run=run, top=top)
     if plot is not None:
-        write_plot(found, plot, f"{job.model.name}, {pool.mode} pool, {job.tokens:g} tokens")
+        write_plot(result, plot, f"{job.model.name}, {pool.mode} pool, {job.tokens:g} tokens")
     if instance is not None:
-        write_instance(found, instance, job, pool)
+        write_instance(result, instance, job, pool)
     for line in job.model.notes:
         note(line)
-    if json:
-        print_json(document)
-    else:
-        print_tables(tables(job, pool, found))
-    return 0 if found.best is not None else 1
+    emit(as_document(job, pool, result), tables(job, pool, result), json=json, output=output)
+    return 0 if result.best is not None else 1
 
 
-def make_rules(pool: Pool, paths: Sequence[Path], with_defaults: bool) -> list[Rule]:
-    """The shipped rules and those of the files."""
-    from hetplan.formulations.astra.search.engine import schema_of
-    from hetplan.formulations.astra.search.rules import default_rules, rules_from_file
+def name_and_count(text: str) -> tuple[str, int]:
+    """`A800:2048` as ("A800", 2048); raises InputError."""
+    name, colon, count = text.rpartition(":")
+    fits = bool(colon and name and count.isdecimal() and 0 < int(count) <= 10**6)
+    require(fits, "--gpus", text, "TYPE:COUNT, like A800:2048")
+    return name, int(count)
 
-    columns = schema_of(pool).columns
-    found = default_rules(columns) if with_defaults else []
-    for path in paths:
-        found += rules_from_file(path, columns)
-    return found
+
+def parameter_value(text: str, usual: object) -> Any:
+    """A parameter's text as what its usual value is: a switch, or several numbers, switches or
+    words; raises InputError."""
+    if isinstance(usual, bool):
+        return switch(text)
+    parts, first = split_list([text]), usual[0] if isinstance(usual, tuple) else None
+    if isinstance(first, bool):
+        return tuple(dict.fromkeys(switch(part) for part in parts))
+    if usual is None or isinstance(first, int):
+        return tuple(dict.fromkeys(n for part in parts for n in numbers(part)))
+    return tuple(None if part.lower() == "none" else part for part in parts)
+
+
+def numbers(text: str) -> range:
+    """`4` or `1-8` as a range; raises InputError."""
+    first, dash, last = text.partition("-")
+    whole = first.isdecimal() and (last.isdecimal() if dash else True)
+    require(whole, "--param", text, "a number or a range like 1-8")
+    low, high = int(first), int(last or first)
+    require(1 <= low <= high <= 10**4, "--param", text, "1 to 10000, ascending")
+    return range(low, high + 1)
+
+
+def switch(text: str) -> bool:
+    """`true` or `false`; raises InputError."""
+    require(text.lower() in ("true", "false"), "--param", text, "true or false")
+    return text.lower() == "true"
 
 
 def print_rules() -> int:
@@ -196,58 +308,59 @@ def print_rules() -> int:
     return 0
 
 
-def as_document(job: Job, pool: Pool, found: Found) -> dict[str, Any]:
+def as_document(job: Job, pool: Pool, result: Found) -> dict[str, Any]:
     """The search as one JSON document."""
-    workload = {
-        "model": job.model.name,
-        "global_batch": job.global_batch,
-        "sequence": job.model.sequence,
-        "precision": job.model.precision,
-        "tokens": job.tokens,
-        "money_limit": job.money_limit,
-    }
-    offers = [
-        {
-            "type": offer.name,
-            "most": offer.most,
-            "devices_per_node": offer.node_devices,
-            "intra_node_bytes_per_s": offer.intra,
-            "network_bytes_per_s": offer.network,
-            "price_per_hour": offer.spec.price_per_hour,
-        }
-        for offer in pool.offers
-    ]
     return {
-        "workload": workload,
-        "pool": {"mode": pool.mode, "sizes": list(pool.sizes), "types": offers},
-        **found.as_dict(),
+        "workload": {
+            "model": job.model.name,
+            "global_batch": job.global_batch,
+            "sequence": job.model.sequence,
+            "precision": job.model.precision,
+            "tokens": job.tokens,
+            "money_limit": job.money_limit,
+        },
+        "pool": {
+            "mode": pool.mode,
+            "sizes": list(pool.sizes),
+            "types": [
+                {
+                    "type": offer.name,
+                    "most": offer.most,
+                    "devices_per_node": offer.node_devices,
+                    "intra_node_bytes_per_s": offer.intra,
+                    "network_bytes_per_s": offer.network,
+                    "price_per_hour": offer.spec.price_per_hour,
+                }
+                for offer in pool.offers
+            ],
+        },
+        **result.as_dict(),
     }
 
 
-def tables(job: Job, pool: Pool, found: Found) -> list[Table]:
+def tables(job: Job, pool: Pool, result: Found) -> Iterator[Table]:
     """Counts, the best strategies, the Pareto set."""
-    seconds = sum(found.timings.values())
-    counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in found.counts.items())
+    seconds = sum(result.timings.values())
+    counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in result.counts.items())
     title = f"{job.model.name}, global batch {job.global_batch}: {pool.mode} pool"
     notes = [
         f"strategies: {counts}; {seconds_text(seconds)}",
-        f"proof: {found.proof}" if found.proven else found.proof,
-        *(f"left out: {text}" for text in found.left_out),
+        f"proof: {result.proof}" if result.proven else result.proof,
+        *(f"left out: {text}" for text in result.left_out),
     ]
-    if found.best is None:
-        return [Table(title, (), (), notes=(*notes, f"no strategy: {found.reason}"))]
-    pipeline, reduction, optimizer = (seconds_text(part) for part in found.best.parts)
+    if result.best is None:
+        yield Table(title, (), (), notes=(*notes, f"no strategy: {result.reason}"))
+        return
+    pipeline, reduction, optimizer = (seconds_text(part) for part in result.best.parts)
     notes.append(
         f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} optimizer"
     )
     limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
-    parts = [
-        Table(title, (), (), notes=tuple(notes)),
-        candidate_table(f"best{limit}", [found.best], job),
-    ]
-    if found.top != found.pareto[: len(found.top)]:
-        parts.append(candidate_table("by throughput", found.top, job))
-    return [*parts, candidate_table("Pareto set of throughput and money", found.pareto, job)]
+    yield Table(title, (), (), notes=tuple(notes))
+    yield candidate_table(f"best{limit}", [result.best], job)
+    if result.top != result.pareto[: len(result.top)]:
+        yield candidate_table("by throughput", result.top, job)
+    yield candidate_table("Pareto set of throughput and money", result.pareto, job)
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
@@ -262,13 +375,13 @@ def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Ta
     return Table(title, header, tuple(rows), right=(0, 1, 2))
 
 
-def write_instance(found: Found, path: Path, job: Job, pool: Pool) -> None:
+def write_instance(result: Found, path: Path, job: Job, pool: Pool) -> None:
     """The best strategy's segments as an instance file for `hetplan solve`; says so where there are
     none."""
     from hetplan.instances.envelope import Instance, save_instance
 
-    if found.instance is None:
-        best_is_whole = found.best is not None and found.mode == "heterogeneous"
+    if result.instance is None:
+        best_is_whole = result.best is not None and result.mode == "heterogeneous"
         reason = (
             "the best strategy is on one type alone"
             if best_is_whole
@@ -279,7 +392,7 @@ def write_instance(found: Found, path: Path, job: Job, pool: Pool) -> None:
     types = "-".join(offer.name for offer in pool.offers)
     name = f"{job.model.name}-{types}-{pool.sizes[0]}"
     origin = (
-        f"hetplan search: {job.model.name}, global batch {job.global_batch}, best strategy of {pool.sizes[0]} GPUs; "
+        f"hetplan plan search: {job.model.name}, global batch {job.global_batch}, best strategy of {pool.sizes[0]} GPUs; "
         "times are predicted; its objective is the pipeline's seconds, without gradient reduction and optimizer"
     )
-    save_instance(Instance(problem="astra", name=name, origin=origin, data=found.instance), path)
+    save_instance(Instance(problem="astra", name=name, origin=origin, data=result.instance), path)

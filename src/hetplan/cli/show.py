@@ -1,18 +1,19 @@
-"""`hetplan show`: a plan drawn, or a decision of an instance in full."""
+"""`hetplan show` draws a plan or prints a decision in full; `hetplan export` writes a plan for a
+framework."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption
-from hetplan.cli.output import print_json, print_tables
-from hetplan.cli.picture import show_plan
+from hetplan.cli.options import JsonOption, PlanArgument
+from hetplan.cli.output import check_target, emit, note
 from hetplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,8 +21,23 @@ if TYPE_CHECKING:
     from hetplan.instances.envelope import Instance
     from hetplan.text import Table
 
-
 PLAN = "hetplan-plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Files to draw a plan into."""
+
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Of a plan: write one self-contained page."),
+    ] = None
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Of a plan: write a picture.")
+    ] = None
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Of a plan: write a drawing.")
+    ] = None
 
 
 def show(
@@ -29,72 +45,66 @@ def show(
         str,
         typer.Argument(
             metavar="PLAN|INSTANCE",
-            help="A plan file or what `hetplan plan --json` printed; or an instance: a file, -, a name of the library.",
+            help="A plan file or what `hetplan plan --json` printed; or an instance: a file, -, a "
+            "name of the library.",
             autocompletion=completion.instances,
         ),
     ],
+    setting: sources.Setting,
+    pictures: Pictures,
     decision: Annotated[
         str | None,
         typer.Argument(
-            help="Of an instance: a decision, the output of `solve --json`, a best-known record; default the library's."
+            help="Of an instance: a decision, the output of `solve --json`, a best-known record; "
+            "default the library's."
         ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="Of a plan: cluster file (YAML); default an example of the plan's cluster's name.",
-            autocompletion=completion.clusters,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME|FILE",
-            help="Of a plan: default the plan's own.",
-            autocompletion=completion.models,
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile", metavar="FILE", help="Of a plan: measured profile; default a prediction."
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Of a plan: write one self-contained page."),
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Of a plan: write a picture.")
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Of a plan: write a drawing.")
     ] = None,
     json: JsonOption = False,
 ) -> int:
     """Draw a plan (timeline, memory, placement, candidates), or print a decision of an instance in
     full."""
-    given = {
-        "--cluster": cluster,
-        "--model": model,
-        "--profile": profile,
-        "--html": html,
-        "--png": png,
-        "--svg": svg,
-    }
-    found = plan_document(subject, asked=any(value is not None for value in given.values()))
-    if found is not None:
-        if decision is not None:
-            raise InputError("a plan has no second argument", got=decision)
-        targets = {"html": html, "png": png, "svg": svg}
-        return show_plan(*found, cluster, model, profile, targets, json=json)
-    for option, value in given.items():
-        if value is not None:
-            raise InputError("is for plan files", where=option, got=subject)
-    return show_decision(subject, decision, json=json)
+    options = {**vars(setting), **vars(pictures)}
+    asked = [name for name, value in options.items() if value is not None]
+    read = plan_document(subject, asked=bool(asked))
+    if read is None:
+        if asked:
+            raise InputError("is for plan files", where=f"--{asked[0]}", got=subject)
+        return show_decision(subject, decision, json=json)
+    if decision is not None:
+        raise InputError("a plan has no second argument", got=decision)
+    return show_plan(*read, setting, pictures, json=json)
+
+
+def show_plan(
+    value: Any, where: str, setting: sources.Setting, pictures: Pictures, *, json: bool
+) -> int:
+    """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
+    their bounds. `where` names the parsed JSON `value` in errors; raises InputError."""
+    from hetplan.files import write_bytes, write_text
+    from hetplan.planner.pictures.scene import read, scene
+    from hetplan.planner.pictures.terminal import tables
+    from hetplan.runtime.replay import replay
+
+    targets = {kind: path for kind, path in vars(pictures).items() if path is not None}
+    for target in targets.values():
+        check_target(target)
+    plan, offers = read(value, where)
+    workload = setting.workload(plan)
+    drawn = scene(plan, replay(plan, workload), workload, offers)
+    for kind, target in targets.items():
+        if kind == "html":
+            from hetplan.planner.pictures.html import page
+
+            write_text(target, page(drawn))
+        else:
+            from hetplan.planner.pictures.figure import figure
+
+            write_bytes(target, figure(drawn, kind))
+    if json or not targets:
+        emit(asdict(drawn), tables(drawn), json=json)
+    for target in targets.values():
+        note(f"written: {target}")
+    return 0
 
 
 def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
@@ -113,16 +123,17 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
 def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
     """For hap every instruction with its properties, and every device's stages; for others the
     family's tables."""
-    found = sources.open_instance(instance)
-    claims = [claim for claim in claims_of(found, instance, decision) if claim.decision is not None]
+    posed = sources.open_instance(instance)
+    claims = [claim for claim in claims_of(posed, instance, decision) if claim.decision is not None]
     if not claims:
         raise InputError("no decision to show", where=decision or instance)
-    shown = [in_full(found, claim) for claim in claims]
-    if json:
-        documents = [{"source": c.source, **d} for c, (_, d) in zip(claims, shown, strict=True)]
-        print_json({"instance": found.name, "problem": found.problem, "decisions": documents})
-    else:
-        print_tables([table for tables, _ in shown for table in tables])
+    shown = [in_full(posed, claim) for claim in claims]
+    documents = [
+        {"source": claim.source, **document}
+        for claim, (_, document) in zip(claims, shown, strict=True)
+    ]
+    document = {"instance": posed.name, "problem": posed.problem, "decisions": documents}
+    emit(document, [table for tables, _ in shown for table in tables], json=json)
     return 0
 
 
@@ -163,3 +174,33 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
         tables = load(family.describe)(instance.data, claim.decision)
     titled = [replace(t, title=f"{instance.name}: {claim.source}: {t.title}") for t in tables[:1]]
     return [*titled, *tables[1:]], {"objective": evaluation.objective, **document}
+
+
+def export(
+    plan: PlanArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="megatron|deepspeed|torchtitan|flagscale|torchrun",
+            help="Who is to run it.",
+            autocompletion=completion.frameworks,
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead.")
+    ] = None,
+) -> int:
+    """Print a plan as flags or configuration of a framework; what it cannot express is refused by
+    name."""
+    from hetplan.files import write_text
+    from hetplan.runtime.export import export as written
+    from hetplan.runtime.plan import load_plan
+
+    check_target(output)
+    text = written(load_plan(plan), to)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(output, text)
+    return 0

@@ -1,22 +1,17 @@
-"""`hetplan simulate`: a plan file replayed, event by event, on a described cluster."""
+"""`hetplan plan simulate`: a plan file replayed, event by event, on a described cluster."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetplan.cli import sources
-from hetplan.cli.options import (
-    JsonOption,
-    LinksOption,
-    PlanArgument,
-    PlanClusterOption,
-    PlanModelOption,
-    ProfileOption,
-)
-from hetplan.cli.output import check_target, print_json, print_tables, write_document
+from hetplan.cli.options import JsonOption, LinksOption, PlanArgument
+from hetplan.cli.output import check_target, emit, write_document
+from hetplan.errors import InputError
 from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
 
 if TYPE_CHECKING:
@@ -29,9 +24,7 @@ LISTED = 64  # stages
 
 def simulate(
     plan: PlanArgument,
-    cluster: PlanClusterOption = None,
-    model: PlanModelOption = None,
-    profile: ProfileOption = None,
+    setting: sources.Setting,
     overlap: Annotated[
         int,
         typer.Option(
@@ -46,7 +39,9 @@ def simulate(
     calibration: Annotated[
         Path | None,
         typer.Option(
-            "--calibration", metavar="FILE", help="Constants, as `hetplan calibrate` writes them."
+            "--calibration",
+            metavar="FILE",
+            help="Constants, as `hetplan truth calibrate` writes them.",
         ),
     ] = None,
     links: LinksOption = None,
@@ -61,7 +56,6 @@ def simulate(
 
     Exit code 0 when the plan fits in memory, 1 when it does not.
     """
-    from hetplan.errors import InputError
     from hetplan.runtime.plan import load_plan
     from hetplan.runtime.replay import Settings, replay
 
@@ -69,7 +63,7 @@ def simulate(
     if overlap < 1:
         raise InputError("--overlap", got=overlap, expected="1 part or more")
     loaded = load_plan(plan)
-    workload = sources.workload_of(loaded, cluster, model, profile)
+    workload = setting.workload(loaded)
     if links is not None and calibration is not None:
         raise InputError("does not go with --calibration", where="--links")
     workload = sources.with_links(workload, links)
@@ -81,19 +75,14 @@ def simulate(
         from hetplan.runtime.replay import trace as traced
 
         write_document(trace, traced(found))
-    if json:
-        print_json(document(loaded, found, beside, calibration is not None))
-    else:
-        print_tables([stages(loaded, found, workload, beside, calibration is not None)])
+    view = View(loaded, found, workload, beside, calibration is not None)
+    emit(view.document(), [view.table()], json=json)
     return 0 if found.fits else 1
 
 
 def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
     """The workload with a calibration's links and memory, and the seconds that its passes take
     beside their layers."""
-    from dataclasses import replace
-
-    from hetplan.errors import InputError
     from hetplan.runtime.calibration import load_calibration, scaled, slots
 
     constants = load_calibration(path)
@@ -110,68 +99,76 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
     return held, constants.slot_seconds * slots(plan)
 
 
-def document(
-    plan: Plan, found: Replay, beside: float = 0.0, is_calibrated: bool = False
-) -> dict[str, Any]:
-    """As JSON types; seconds and bytes. beside: seconds of the iteration that are in no task of the
-    timeline."""
-    timeline = found.timeline
-    return {
-        "plan": plan.name,
-        "origin": plan.origin,
-        "predicted_seconds": found.seconds + beside,
-        "calibrated": is_calibrated,
-        "bubble": timeline.bubble,
-        "fits_memory": found.fits,
-        "peak_bytes": list(found.peak_bytes),
-        "stages": [
+@dataclass(frozen=True)
+class View:
+    """A replay as it is printed. beside: seconds of the iteration that are in no task of the
+    timeline; calibrated: whether measured constants went into it."""
+
+    plan: Plan
+    replay: Replay
+    workload: Workload
+    beside: float
+    calibrated: bool
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types; seconds and bytes."""
+        replay, timeline = self.replay, self.replay.timeline
+        return {
+            "plan": self.plan.name,
+            "origin": self.plan.origin,
+            "predicted_seconds": replay.seconds + self.beside,
+            "calibrated": self.calibrated,
+            "bubble": timeline.bubble,
+            "fits_memory": replay.fits,
+            "peak_bytes": list(replay.peak_bytes),
+            "stages": [
+                {
+                    "replica": replica,
+                    "stage": stage,
+                    "devices": list(replay.devices[unit]),
+                    "busy_seconds": float(timeline.busy[unit]),
+                    "idle_seconds": float(timeline.idle[unit]),
+                }
+                for unit, (replica, stage) in enumerate(replay.owners)
+            ],
+        }
+
+    def table(self) -> Table:
+        """One line per stage of every replica."""
+        plan, replay, timeline = self.plan, self.replay, self.replay.timeline
+        idle = percent_text(timeline.bubble)
+        word = "predicted, calibrated" if self.calibrated else "predicted"
+        seconds = seconds_text(replay.seconds + self.beside)
+        notes = [f"{seconds} per iteration, {word}; {idle} of the devices' time idle"]
+        if len(replay.owners) > LISTED:
+            notes.append(f"{len(replay.owners) - LISTED} more stages; --json lists all")
+        if not replay.fits:
+            notes.append("does not fit in memory")
+        places = [(device.node, device.type) for device in self.workload.cluster.devices]
+        return Table.of(
+            f"{plan.name}, {plan.origin or 'plan'}: {plan.schedule}, ZeRO {plan.zero}",
+            range(min(LISTED, len(replay.owners))),
             {
-                "replica": replica,
-                "stage": stage,
-                "devices": list(devices),
-                "busy_seconds": float(timeline.busy[unit]),
-                "idle_seconds": float(timeline.idle[unit]),
-            }
-            for unit, ((replica, stage), devices) in enumerate(
-                zip(found.owners, found.devices, strict=True)
-            )
-        ],
-    }
-
-
-def stages(
-    plan: Plan, found: Replay, workload: Workload, beside: float = 0.0, is_calibrated: bool = False
-) -> Table:
-    """One line per stage of every replica."""
-    timeline = found.timeline
-    places = [(device.node, device.type) for device in workload.cluster.devices]
-    rows = []
-    for unit, ((replica, stage), devices) in enumerate(
-        zip(found.owners, found.devices, strict=True)
-    ):
-        ranges = ", ".join(
-            f"{first}-{last - 1}" for first, last in plan.replicas[replica].stages[stage].layers
+                "replica": lambda unit: str(replay.owners[unit][0]),
+                "stage": lambda unit: str(replay.owners[unit][1]),
+                "layers": self.layers,
+                "devices": lambda unit: devices_text(places, replay.devices[unit]),
+                "computes": lambda unit: seconds_text(float(timeline.busy[unit])),
+                "idle": lambda unit: percent_text(float(timeline.idle[unit]) / replay.seconds),
+                "memory": self.memory,
+            },
+            notes,
+            right=(0, 1, 2, 4, 5),
         )
-        fullest = max(devices, key=lambda d: found.peak_bytes[d] / max(found.limit_bytes[d], 1.0))
-        rows.append(
-            (
-                str(replica),
-                str(stage),
-                ranges,
-                devices_text(places, devices),
-                seconds_text(float(timeline.busy[unit])),
-                percent_text(float(timeline.idle[unit]) / found.seconds),
-                share_text(found.peak_bytes[fullest], found.limit_bytes[fullest]),
-            )
-        )
-    idle = percent_text(timeline.bubble)
-    word = "predicted, calibrated" if is_calibrated else "predicted"
-    seconds = seconds_text(found.seconds + beside)
-    notes = [f"{seconds} per iteration, {word}; {idle} of the devices' time idle"]
-    if len(rows) > LISTED:
-        notes.append(f"{len(rows) - LISTED} more stages; --json lists all")
-    if not found.fits:
-        notes.append("does not fit in memory")
-    header = ("replica", "stage", "layers", "devices", "computes", "idle", "memory")
-    title = f"{plan.name}, {plan.origin or 'plan'}: {plan.schedule}, ZeRO {plan.zero}"
-    return Table(title, header, tuple(rows[:LISTED]), tuple(notes), right=(0, 1, 2, 4, 5))
+
+    def layers(self, unit: int) -> str:
+        """The layers of a stage: `0-3, 8-11`."""
+        replica, stage = self.replay.owners[unit]
+        ranges = self.plan.replicas[replica].stages[stage].layers
+        return ", ".join(f"{first}-{last - 1}" for first, last in ranges)
+
+    def memory(self, unit: int) -> str:
+        """What the stage's device nearest to its limit holds, of that limit."""
+        peak, limit = self.replay.peak_bytes, self.replay.limit_bytes
+        fullest = max(self.replay.devices[unit], key=lambda d: peak[d] / max(limit[d], 1.0))
+        return share_text(peak[fullest], limit[fullest])

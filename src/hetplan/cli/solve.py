@@ -1,8 +1,8 @@
-"""`hetplan solve`: run methods on one instance and print each result with its proven bound."""
+"""`hetplan solve` runs methods on an instance; `hetplan check` prices decisions again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +10,10 @@ import typer
 from hetplan.cli import completion, sources
 from hetplan.cli.options import (
     GapOption,
+    InstanceArgument,
     JsonOption,
-    NativeOption,
+    NativeOptions,
     OutputOption,
-    PyomoOption,
     QuietOption,
     SeedOption,
     ThreadsOption,
@@ -21,13 +21,14 @@ from hetplan.cli.options import (
     make_options,
     split_list,
 )
-from hetplan.cli.output import check_target, print_json, print_tables, write_document
+from hetplan.cli.output import check_target, emit, note
 from hetplan.cli.progress import watched
 from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from hetplan.instances.envelope import Instance
+    from hetplan.instances.judging import Verdict
     from hetplan.solvers.options import Options
     from hetplan.solvers.registry import Family
     from hetplan.solvers.result import Result
@@ -37,13 +38,7 @@ BUG = "bug"
 
 
 def solve(
-    instance: Annotated[
-        str,
-        typer.Argument(
-            help="Instance file, - for standard input, or a name from `hetplan instances list`.",
-            autocompletion=completion.instances,
-        ),
-    ],
+    instance: InstanceArgument,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,8 +53,8 @@ def solve(
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,
-    native: NativeOption = None,
-    pyomo_solver: PyomoOption = None,
+    *,
+    native: NativeOptions,
     json: JsonOption = False,
     output: OutputOption = None,
     quiet: QuietOption = False,
@@ -72,23 +67,14 @@ def solve(
 
     check_target(output)
     options = make_options(
-        time_limit=time_limit,
-        gap=gap,
-        threads=threads,
-        seed=seed,
-        native=native,
-        pyomo_solver=pyomo_solver,
+        time_limit=time_limit, gap=gap, threads=threads, seed=seed, **vars(native)
     )
-    found = sources.open_instance(instance)
-    methods = chosen_methods(found.family, method)
-    check_back_ends(found.family, methods, options, pyomo_solver)
-    results = run_methods(found, methods, options, quiet=quiet)
-    document = answer_document(found, results, options.as_dict())
-    write_document(output, document)
-    if json:
-        print_json(document)
-    else:
-        print_tables(result_tables(found, results))
+    posed = sources.open_instance(instance)
+    methods = chosen_methods(posed.family, method)
+    check_back_ends(posed.family, methods, options, native.pyomo_solver)
+    results = run_methods(posed, methods, options, quiet=quiet)
+    document = answer_document(posed, results, options.as_dict())
+    emit(document, result_tables(posed, results), json=json, output=output)
     if any(BUG in result.details for result in results):
         return 3
     return 0 if all(result.status in ("optimal", "feasible") for result in results) else 1
@@ -203,48 +189,37 @@ def no_result(
     )
 
 
-def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> list[Table]:
+def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> Iterator[Table]:
     """One line per method; then the best decision as its family describes it."""
     bounds = [result.bound for result in results if result.bound is not None]
     best_bound = max(bounds, default=None)
-    rows = tuple(
-        (
-            result.method,
-            result.status,
-            number_text(result.objective, 8),
-            number_text(result.bound, 8),
-            percent_text(result.gap),
-            percent_text(excess(result.objective, best_bound)),
-            *(shown_text(result.details.get(name)) for name in instance.family.beside),
-            seconds_text(result.seconds),
-            result.message,
-        )
-        for result in results
-    )
-    shown = [name.replace("_", "-") for name in instance.family.beside]
-    header = (
-        "method",
-        "status",
-        "objective",
-        "bound",
-        "gap",
-        "above best bound",
-        *shown,
-        "time",
-        "message",
-    )
+    columns: dict[str, Callable[[Result[Any]], str]] = {
+        "method": lambda result: result.method,
+        "status": lambda result: result.status,
+        "objective": lambda result: number_text(result.objective, 8),
+        "bound": lambda result: number_text(result.bound, 8),
+        "gap": lambda result: percent_text(result.gap),
+        "above best bound": lambda result: percent_text(excess(result.objective, best_bound)),
+        **{name.replace("_", "-"): part_of(name) for name in instance.family.beside},
+        "time": lambda result: seconds_text(result.seconds),
+        "message": lambda result: result.message,
+    }
     title = f"{instance.name} ({instance.problem}: {instance.family.title})"
-    tables = [Table(title, header, rows, right=tuple(range(2, len(header) - 1)))]
+    yield Table.of(title, results, columns, right=range(2, len(columns) - 1))
     solved = [result for result in results if result.objective is not None]
     if solved:
         best = min(solved, key=lambda result: result.objective or 0.0)
-        tables += describe(instance, best.decision, best.method)
-    return tables
+        yield from describe(instance, best.decision, best.method)
 
 
-def shown_text(value: object) -> str:
-    """A part of the evaluation beside the objective; a dash without a decision."""
-    return number_text(value if isinstance(value, float) else None, 4)
+def part_of(name: str) -> Callable[[Result[Any]], str]:
+    """The cell of a part of the evaluation beside the objective; a dash without a decision."""
+
+    def cell(result: Result[Any]) -> str:
+        value = result.details.get(name)
+        return number_text(value if isinstance(value, float) else None, 4)
+
+    return cell
 
 
 def excess(objective: float | None, bound: float | None) -> float | None:
@@ -267,3 +242,55 @@ def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     first = tables[0]
     title = f"decision of {source}: {first.title}"
     return [Table(title, first.header, first.rows, first.notes, first.right), *tables[1:]]
+
+
+def check(
+    instance: InstanceArgument,
+    decision: Annotated[
+        str,
+        typer.Argument(
+            help="A decision, the output of `solve --json`, or a best-known record; - for standard input."
+        ),
+    ],
+    json: JsonOption = False,
+) -> int:
+    """Verify decisions against an instance and price them again.
+
+    Exit code 0 when all hold; 1 when one breaks a constraint, contradicts what is stated of it, or
+    is missing
+    (a result that is infeasible or unknown has nothing to verify).
+    """
+    from hetplan.instances.answers import read_claims
+    from hetplan.instances.judging import judge
+
+    if instance == decision == "-":
+        raise InputError("instance and decision cannot both come from standard input")
+    posed = sources.open_instance(instance)
+    value, where = sources.read_document(decision)
+    claims = read_claims(value, posed, where=where)
+    if isinstance(value, dict) and "results" in value and value.get("instance") != posed.name:
+        note(f"{where} answers instance {value.get('instance')!r}, checked against {posed.name!r}")
+    verdicts = judge(claims, posed)
+    documents = [verdict.document() for verdict in verdicts]
+    document = {"instance": posed.name, "problem": posed.problem, "decisions": documents}
+    emit(document, verdict_tables(posed, verdicts), json=json)
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
+
+
+def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[Table]:
+    """Of each claim its decision's parts, then its complaints or its description."""
+    for verdict in verdicts:
+        claim, evaluation = verdict.claim, verdict.evaluation
+        word = {True: "holds", False: "does not hold", None: "nothing to price"}[verdict.holds]
+        title = f"{instance.name}: {claim.source}: {word}"
+        if evaluation is None:
+            stated = f"stated {claim.status}" if claim.status else "no status stated"
+            bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
+            nothing = f"no decision ({stated}{bound})"
+            yield Table(title, (), (), (*verdict.complaints, nothing))
+            continue
+        parts = {**evaluation.parts, "objective": evaluation.objective}
+        rows = tuple((name, number_text(value, 10)) for name, value in parts.items())
+        yield Table(title, ("part", "value"), rows, notes=verdict.complaints, right=(1,))
+        if evaluation.objective is not None:
+            yield from describe(instance, claim.decision, claim.source)

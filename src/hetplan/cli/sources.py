@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetplan.cli.completion import instance_names
+from hetplan.cli.options import OwnClusterOption, OwnModelOption, ProfileOption
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
 
@@ -71,22 +73,26 @@ def open_cluster(argument: str) -> Cluster:
     return load_cluster(argument)
 
 
-def workload_of(
-    plan: Plan, cluster: str | None, model: str | None, profile: Path | None
-) -> Workload:
-    """The workload that a plan was made for, with what is given in place of what the plan names;
-    raises InputError."""
-    from hetplan.profiling.workload import make_workload
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What may stand in place of the cluster, the model and the profile that a plan names."""
 
-    told = plan.workload
-    return make_workload(
-        model or told.model,
-        open_cluster(cluster or told.cluster),
-        told.global_batch,
-        sequence=told.sequence,
-        precision=told.precision,
-        profile=profile,
-    )
+    cluster: OwnClusterOption = None
+    model: OwnModelOption = None
+    profile: ProfileOption = None
+
+    def workload(self, plan: Plan) -> Workload:
+        """The workload that a plan was made for, with what is given here; raises InputError."""
+        from hetplan.profiling.workload import make_workload
+
+        return make_workload(
+            self.model or plan.workload.model,
+            open_cluster(self.cluster or plan.workload.cluster),
+            plan.workload.global_batch,
+            sequence=plan.workload.sequence,
+            precision=plan.workload.precision,
+            profile=self.profile,
+        )
 
 
 def with_links(workload: Workload, path: Path | None) -> Workload:
@@ -94,8 +100,6 @@ def with_links(workload: Workload, path: Path | None) -> Workload:
     InputError."""
     if path is None:
         return workload
-    from dataclasses import replace
-
     from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
 
     return replace(workload, links=LearnedLinks(load_link_efficiency(path)))

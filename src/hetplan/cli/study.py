@@ -1,4 +1,4 @@
-"""`hetplan study`: many methods on many instances, every run a row that is kept."""
+"""`hetplan study run`: many methods on many instances, every run a row that is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +18,16 @@ import typer
 from hetplan.cli import completion
 from hetplan.cli.options import (
     GapOption,
+    GroupWithDefault,
     JsonOption,
-    NativeOption,
-    PyomoOption,
+    NativeOptions,
     QuietOption,
     make_options,
+    native_value,
+    require,
     split_list,
 )
-from hetplan.cli.output import note, print_json, print_tables
+from hetplan.cli.output import emit, note
 from hetplan.cli.progress import stopping
 from hetplan.errors import InputError
 from hetplan.text import Table
@@ -37,7 +41,84 @@ GIB = 2**30
 LINE_EVERY = 20
 
 
-def study(
+class StudyGroup(GroupWithDefault):
+    """`hetplan study papers` is `hetplan study run papers`."""
+
+    default = "run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """What carries out the runs: this machine's cores, a Dask cluster, or Slurm jobs."""
+
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            metavar="N",
+            help="Runs at a time, default one per core; of --slurm: its jobs.",
+            min=1,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out."),
+    ] = None
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-gib", metavar="GIB", help="Address space of each run; default no limit."
+        ),
+    ] = None
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786."
+        ),
+    ] = None
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm",
+            metavar="NAME=VALUE",
+            help="Start Slurm jobs with these settings of dask-jobqueue.",
+        ),
+    ] = None
+
+    def shares(self) -> tuple[int, int]:
+        """Runs at a time, and the threads of each."""
+        cores = os.cpu_count() or 1
+        jobs = self.jobs or (1 if self.slurm else max(1, cores // (self.threads or 1)))
+        return jobs, self.threads if self.threads is not None else max(1, cores // jobs)
+
+    @contextlib.contextmanager
+    def runner(self, stop: threading.Event) -> Iterator[Runner]:
+        """What does the tasks."""
+        if self.scheduler is not None and self.slurm is not None:
+            raise InputError("cannot be used together", where="--scheduler, --slurm")
+        jobs, limit = self.shares()[0], None if self.memory is None else int(self.memory * GIB)
+        if self.scheduler is None and self.slurm is None:
+            from hetplan.studies.workers import run_tasks
+
+            yield lambda work: run_tasks(work, jobs, memory_bytes=limit, stop=stop.is_set)
+            return
+        from hetplan.studies import distributed
+
+        cluster = (
+            distributed.connected(self.scheduler)
+            if self.scheduler is not None
+            else distributed.slurm(jobs, slurm_settings(self.slurm or []))
+        )
+        with cluster as client:
+            yield lambda work: distributed.run_on(
+                client, work, memory_bytes=limit, stop=stop.is_set
+            )
+
+
+def run(
+    workers: Workers,
+    native: NativeOptions,
     sets: Annotated[
         list[str] | None,
         typer.Argument(
@@ -69,42 +150,7 @@ def study(
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")
     ] = "0",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            "-j",
-            metavar="N",
-            help="Runs at a time, default one per core; of --slurm: its jobs.",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out."),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(
-            "--memory-gib", metavar="GIB", help="Address space of each run; default no limit."
-        ),
-    ] = None,
     gap: GapOption = None,
-    native: NativeOption = None,
-    pyomo_solver: PyomoOption = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler", metavar="ADDRESS", help="A Dask scheduler, such as tcp://host:8786."
-        ),
-    ] = None,
-    slurm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slurm",
-            metavar="NAME=VALUE",
-            help="Start Slurm jobs with these settings of dask-jobqueue.",
-        ),
-    ] = None,
     smoke: Annotated[
         bool,
         typer.Option("--smoke", help="Tiny instances, 5 s for each run: whether everything works."),
@@ -123,61 +169,38 @@ def study(
     from hetplan.studies.tasks import tasks
 
     if not sets and not smoke:
-        raise InputError(
-            "no instances named", expected="a set such as papers, a problem, instances, files"
-        )
-    output = output or Path(folder_name(sets or ["smoke"]))
-    if output.exists() and not output.is_dir():
-        raise InputError("is a file, expected a folder", where=str(output))
-    cores = os.cpu_count() or 1
-    if jobs is None:
-        jobs = 1 if slurm else max(1, cores // (threads or 1))
-    if jobs < 1:
-        raise InputError("not usable", where="--jobs", got=jobs, expected="at least 1")
+        expected = "a set such as papers, a problem, instances, files"
+        raise InputError("no instances named", expected=expected)
+    folder = output or Path(folder_name(sets or ["smoke"]))
+    if folder.exists() and not folder.is_dir():
+        raise InputError("is a file, expected a folder", where=str(folder))
     arrow()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
         gap=gap,
-        threads=threads if threads is not None else max(1, cores // jobs),
-        native=native,
-        pyomo_solver=pyomo_solver,
+        threads=workers.shares()[1],
+        **vars(native),
     )
     work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), seed_list(seeds), options))
-    limit = None if memory is None else int(memory * GIB)
     stop = threading.Event()
-    with (
-        stopping(stop),
-        where_to(scheduler, slurm, jobs, limit, stop) as runner,
-        display(quiet) as show,
-    ):
-        tally = carry_out(work, output, runner, show)
-    if json:
-        print_json(
-            {
-                "folder": str(output),
-                "runs": tally.total,
-                "done": tally.done,
-                "counts": dict(tally.counts),
-            }
-        )
-    else:
-        print_tables([summary(output, work, tally)])
+    with stopping(stop), workers.runner(stop) as runner, display(quiet) as show:
+        tally = carry_out(work, folder, runner, show)
+    document = {
+        "folder": str(folder),
+        "runs": tally.total,
+        "done": tally.done,
+        "counts": dict(tally.counts),
+    }
+    emit(document, summary(folder, work, tally), json=json)
     return 0 if tally.done == tally.total else 1
 
 
 def seed_list(text: str) -> list[int]:
-    """`"0,1,2"` as numbers, each once."""
-    try:
-        found = [int(part) for part in split_list([text])]
-    except ValueError:
-        raise InputError(
-            "not usable", where="--seeds", got=text, expected="whole numbers: 0,1,2"
-        ) from None
-    if not found or min(found) < 0:
-        raise InputError(
-            "not usable", where="--seeds", got=text, expected="whole numbers from 0: 0,1,2"
-        )
-    return list(dict.fromkeys(found))
+    """`"0,1,2"` as numbers, each once; raises InputError."""
+    parts = split_list([text])
+    usable = bool(parts) and all(part.isdecimal() and len(part) < 19 for part in parts)
+    require(usable, "--seeds", text, "whole numbers from 0: 0,1,2")
+    return list(dict.fromkeys(int(part) for part in parts))
 
 
 def folder_name(sets: Sequence[str]) -> str:
@@ -185,46 +208,15 @@ def folder_name(sets: Sequence[str]) -> str:
     return "study-" + "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets)[:80]
 
 
-@contextlib.contextmanager
-def where_to(
-    scheduler: str | None,
-    slurm: Sequence[str] | None,
-    jobs: int,
-    memory: int | None,
-    stop: threading.Event,
-) -> Iterator[Runner]:
-    """What does the tasks: this machine's cores, a Dask cluster, or Slurm jobs."""
-    if scheduler is not None and slurm is not None:
-        raise InputError("cannot be used together", where="--scheduler, --slurm")
-    if scheduler is None and slurm is None:
-        from hetplan.studies.workers import run_tasks
-
-        yield lambda work: run_tasks(work, jobs, memory_bytes=memory, stop=stop.is_set)
-        return
-    from hetplan.studies import distributed
-
-    cluster = (
-        distributed.connected(scheduler)
-        if scheduler is not None
-        else distributed.slurm(jobs, slurm_settings(slurm or []))
-    )
-    with cluster as client:
-        yield lambda work: distributed.run_on(client, work, memory_bytes=memory, stop=stop.is_set)
-
-
 def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
     """`["cores=2", "memory=8GB"]` as keyword arguments of dask_jobqueue.SLURMCluster."""
-    from hetplan.cli.options import native_value
-
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise InputError(
-                "not usable", where="--slurm", got=text, expected="NAME=VALUE, such as cores=2"
-            )
-        found[name] = native_value(value)
-    return found
+        usable = bool(equals) and name.isidentifier()
+        require(usable, "--slurm", text, "NAME=VALUE, such as cores=2")
+        settings[name] = native_value(value)
+    return settings
 
 
 @contextlib.contextmanager
@@ -252,8 +244,8 @@ def display(quiet: bool) -> Iterator[Callable[[Tally], None]]:
             number = bar.add_task("", total=None)
 
             def update(tally: Tally) -> None:
-                told = ", ".join(f"{n} {status}" for status, n in sorted(tally.counts.items()))
-                bar.update(number, total=tally.total, completed=tally.done, description=told)
+                counts = ", ".join(f"{n} {status}" for status, n in sorted(tally.counts.items()))
+                bar.update(number, total=tally.total, completed=tally.done, description=counts)
 
             yield update
     else:
@@ -265,20 +257,17 @@ def display(quiet: bool) -> Iterator[Callable[[Tally], None]]:
         yield line
 
 
-def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Table:
+def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]:
     """Rows of the whole study by problem, method and status."""
-    from collections import Counter
-
     from hetplan.studies.rows import read_rows
 
     wanted = {task.key for task in work}
     rows = [row for row in read_rows(folder) if row["key"] in wanted] if tally.done else []
     counts = Counter((row["problem"], row["method"], row["status"]) for row in rows)
     statuses = sorted({status for _, _, status in counts})
-    pairs = dict.fromkeys((task.problem, task.method) for task in work)
     cells = tuple(
         (problem, method, *(str(counts[problem, method, status] or "-") for status in statuses))
-        for problem, method in pairs
+        for problem, method in dict.fromkeys((task.problem, task.method) for task in work)
     )
-    right = tuple(range(2, 2 + len(statuses)))
-    return Table(f"{folder}: {tally.text()}", ("problem", "method", *statuses), cells, right=right)
+    header = ("problem", "method", *statuses)
+    yield Table(f"{folder}: {tally.text()}", header, cells, right=tuple(range(2, len(header))))

@@ -6,7 +6,7 @@ name them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from hetplan.errors import InputError
@@ -126,6 +126,9 @@ class Space:
             return [NONE]
         values = self.virtual or tuple(range(1, pipeline + 1))
         return [NONE, *(v for v in values if v <= stage_layers)]
+
+
+PARAMETERS = tuple(field.name for field in fields(Space))
 
 
 @dataclass(frozen=True)

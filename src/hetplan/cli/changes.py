@@ -1,0 +1,301 @@
+"""Plans for a cluster that changes: `plan what-if`, `plan replan`, and Oobleck's `plan templates`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli import sources
+from hetplan.cli.options import (
+    BatchOption,
+    ClusterOption,
+    GapOption,
+    InstanceArgument,
+    JsonOption,
+    LimitOption,
+    ModelOption,
+    OutputOption,
+    PrecisionOption,
+    ProfileOption,
+    QuietOption,
+    SequenceOption,
+    StrategiesOption,
+    ThreadsOption,
+    TimeOption,
+    make_options,
+    require,
+    split_list,
+)
+from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.progress import Display, watched
+from hetplan.errors import InputError
+from hetplan.text import Table, bytes_text, devices_counted, number_text, seconds_text
+
+if TYPE_CHECKING:
+    from hetplan.planner.replan import Choice, Replanning
+    from hetplan.planner.what_if import Changed, WhatIf
+
+TIME_LIMIT = 20.0
+
+
+def what_if(
+    model: ModelOption,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    add: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="COUNTxDEVICE", help="A node more, as 2xA100-SXM4-80GB."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option("--remove", metavar="nodeN|COUNTxDEVICE", help="A node or some devices less."),
+    ] = None,
+    network: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--network-gbit-per-s", metavar="GBIT", help="Every node's network at that bandwidth."
+        ),
+    ] = None,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "fp16",
+    profile: ProfileOption = None,
+    strategies: StrategiesOption = None,
+    time_limit: LimitOption = TIME_LIMIT,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Plan again after each change and print what it gains; without changes, one node more or less
+    of each kind, and each kind of link twice as fast.
+
+    Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
+    """
+    from hetplan.planner import what_if as asking
+    from hetplan.planner.strategy import chosen
+    from hetplan.profiling.workload import make_workload
+    from hetplan.solvers.run import Run
+
+    run = Run(make_options(time_limit=time_limit, threads=threads))
+    workload = make_workload(
+        model,
+        sources.open_cluster(cluster),
+        global_batch,
+        sequence=sequence,
+        precision=precision,
+        profile=profile,
+    )
+    picked = chosen(split_list(strategies) if strategies is not None else None)
+    changes = [
+        *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
+        *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
+        *(asking.faster_network(gbit, workload.cluster) for gbit in network or []),
+    ] or asking.marginal(workload.cluster)
+    display = Display(f"what if, {workload.cluster.name}")
+    answer = watched(
+        run,
+        lambda: asking.what_if(workload, changes, run, strategies=picked, on_candidate=display.add),
+        quiet=quiet,
+        display=display,
+    )
+    emit(answer.document(), [what_if_table(answer)], json=json)
+    return 0 if answer.base.best is not None else 1
+
+
+def what_if_table(answer: WhatIf) -> Table:
+    """One line per change."""
+    header = (
+        "change",
+        "devices",
+        "best plan",
+        "iteration",
+        "saves",
+        "per device",
+        "tokens/s",
+        "$/1M tok",
+    )
+    notes = [
+        "iterations are replayed; added nodes are linked as the cluster's of that device, else as "
+        "its best"
+    ]
+    if answer.decided:
+        counts = Counter(answer.decided)
+        reasons = (f"{count} x {text}" if count > 1 else text for text, count in counts.items())
+        notes.append(f"decided without solving: {'; '.join(reasons)}")
+    title = f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}"
+    rows = tuple(variant_row(variant) for variant in (answer.base, *answer.variants))
+    return Table(title, header, rows, tuple(notes), right=(3, 4, 5, 6, 7))
+
+
+def variant_row(variant: Changed) -> tuple[str, ...]:
+    """A change and what comes of it."""
+    best, devices, gain = variant.best, variant.change.devices, variant.gain
+    counts = devices_counted(variant.workload.cluster.counts())
+    if best is None:
+        return (variant.change.name, counts, "nothing fits", *("-",) * 5)
+    return (
+        variant.change.name,
+        counts,
+        best.name,
+        seconds_text(best.predicted_seconds),
+        "" if gain is None else seconds_text(gain),
+        "" if gain is None or not devices else seconds_text(gain / devices),
+        number_text(best.tokens_per_second(variant.workload), 4),
+        number_text(best.money_per_million_tokens(variant.workload), 4),
+    )
+
+
+def replan(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs now.")],
+    lost: Annotated[
+        list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="Nodes that are gone.")
+    ],
+    setting: sources.Setting,
+    strategies: StrategiesOption = None,
+    within: Annotated[
+        float,
+        typer.Option(
+            "--within",
+            metavar="PERCENT",
+            help="Take the plan that moves least of those at most so much slower.",
+        ),
+    ] = 5.0,
+    time_limit: LimitOption = TIME_LIMIT,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the new plan's file."),
+    ] = None,
+    quiet: QuietOption = False,
+) -> int:
+    """Plan again on what is left, and say which weights move where; the new plan leaves the lost
+    nodes idle.
+
+    Exit code 0 when a plan fits, 1 when none does.
+    """
+    from hetplan.planner import replan as again
+    from hetplan.planner.strategy import chosen
+    from hetplan.runtime.plan import load_plan, save_plan
+    from hetplan.solvers.run import Run
+
+    check_target(output)
+    if not 0 <= within < float("inf"):
+        raise InputError("--within", got=within, expected="percent, from 0 on")
+    run = Run(make_options(time_limit=time_limit, threads=threads))
+    loaded = load_plan(plan)
+    workload = setting.workload(loaded)
+    nodes = again.parse_lost(split_list(lost), workload)
+    picked = chosen(split_list(strategies) if strategies is not None else None)
+    display = Display(f"replanning {loaded.name}")
+    answer = watched(
+        run,
+        lambda: again.replan(
+            loaded, workload, nodes, run, strategies=picked, within=within, on_candidate=display.add
+        ),
+        quiet=quiet,
+        display=display,
+    )
+    best = answer.best
+    if output is not None and best is not None and best.candidate.plan is not None:
+        save_plan(best.candidate.plan, output)
+    elif output is not None:
+        note(f"no plan fits: {output} is not written")
+    emit(answer.document(), replan_tables(answer), json=json)
+    return 0 if best is not None else 1
+
+
+def replan_tables(answer: Replanning) -> Iterator[Table]:
+    """The choices, and what moves for the chosen one."""
+    nodes = ", ".join(f"node {n}" for n in answer.lost)
+    before = f"before the loss {seconds_text(answer.before)} per iteration"
+    best = answer.best
+    if best is None:
+        yield Table(f"without {nodes}: nothing fits", (), (), (before,))
+        return
+    yield Table.of(
+        f"without {nodes}",
+        answer.choices,
+        {
+            "": lambda c: "*" if c is best else "",
+            "plan": lambda c: c.candidate.name,
+            "iteration": lambda c: seconds_text(c.candidate.predicted_seconds),
+            "to move": lambda c: bytes_text(c.moves.total),
+            "from a checkpoint": lambda c: bytes_text(c.moves.from_checkpoint),
+            "at least": lambda c: seconds_text(c.moves.seconds(answer.workload)),
+        },
+        (
+            before,
+            f"chosen: what moves least of all plans within {answer.within:g} % of the fastest, "
+            "checkpoint included",
+            "at least: to move over the links, without reading the checkpoint",
+        ),
+        right=(2, 3, 4, 5),
+    )
+    yield moves_table(best, answer)
+
+
+def moves_table(best: Choice, answer: Replanning) -> Table:
+    """Bytes per link."""
+    lost = best.moves.from_checkpoint
+    return Table.of(
+        f"weights and optimizer states that {best.candidate.name} moves",
+        best.moves.between_nodes(answer.workload).items(),
+        {
+            "from": lambda move: f"node {move[0][0]}",
+            "to": lambda move: f"node {move[0][1]}" if move[0][0] != move[0][1] else "itself",
+            "bytes": lambda move: bytes_text(move[1]),
+        },
+        [f"{bytes_text(lost)} were on lost nodes only and come from a checkpoint"] if lost else [],
+    )
+
+
+def templates(
+    instance: InstanceArgument,
+    fewest: Annotated[
+        int, typer.Option("--fewest-nodes", metavar="N", help="Leave out templates of fewer nodes.")
+    ] = 1,
+    failures: Annotated[
+        int,
+        typer.Option(
+            "--failures", metavar="F", help="Pipelines that may be lost; F + 1 are run at least."
+        ),
+    ] = 0,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batches", metavar="N", help="Of all pipelines; default the instance's."
+        ),
+    ] = None,
+    time_limit: TimeOption = None,
+    gap: GapOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
+    quiet: QuietOption = False,
+) -> int:
+    """List a proven pipeline template for every part of a cluster (an instance of problem ditto),
+    and the pipelines to run from them.
+
+    Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
+    """
+    from hetplan.formulations.ditto.readiness import readiness, rows_of, tables_of
+    from hetplan.solvers.run import Run
+
+    check_target(output)
+    run = Run(make_options(time_limit=time_limit, gap=gap))
+    posed = sources.open_instance(instance)
+    require(posed.problem == "ditto", instance, f"problem {posed.problem}", "problem ditto")
+    ready = watched(
+        run,
+        lambda: readiness(
+            posed.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
+        ),
+        label=f"{posed.name}: templates",
+        quiet=quiet,
+    )
+    document = {"instance": posed.name, "problem": "ditto", **rows_of(ready)}
+    emit(document, tables_of(ready), json=json, output=output)
+    return 0 if ready.listed.complete and ready.exact.pipelines else 1

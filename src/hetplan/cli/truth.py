@@ -1,0 +1,493 @@
+"""`hetplan truth`: predictions held against what was measured.
+
+`validate` compares them with plans that really ran, `calibrate` estimates constants from your own
+runs, `sensitivity` says how plans fare when the profile is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetplan.cli import sources
+from hetplan.cli.options import (
+    JsonOption,
+    OwnClusterOption,
+    OwnModelOption,
+    QuietOption,
+    SeedOption,
+    require,
+    split_list,
+)
+from hetplan.cli.output import check_target, emit, note
+from hetplan.errors import InputError
+from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
+
+if TYPE_CHECKING:
+    from hetplan.profiling.sailor.validation import Compared
+    from hetplan.profiling.workload import Workload
+    from hetplan.runtime.calibration import Estimate, MeasuredRun
+    from hetplan.runtime.plan import Plan
+    from hetplan.runtime.rehearsals import Rehearsed
+    from hetplan.runtime.sensitivity import Sensitivity
+
+WITHIN, RANKED = 0.1, 0.97  # of a rehearsal that confirms the simulator
+
+
+def sailor(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="With profiles/, llm_info.json, network_coeffs*, validation/**.json.",
+        ),
+    ],
+    framework_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--framework-gib",
+            metavar="GIB",
+            help="What framework and driver take of each GPU, where known.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Predict every plan in DIR/validation from Sailor's profiles and link fits; nothing is fitted
+    to the totals.
+
+    Exit code 0, or 1 where a plan has no prediction.
+    """
+    from hetplan.profiling.sailor.validation import validate
+
+    usable = framework_gib is None or 0 <= framework_gib <= 1e6
+    require(usable, "--framework-gib", framework_gib, "0 to 1e6 GiB")
+    plans = validate(folder, None if framework_gib is None else framework_gib * 2**30)
+    document = {"plans": [compared_document(plan) for plan in plans]}
+    emit(document, [compared_table(plans)], json=json)
+    return 0 if all(plan.prediction for plan in plans) else 1
+
+
+def rehearsal(
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="FILE",
+            help="Of gpt2 at 64 tokens in fp32 on one device; default: measure here.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the measured profile there."),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", help="Iterations of each plan.")
+    ] = 4,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--time-scale", metavar="X", help="Seconds slept per predicted second; default by plan."
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Measure a profile on this CPU, predict uneven plans from it, run them on virtual devices,
+    compare.
+
+    Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more,
+    else 1.
+    """
+    from hetplan.profiling.models import load_model
+    from hetplan.profiling.profile import load_profile
+    from hetplan.runtime import rehearsals
+    from hetplan.runtime.measure import measure_profile
+
+    check_target(output)
+    if steps < 2:
+        raise InputError("--steps", got=steps, expected="2 or more: the first one is not counted")
+    if time_scale is not None and not 0 < time_scale < 1e9:
+        raise InputError("--time-scale", got=time_scale, expected="a positive number")
+    say = None if quiet else note
+    model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
+    measured = (
+        measure_profile(model, "cpu", micro_batches=(1, 2, 4), repeats=3, output=output, tell=say)
+        if profile is None
+        else load_profile(profile)
+    )
+
+    def tell(plan: rehearsals.Rehearsed) -> None:
+        if say is not None:
+            say(f"{plan.name}: {signed(plan.error)}")
+
+    plans = rehearsals.rehearse_all(
+        rehearsals.workload_here(model, measured),
+        steps=steps,
+        scale=time_scale,
+        cores=len(os.sched_getaffinity(0)),
+        tell=tell,
+    )
+    rank = rehearsals.rank_correlation(plans)
+    document = {
+        "plans": [
+            {
+                "plan": plan.name,
+                "predicted_seconds": plan.predicted,
+                "measured_seconds": plan.measured,
+                "error": plan.error,
+            }
+            for plan in plans
+        ],
+        "spearman": rank,
+        "profile": measured.provenance.model_dump(mode="json"),
+    }
+    emit(document, [rehearsed_table(plans, rank)], json=json)
+    good = all(abs(plan.error) <= WITHIN for plan in plans) and rank is not None and rank >= RANKED
+    return 0 if good else 1
+
+
+def rehearsed_table(plans: list[Rehearsed], rank: float | None) -> Table:
+    """One row per plan."""
+    worst = max(abs(plan.error) for plan in plans)
+    spearman = "-" if rank is None else f"{rank:.4g}"
+    return Table.of(
+        "uneven plans rehearsed on virtual devices",
+        plans,
+        {
+            "plan": lambda plan: plan.name,
+            "predicted": lambda plan: seconds_text(plan.predicted),
+            "measured": lambda plan: seconds_text(plan.measured),
+            "error": lambda plan: signed(plan.error),
+        },
+        (
+            f"{len(plans)} plans: largest error {percent_text(worst)}, Spearman {spearman}",
+            "predicted by the simulator from a measured profile; measured: real processes and "
+            "messages, passes slept",
+        ),
+        right=(1, 2, 3),
+    )
+
+
+def compared_document(plan: Compared) -> dict[str, Any]:
+    """One plan as JSON types. overlapped_seconds: transfers that occupy nobody; predicted ones
+    occupy both ends."""
+    run, prediction = plan.run, plan.prediction
+    return {
+        "file": run.file,
+        "measured_seconds": run.seconds,
+        "predicted_seconds": None if prediction is None else prediction.seconds,
+        "overlapped_seconds": None if prediction is None else prediction.overlapped,
+        "measured_bytes": run.max_bytes,
+        "predicted_bytes": None if prediction is None else prediction.peak_bytes,
+        "calibrated": False,
+        **({} if plan.reason is None else {"reason": plan.reason}),
+    }
+
+
+def compared_table(plans: list[Compared]) -> Table:
+    """One row per plan; summary by first folder."""
+    from hetplan.profiling.sailor.validation import mean_error, rank_correlation
+
+    notes = [f"{plan.run.file}: {plan.reason}" for plan in plans if plan.reason is not None]
+    folders = (plan.run.file.split("/")[0] for plan in plans if "/" in plan.run.file)
+    for folder in dict.fromkeys(folders):
+        chosen = [plan for plan in plans if plan.run.file.startswith(f"{folder}/")]
+        rank = rank_correlation(chosen)
+        spearman = "" if rank is None else f", Spearman {rank:.3g}"
+        notes.append(
+            f"{folder}: mean error of seconds {percent_text(mean_error(chosen))}{spearman}"
+        )
+    notes.append("predicted, not calibrated: nothing is fitted to these measurements")
+    rows = tuple(
+        (
+            plan.run.file,
+            seconds_text(plan.run.seconds),
+            seconds_text(plan.prediction.seconds if plan.prediction else None),
+            signed(plan.error),
+            bytes_text(plan.run.max_bytes),
+            bytes_text(plan.prediction.peak_bytes if plan.prediction else None),
+            signed(plan.memory_error),
+        )
+        for plan in plans
+    )
+    header = ("plan", "measured", "predicted", "error", "memory", "predicted", "error")
+    return Table("Sailor's plans", header, rows, tuple(notes), right=(1, 2, 3, 4, 5, 6))
+
+
+def signed(value: float | None) -> str:
+    """A relative error with its sign: `+3.2 %`."""
+    return "-" if value is None else f"{100 * value:+.1f} %"
+
+
+def calibrate(
+    profile: Annotated[
+        Path, typer.Argument(metavar="PROFILE", help="The profile that the plans ran with.")
+    ],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUNS…",
+            help='JSON files: {"plan": plan or its file, "seconds": …, "peak_bytes": …}.',
+        ),
+    ],
+    cluster: OwnClusterOption = None,
+    model: OwnModelOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the constants to a file."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Estimate effective bandwidths, a pass's overhead and the framework's memory from your own
+    measured runs.
+
+    `hetplan plan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where the
+    runs do not tell.
+    """
+    from hetplan.runtime.calibration import calibrate as estimate
+    from hetplan.runtime.calibration import load_measured_run
+
+    check_target(output)
+    measured = [load_measured_run(path) for path in runs]
+    setting = sources.Setting(cluster=cluster, model=model, profile=profile)
+    estimated = estimate(measured, setting.workload(measured[0].plan))
+    constants = estimated.calibration
+    if constants is not None and output is not None:
+        constants.save(output)
+    document = {
+        "calibration": None if constants is None else constants.model_dump(mode="json"),
+        "reason": estimated.reason or None,
+        "runs": [
+            {"run": run.where, "measured_seconds": run.seconds, "predicted_seconds": seconds}
+            for run, seconds in zip(measured, estimated.predictions, strict=True)
+        ],
+    }
+    emit(document, [calibration_table(measured, estimated)], json=json)
+    return 0 if constants is not None else 1
+
+
+def calibration_table(runs: list[MeasuredRun], estimated: Estimate) -> Table:
+    """Runs beside their predictions, and the constants."""
+    constants = estimated.calibration
+    left_out = estimated.left_out or (None,) * len(runs)
+    notes = [f"not calibrated: {estimated.reason}"]
+    if constants is not None:
+        notes = [
+            f"links within nodes reach {number_text(constants.within, 3)}, between nodes "
+            f"{number_text(constants.between, 3)} of the cluster file's bandwidth",
+            f"a pass takes {seconds_text(constants.slot_seconds)} beside its layers",
+            f"mean error {percent_text(constants.error_before)} before, "
+            f"{percent_text(constants.error_left_out)} of runs left out",
+        ]
+        if constants.framework_bytes is not None:
+            held = bytes_text(constants.framework_bytes)
+            notes.append(f"framework and driver hold {held} of each device")
+    word = "calibrated" if constants is not None else "not calibrated"
+    return Table.of(
+        "calibration",
+        zip(runs, estimated.predictions, left_out, strict=True),
+        {
+            "run": lambda row: row[0].where,
+            "measured": lambda row: seconds_text(row[0].seconds),
+            f"predicted, {word}": lambda row: seconds_text(row[1]),
+            "left out": lambda row: signed(None if row[2] is None else row[2] / row[0].seconds - 1),
+        },
+        notes,
+        right=(1, 2, 3),
+    )
+
+
+def sensitivity(
+    plans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN…", help="Plan files, or what `hetplan plan --json` prints: all its plans."
+        ),
+    ],
+    setting: sources.Setting,
+    spread: Annotated[
+        float,
+        typer.Option(
+            "--spread", metavar="PERCENT", help="By how much times without a spread are off."
+        ),
+    ] = 10.0,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random scenarios.")] = 20,
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategies",
+            metavar="A[,B…]",
+            help="Plan anew with these where a whole device type is off.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            "--time-limit", "-t", metavar="SECONDS", help="Planning anew: for each method."
+        ),
+    ] = 30.0,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best
+    decision change."""
+    from hetplan.runtime.sensitivity import sensitivity as analyse
+
+    require(0 < spread <= 90, "--spread", spread, "more than 0, at most 90 percent")
+    require(0 <= draws <= 10_000, "--draws", draws, "0 to 10000")
+    named = [pair for path in plans for pair in read_plans(path)]
+    workload = setting.workload(named[0][1])
+    analysis = analyse(
+        [plan for _, plan in named], workload, draws=draws, seed=seed or 0, unmeasured=spread / 100
+    )
+    anew = []
+    if strategies is not None:
+        anew = replan(analysis, workload, split_list(strategies), time_limit, spread / 100)
+    names = [name for name, _ in named]
+    emit(
+        sensitivity_document(analysis, names, anew),
+        sensitivity_tables(analysis, names, anew, spread),
+        json=json,
+    )
+    return 0
+
+
+def read_plans(path: Path) -> list[tuple[str, Plan]]:
+    """(name, plan) of a plan file, or of every candidate with a plan in a planner's document;
+    raises InputError."""
+    from hetplan.files import read_json
+    from hetplan.runtime.plan import parse_plan
+
+    value = read_json(path)
+    if not (isinstance(value, dict) and isinstance(value.get("candidates"), list)):
+        return [(path.name, parse_plan(value, where=str(path)))]
+    named = []
+    for i, candidate in enumerate(value["candidates"]):
+        if isinstance(candidate, dict) and candidate.get("plan") is not None:
+            name = f"{candidate.get('strategy')}/{candidate.get('method')}"
+            named.append(
+                (name, parse_plan(candidate["plan"], where=f"{path}: candidates[{i}].plan"))
+            )
+    if not named:
+        raise InputError("no candidate has a plan", where=str(path))
+    return named
+
+
+def replan(
+    analysis: Sensitivity,
+    workload: Workload,
+    strategies: Sequence[str],
+    limit: float,
+    unmeasured: float,
+) -> list[dict[str, Any]]:
+    """The best plan of these strategies where one device type is off as a whole, beside the given
+    plans there."""
+    from hetplan.planner.ranking import make_plans
+    from hetplan.planner.strategy import chosen
+    from hetplan.runtime.replay import replay
+    from hetplan.runtime.sensitivity import perturbed, scenarios
+    from hetplan.solvers.options import Options
+    from hetplan.solvers.run import Run
+
+    rows = []
+    for outcome, one in zip(
+        analysis.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False
+    ):
+        held = replace(workload, profile=perturbed(workload.profile, one.factors))
+        best = make_plans(held, chosen(strategies), Run(Options(time_limit=limit))).best
+        seconds = None if best is None or best.plan is None else replay(best.plan, held).seconds
+        given = min(outcome.seconds)
+        rows.append(
+            {
+                "scenario": outcome.scenario,
+                "given_seconds": given,
+                "new_seconds": seconds,
+                "gain": None if seconds is None else given / seconds - 1,
+                "strategy": None if best is None else best.strategy,
+            }
+        )
+    return rows
+
+
+def sensitivity_document(
+    analysis: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """As JSON types."""
+    return {
+        "spread": "measured" if analysis.measured else "assumed",
+        "plans": [
+            {
+                "name": name,
+                "seconds": analysis.nominal.seconds[i],
+                "rank": analysis.nominal.ranks[i],
+                "lowest_seconds": analysis.lowest(i),
+                "highest_seconds": analysis.highest(i),
+                "wins": analysis.wins(i),
+                "regret": analysis.regret(i),
+            }
+            for i, name in enumerate(names)
+        ],
+        "scenarios": [
+            {
+                "name": o.scenario,
+                "seconds": list(o.seconds),
+                "ranks": list(o.ranks),
+                "winner": o.winner,
+            }
+            for o in analysis.outcomes
+        ],
+        "planned_anew": anew,
+    }
+
+
+def sensitivity_tables(
+    analysis: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]], spread: float
+) -> Iterator[Table]:
+    """Plans, then the scenarios with another winner, then what planning anew gains."""
+    count = len(analysis.outcomes)
+    others = [o.scenario for o in analysis.outcomes if o.winner != analysis.nominal.winner]
+    off = (
+        "the profile's measured spread"
+        if analysis.measured
+        else f"+- {number_text(spread)} %, nothing is measured"
+    )
+    notes = [
+        f"layer times off by {off}; regret: the most by which another of these plans is faster"
+    ]
+    if others:
+        notes.append(
+            f"another plan is the fastest in {len(others)} of {count}: {', '.join(others[:6])}"
+        )
+    yield Table.of(
+        "sensitivity to the profile, predicted",
+        range(len(names)),
+        {
+            "plan": lambda i: names[i],
+            "rank": lambda i: str(analysis.nominal.ranks[i]),
+            "iteration": lambda i: seconds_text(analysis.nominal.seconds[i]),
+            "lowest": lambda i: seconds_text(analysis.lowest(i)),
+            "highest": lambda i: seconds_text(analysis.highest(i)),
+            "fastest in": lambda i: f"{analysis.wins(i)} of {count}",
+            "regret": lambda i: percent_text(analysis.regret(i)),
+        },
+        notes,
+        right=(1, 2, 3, 4, 5, 6),
+    )
+    if anew:
+        yield Table.of(
+            "planned anew",
+            anew,
+            {
+                "scenario": lambda row: row["scenario"],
+                "best of these": lambda row: seconds_text(row["given_seconds"]),
+                "planned anew": lambda row: seconds_text(row["new_seconds"]),
+                "by": lambda row: row["strategy"] or "-",
+                "gain": lambda row: percent_text(row["gain"]),
+            },
+            right=(1, 2, 4),
+        )
