@@ -8,7 +8,7 @@ built-in networks'.
 Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a
 median in one process. One thread; targets are held against seconds of processor time, which on an
 idle machine are those elapsed.
-The gap study over HAP's experiments is `hetplan report hap`.
+The gap study over HAP's experiments is `hetplan study report hap`.
 """
 
 from __future__ import annotations

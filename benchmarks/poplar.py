@@ -8,7 +8,7 @@ the paper's algorithm, what unequal shards gain; machine, versions and peak memo
 loaded and every method has run once before anything is timed; times are medians of build + solve,
 one thread. What a first call in a new process takes, kernels loaded from the cache, is measured
 apart, in processes of their own. The paper's experiments:
-`hetplan report poplar`.
+`hetplan study report poplar`.
 """
 
 from __future__ import annotations

@@ -87,12 +87,12 @@ def other(folder: Path, kind: str, file: str, micro_batch: int | None = None) ->
 
 
 def own(file: Path) -> Measured:
-    """What `hetplan profile --device cpu` wrote, of one and of two cores."""
+    """What `hetplan profile measure --device cpu` wrote, of one and of two cores."""
     return Measured(load_profile(file), "hetplan")
 
 
 def imported(kind: str, path: Path, micro_batch: int | None = None) -> Profile:
-    """As `hetplan import` reads it."""
+    """As `hetplan profile import` reads it."""
     found = import_file(kind, path, Settings(micro_batch=micro_batch))
     return Profile.model_validate(found.document)
 

@@ -205,7 +205,7 @@ TABLES = {
         ),
         "The paper's seconds are for all phases, most of them profiling on a live GPU; of the "
         "analysis it says \"minimal\". "
-        "Here: the analysis on predicted curves (`hetplan profile --batch-curve` is the "
+        "Here: the analysis on predicted curves (`hetplan profile batch-curve` is the "
         "other phase).",
     ),
 }  # fmt: skip

@@ -37,7 +37,7 @@ def test_output_that_differs_is_noticed() -> None:
 
 def test_readme_shows_commands() -> None:
     commands = [command for block in CONSOLE for command, _ in block.commands()]
-    for name in ("plan", "search", "simulate", "run", "solve", "check", "instances"):
+    for name in ("plan", "plan search", "plan simulate", "run", "solve", "check", "instances"):
         assert any(command.startswith(f"hetplan {name} ") for command in commands), name
 
 

@@ -70,10 +70,10 @@ def asked(hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> Asked:
         ("plan --cluster amp-m", ["amp-mixed"]),
         ("plan --precision b", ["bf16"]),
         ("plan --strategies amp,pop", ["amp,poplar"]),
-        ("search --model glm-6", ["glm-67b"]),
-        ("search --cluster amp-m", ["amp-mixed"]),
-        ("search --mode he", ["heterogeneous"]),
-        ("search --param pip", ["pipeline="]),
+        ("plan search --model glm-6", ["glm-67b"]),
+        ("plan search --cluster amp-m", ["amp-mixed"]),
+        ("plan search --mode he", ["heterogeneous"]),
+        ("plan search --param pip", ["pipeline="]),
         ("instances list --problem am", ["amp"]),
         ("schema instance --problem pop", ["poplar"]),
         ("schema de", ["decision"]),
@@ -88,7 +88,7 @@ def test_everything_is_offered_before_anything_is_typed(asked: Asked) -> None:
     assert set(asked("plan --cluster ")) == set(example_clusters())
     assert set(asked("plan --strategies ")) == set(STRATEGIES)
     assert set(asked("solve ")) == {entry.name for entry in library()}
-    assert set(asked("search --gpus ")) == {f"{name}:" for name in catalogue()}
+    assert set(asked("plan search --gpus ")) == {f"{name}:" for name in catalogue()}
     assert set(asked("instances list --problem ")) == set(FAMILIES)
     assert set(asked("solve tiny-mixed -m ")) == {m.name for m in family("amp").methods} | {"all"}
 

@@ -1,4 +1,4 @@
-"""`hetplan export-model`: HiGHS and CP-SAT read the files back and find the optimum on file."""
+"""`hetplan instances export`: HiGHS and CP-SAT read the files back and find the optimum on file."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def seconds(model: dict[str, Any], objective: float) -> float:
 @pytest.mark.parametrize("name", LINEAR)
 def test_highs_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: str) -> None:
     path = tmp_path / f"model.{ending}"
-    [model] = hetplan("export-model", name, "-o", path, "--json").json["models"]
+    [model] = hetplan("instances", "export", name, "-o", path, "--json").json["models"]
     assert model["file"] == str(path) and model["rows"] > 0 < model["discrete"] <= model["columns"]
     assert seconds(model, by_highs(path)) == pytest.approx(known(name), rel=1e-5)
 
 
 def test_names_are_those_of_the_formulation(hetplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "model.lp"
-    hetplan("export-model", "tiny-fast-slow", "-o", path)
+    hetplan("instances", "export", "tiny-fast-slow", "-o", path)
     text = path.read_text()
     assert "theta" in text and "before_0" in text
 
@@ -68,7 +68,7 @@ def test_names_are_those_of_the_formulation(hetplan: Call, tmp_path: Path) -> No
 @pytest.mark.parametrize("ending", ["pb", "pbtxt"])
 def test_cp_sat_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: str) -> None:
     path = tmp_path / f"model.{ending}"
-    [model] = hetplan("export-model", name, "-o", path, "--json").json["models"]
+    [model] = hetplan("instances", "export", name, "-o", path, "--json").json["models"]
     proto = cp_model_pb2.CpModelProto()
     if ending == "pb":
         proto.ParseFromString(path.read_bytes())
@@ -86,7 +86,7 @@ def test_cp_sat_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: 
 def test_amp_has_a_model_for_each_configuration_that_may_win(hetplan: Call, tmp_path: Path) -> None:
     """The best known decision is in one of them: a first guess may be the optimum itself."""
     path = tmp_path / "amp.mps"
-    models = hetplan("export-model", "tiny-mixed", "-o", path, "--json").json["models"]
+    models = hetplan("instances", "export", "tiny-mixed", "-o", path, "--json").json["models"]
     found = math.inf
     for model in models:
         highs = highspy.Highs()
@@ -99,9 +99,15 @@ def test_amp_has_a_model_for_each_configuration_that_may_win(hetplan: Call, tmp_
 
 
 def test_what_cannot_be_exported(hetplan: Call, tmp_path: Path) -> None:
-    assert "unknown ending" in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "x.txt").error
-    assert "neither a file" in hetplan("export-model", "nothing", "-o", tmp_path / "x.mps").error
+    assert (
+        "unknown ending"
+        in hetplan("instances", "export", "tiny-mixed", "-o", tmp_path / "x.txt").error
+    )
+    assert (
+        "neither a file"
+        in hetplan("instances", "export", "nothing", "-o", tmp_path / "x.mps").error
+    )
     assert (
         "no such folder"
-        in hetplan("export-model", "tiny-mixed", "-o", tmp_path / "no" / "x.mps").error
+        in hetplan("instances", "export", "tiny-mixed", "-o", tmp_path / "no" / "x.mps").error
     )

@@ -124,6 +124,7 @@ def test_rules(hetplan: Call, tmp_path: Path, block: int) -> None:
     for i in range(104):
         path.write_bytes(damage(Random(f"rules {block} {i}"), RULES.encode()))
         ran = hetplan(
+            "plan",
             "search",
             *SEARCH,
             "--param",

@@ -1,4 +1,4 @@
-"""`hetplan profile --predict`: the file that it writes, its defaults, and planning with numbers
+"""`hetplan profile predict`: the file that it writes, its defaults, and planning with numbers
 replaced in it."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import load_profile
 
-GPT2 = ("profile", "--predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)
+GPT2 = ("profile", "predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)
 TINY = {
     "model_type": "gpt2",
     "n_layer": 4,
@@ -26,7 +26,7 @@ TINY = {
 }
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "plan": ("--cluster", "g4dn-4", "--global-batch", 32, "--strategies", "dp", "--json"),
-    "profile": ("--predict", "--cluster", "g4dn-4", "--json"),
+    "predict": ("--cluster", "g4dn-4", "--json"),
     "search": ("--gpus", "T4:4", "--global-batch", 32, "--precision", "fp16", "--json"),
 }
 
@@ -82,7 +82,7 @@ def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: P
     config, path = tmp_path / "tiny.json", tmp_path / "p.json"
     config.write_text(json.dumps(TINY))
     common = ("--model", config, "--cluster", "g4dn-4", "--global-batch", 32)
-    assert hetplan("profile", "--predict", *common, "-o", path).code == 0
+    assert hetplan("profile", "predict", *common, "-o", path).code == 0
 
     def seconds(*more: object) -> float:
         ran = hetplan("plan", *common, "--strategies", "dp", "--json", *more)
@@ -100,13 +100,13 @@ def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: P
     assert seconds("--profile", path) == pytest.approx(seconds() + 0.5 * len(document["layers"]))
 
 
-@pytest.mark.parametrize("command", ["plan", "profile", "search"])
+@pytest.mark.parametrize("command", [("plan",), ("profile", "predict"), ("plan", "search")])
 def test_what_is_assumed_of_a_model_is_told_once(
-    hetplan: Call, tmp_path: Path, command: str
+    hetplan: Call, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(TINY))
-    ran = hetplan(command, "--model", config, *ARGUMENTS[command])
+    ran = hetplan(*command, "--model", config, *ARGUMENTS[command[-1]])
     assert ran.code == 0 and ran.json
     told = f"hetplan: {config}: assumed, as transformers does: n_inner = 256, tie_word_embeddings = true\n"
     assert ran.err == told
@@ -134,16 +134,18 @@ def test_nonsense_is_one_line(hetplan: Call, more: tuple[object, ...], message: 
     assert message in hetplan(*GPT2, *more).error
 
 
-@pytest.mark.parametrize("command", ["plan", "profile", "search"])
-def test_a_missing_dimension_is_one_line(hetplan: Call, tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", [("plan",), ("profile", "predict"), ("plan", "search")])
+def test_a_missing_dimension_is_one_line(
+    hetplan: Call, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({key: value for key, value in TINY.items() if key != "n_embd"}))
-    ran = hetplan(command, "--model", config, *ARGUMENTS[command])
+    ran = hetplan(*command, "--model", config, *ARGUMENTS[command[-1]])
     expected = "the width of the hidden states, which every gpt2 configuration gives"
     assert ran.error == f"{config}: n_embd: key is missing (expected {expected})"
 
 
 def test_what_has_to_be_said(hetplan: Call) -> None:
-    assert "expected --predict" in hetplan("profile", "--model", "gpt2").error
-    assert "--model: missing" in hetplan("profile", "--predict", "--cluster", "g4dn-4").error
-    assert "--cluster: missing" in hetplan("profile", "--predict", "--model", "gpt2").error
+    assert "'--device'" in hetplan("profile", "measure", "--model", "gpt2").error
+    assert "--model: missing" in hetplan("profile", "predict", "--cluster", "g4dn-4").error
+    assert "'--cluster'" in hetplan("profile", "predict", "--model", "gpt2").error

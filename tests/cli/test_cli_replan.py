@@ -1,4 +1,4 @@
-"""`hetplan what-if` and `hetplan replan`: tables, documents, plan files, and nonsense in one
+"""`hetplan plan what-if` and `hetplan plan replan`: tables, documents, plan files, and nonsense in one
 line."""
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_replan(hetplan: Call, files: tuple[Path, Path], tmp_path: Path) -> None:
     plan, cluster = files
     more = ("--cluster", cluster, "--strategies", "dp", "-q")
-    ran = hetplan("replan", plan, "--lost", "node1", *more, "-o", tmp_path / "new.json")
+    ran = hetplan("plan", "replan", plan, "--lost", "node1", *more, "-o", tmp_path / "new.json")
     assert (ran.code, ran.err) == (0, "")
     assert "without node 1" in ran.out and "before the loss" in ran.out
     new = load_plan(tmp_path / "new.json")
     assert set(new.ranks) == {0, 1} and len(new.devices) == 4
-    again = hetplan("replan", plan, "--lost", "node0", *more, "--json").json
+    again = hetplan("plan", "replan", plan, "--lost", "node0", *more, "--json").json
     assert again["lost_nodes"] == [0]
     assert again["candidates"][again["winner"]]["bytes_from_checkpoint"] == 0.0
 
@@ -47,7 +47,17 @@ def test_replan_where_nothing_is_left_that_fits(
     cluster.write_text(yaml.safe_dump(tight))
     target = tmp_path / "new.json"
     ran = hetplan(
-        "replan", plan, "--cluster", cluster, "--lost", "node1", "--strategies", "dp", "-o", target
+        "plan",
+        "replan",
+        plan,
+        "--cluster",
+        cluster,
+        "--lost",
+        "node1",
+        "--strategies",
+        "dp",
+        "-o",
+        target,
     )
     assert ran.code == 1 and "nothing fits" in ran.out
     assert "is not written" in ran.err and not target.exists()
@@ -67,12 +77,13 @@ def test_nonsense_is_one_line(
     hetplan: Call, files: tuple[Path, Path], more: tuple[str, ...], message: str
 ) -> None:
     plan, cluster = files
-    assert message in hetplan("replan", plan, "--cluster", cluster, *more, "-q").error
+    assert message in hetplan("plan", "replan", plan, "--cluster", cluster, *more, "-q").error
 
 
 def test_what_if(hetplan: Call, files: tuple[Path, Path]) -> None:
     _, cluster = files
     base = (
+        "plan",
         "what-if",
         "--model",
         "gpt2",

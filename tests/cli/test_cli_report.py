@@ -1,4 +1,4 @@
-"""`hetplan report`: predicted figures, said to be so, beside the paper's ranges."""
+"""`hetplan study report`: predicted figures, said to be so, beside the paper's ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakes.cli import Call
 
 def test_report(hetplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    ran = hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "-o", path)
+    ran = hetplan("study", "report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "-o", path)
     assert (ran.code, ran.err) == (0, "")
     for expected in (
         "predicted by hetplan, not measured",
@@ -30,7 +30,7 @@ def test_report(hetplan: Call, tmp_path: Path) -> None:
     }
     assert len(document["predicted_ranges"]) == 4
     assert (
-        hetplan("report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "--json").json
+        hetplan("study", "report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "--json").json
         == document
     )
 
@@ -39,7 +39,7 @@ def test_report_of_hap(hetplan: Call, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("hetplan.formulations.hap.report.SECONDS", 2.0)
     monkeypatch.setattr("hetplan.formulations.hap.report.PAPER_SECONDS", 0.5)
     path = tmp_path / "report.json"
-    ran = hetplan("report", "hap", "--name", "vgg19-8gpu", "-q", "-o", path)
+    ran = hetplan("study", "report", "hap", "--name", "vgg19-8gpu", "-q", "-o", path)
     assert (ran.code, ran.err) == (0, "")
     for expected in ("Predicted iterations", "vgg19-8gpu", "not measured", "up to 2.41 times"):
         assert expected in ran.out
@@ -51,13 +51,13 @@ def test_report_of_hap(hetplan: Call, tmp_path: Path, monkeypatch: pytest.Monkey
         "vgg19-8gpu",
     )
     assert 0 < row["bound"] <= row["predicted_seconds"]["joint"] * (1 + 1e-9)
-    assert "no experiment matches" in hetplan("report", "hap", "--name", "x*").error
+    assert "no experiment matches" in hetplan("study", "report", "hap", "--name", "x*").error
 
 
 def test_what_cannot_be_reported(hetplan: Call) -> None:
     assert (
         "problem has no report (got 'amp', expected hap or poplar)"
-        in hetplan("report", "amp").error
+        in hetplan("study", "report", "amp").error
     )
-    assert "no experiment matches" in hetplan("report", "poplar", "--name", "x*").error
-    assert "unknown problem" in hetplan("report", "tsp").error
+    assert "no experiment matches" in hetplan("study", "report", "poplar", "--name", "x*").error
+    assert "unknown problem" in hetplan("study", "report", "tsp").error

@@ -1,4 +1,4 @@
-"""`hetplan search`: pools, parameters, rules, plots, the instance it writes, and what it refuses in
+"""`hetplan plan search`: pools, parameters, rules, plots, the instance it writes, and what it refuses in
 one line."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from fakes.cli import Call
 
-SMALL = ("search", "--model", "gpt2", "--global-batch", 64)
+SMALL = ("plan", "search", "--model", "gpt2", "--global-batch", 64)
 NARROW = ("--param", "tensor=1,2,4", "--param", "micro-batch=1,2,4")
 
 
@@ -75,7 +75,7 @@ def test_rules_of_the_user(hetplan: Call, tmp_path: Path) -> None:
 
 
 def test_shipped_rules_are_shown(hetplan: Call) -> None:
-    ran = hetplan("search", "--show-rules")
+    ran = hetplan("plan", "search", "--show-rules")
     assert ran.code == 0 and "$recompute_num_layers > $pipeline_model_parallel_size" in ran.out
 
 
@@ -176,6 +176,6 @@ def test_money_limit(hetplan: Call) -> None:
     ],
 )
 def test_refusals_are_one_line(hetplan: Call, arguments: tuple[str, ...], part: str) -> None:
-    ran = hetplan("search", "--model", "gpt2", *arguments)
+    ran = hetplan("plan", "search", "--model", "gpt2", *arguments)
     assert ran.code == 2 and ran.out == ""
     assert ran.err.count("\n") == 1 and part in ran.err

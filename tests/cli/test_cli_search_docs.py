@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from hetplan.cli.pools import MODES, PARAMETERS
 
 from fakes.cli import Call
+from hetplan.cli.search import Mode
 from hetplan.formulations.astra.search.rule_syntax import __doc__ as GRAMMAR
-from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, Schema
+from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, PARAMETERS, Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
 
@@ -28,7 +29,7 @@ def names(title: str) -> list[str]:
 
 
 def test_every_name_is_there() -> None:
-    assert sorted(names("Modes")) == sorted(MODES)
+    assert sorted(names("Modes")) == sorted(get_args(Mode))
     assert sorted(names("Parameters")) == sorted(PARAMETERS)
     assert sorted(names("Rules")) == sorted(f"${name}" for name in Schema(("x",)).columns)
     for word in (*GRANULARITIES, *METHODS, "none"):
@@ -44,7 +45,9 @@ def test_the_grammar_is_the_parsers() -> None:
 
 @pytest.mark.parametrize("gpus", ["A800:8", "A800:4,H100:4"])
 def test_every_key_is_there(hetplan: Call, gpus: str) -> None:
-    found = hetplan("search", "-m", "gpt2", "-g", gpus, "-b", 16, "-p", "tensor=1,2", "--json")
+    found = hetplan(
+        "plan", "search", "-m", "gpt2", "-g", gpus, "-b", 16, "-p", "tensor=1,2", "--json"
+    )
     document = json.loads(found.out)
     best = document["best"]
     assert sorted(names("JSON")) == sorted([*document, *best])

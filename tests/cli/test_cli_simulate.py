@@ -1,4 +1,4 @@
-"""`hetplan simulate`: tables, JSON and traces of a plan file, and one line for what does not belong
+"""`hetplan plan simulate`: tables, JSON and traces of a plan file, and one line for what does not belong
 together."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_people_get_a_line_per_stage(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, cluster = files
-    assert main(["simulate", plan, "--cluster", cluster]) == 0
+    assert main(["plan", "simulate", plan, "--cluster", cluster]) == 0
     out = capsys.readouterr().out
     assert "per iteration, predicted" in out
     assert out.count("V100-SXM2-16GB") == 2
@@ -44,7 +44,7 @@ def test_programs_get_seconds_and_bytes(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, cluster = files
-    assert main(["simulate", plan, "--cluster", cluster, "--json"]) == 0
+    assert main(["plan", "simulate", plan, "--cluster", cluster, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["peak_bytes"]) == 4
     assert document["fits_memory"] is True
@@ -52,7 +52,7 @@ def test_programs_get_seconds_and_bytes(
         assert stage["busy_seconds"] + stage["idle_seconds"] == pytest.approx(
             document["predicted_seconds"]
         )
-    assert main(["simulate", plan, "--cluster", cluster, "--json", "--overlap", "8"]) == 0
+    assert main(["plan", "simulate", plan, "--cluster", cluster, "--json", "--overlap", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_seconds"] < document["predicted_seconds"]
 
 
@@ -61,7 +61,10 @@ def test_the_trace_holds_every_task_within_the_iteration(
 ) -> None:
     plan, cluster = files
     target = tmp_path / "trace.json"
-    assert main(["simulate", plan, "--cluster", cluster, "--trace", str(target), "--json"]) == 0
+    assert (
+        main(["plan", "simulate", plan, "--cluster", cluster, "--trace", str(target), "--json"])
+        == 0
+    )
     seconds = json.loads(capsys.readouterr().out)["predicted_seconds"]
     events = json.loads(target.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
@@ -89,7 +92,7 @@ def test_what_does_not_belong_together_is_one_line(
 ) -> None:
     plan, cluster = files
     given = arguments if "--cluster" in arguments else ["--cluster", cluster, *arguments]
-    assert main(["simulate", plan, *given]) == 2
+    assert main(["plan", "simulate", plan, *given]) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1

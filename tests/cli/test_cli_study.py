@@ -1,4 +1,4 @@
-"""`hetplan study` and `hetplan report DIR` on a tiny study."""
+"""`hetplan study` and `hetplan study report DIR` on a tiny study."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from fakes.cli import Call
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
-ARGUMENTS = ("study", "tiny-fast-slow", "-m", "exact,greedy", "-t", "20", "-q")
+ARGUMENTS = ("study", "run", "tiny-fast-slow", "-m", "exact,greedy", "-t", "20", "-q")
 
 
 def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
@@ -23,11 +23,13 @@ def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
     assert again.code == 0 and "2 of 2 runs: 2 from before" in again.out
     page, text = tmp_path / "page.html", tmp_path / "page.md"
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
-    ran = hetplan("report", folder, "-o", page, "--markdown", text, "--png", tmp_path / "png")
+    ran = hetplan(
+        "study", "report", folder, "-o", page, "--markdown", text, "--png", tmp_path / "png"
+    )
     assert ran.code == 0 and "greedy" in ran.out
     assert page.read_text().startswith("<!DOCTYPE html>") and "| greedy |" in text.read_text()
     assert len(list((tmp_path / "png").glob("ditto-*.png"))) >= 2
-    found = hetplan("report", folder, "--json").json
+    found = hetplan("study", "report", folder, "--json").json
     assert found["conflicts"] == []
     assert [summary["method"] for summary in found["problems"]["ditto"]] == ["exact", "greedy"]
 
@@ -36,20 +38,24 @@ def test_a_study_without_a_folder_has_one_of_its_name(
     hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert hetplan("study", "ditto/tiny-fast-slow", "-m", "greedy", "-t", "20", "-q").code == 0
+    assert (
+        hetplan("study", "run", "ditto/tiny-fast-slow", "-m", "greedy", "-t", "20", "-q").code == 0
+    )
     assert len(list((tmp_path / "study-ditto-tiny-fast-slow" / "rows").iterdir())) == 1
 
 
 def test_what_cannot_be_studied(hetplan: Call, tmp_path: Path) -> None:
-    assert "no instances named" in hetplan("study", "-o", tmp_path / "x").error
-    assert "neither a set" in hetplan("study", "nothing-such", "-o", tmp_path / "x").error
-    assert "--jobs" in hetplan("study", "papers", "-o", tmp_path / "x", "-j", "0").error
-    assert "--seeds" in hetplan("study", "papers", "-o", tmp_path / "x", "--seeds", "1,b").error
+    assert "no instances named" in hetplan("study", "run", "-o", tmp_path / "x").error
+    assert "neither a set" in hetplan("study", "run", "nothing-such", "-o", tmp_path / "x").error
+    assert "--jobs" in hetplan("study", "run", "papers", "-o", tmp_path / "x", "-j", "0").error
+    assert (
+        "--seeds" in hetplan("study", "run", "papers", "-o", tmp_path / "x", "--seeds", "1,b").error
+    )
     (tmp_path / "file").write_text("")
-    assert "is a file" in hetplan("study", "papers", "-o", tmp_path / "file").error
-    assert "holds no study" in hetplan("report", tmp_path).error
+    assert "is a file" in hetplan("study", "run", "papers", "-o", tmp_path / "file").error
+    assert "holds no study" in hetplan("study", "report", tmp_path).error
     assert (
         "is for the folder of a study"
-        in hetplan("report", "poplar", "--markdown", tmp_path / "m.md").error
+        in hetplan("study", "report", "poplar", "--markdown", tmp_path / "m.md").error
     )
     assert not (tmp_path / "x").exists()

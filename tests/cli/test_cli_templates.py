@@ -1,4 +1,4 @@
-"""`hetplan templates`: the list is proven and what runs from it is no worse than Oobleck's
+"""`hetplan plan templates`: the list is proven and what runs from it is no worse than Oobleck's
 choice."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "ditto-ex1-nb32-flat"
 
 def test_templates(hetplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "templates.json"
-    ran = hetplan("templates", NAME, "--failures", "1", "-q", "-o", path)
+    ran = hetplan("plan", "templates", NAME, "--failures", "1", "-q", "-o", path)
     assert (ran.code, ran.err) == (0, "")
     assert (
         "fastest template of each number of nodes" in ran.out and "1 of them may be lost" in ran.out
@@ -51,20 +51,20 @@ def test_templates(hetplan: Call, tmp_path: Path) -> None:
 
 def test_fewer_nodes_and_other_micro_batches(hetplan: Call) -> None:
     document = hetplan(
-        "templates", NAME, "--fewest-nodes", "3", "--micro-batches", "48", "-q", "--json"
+        "plan", "templates", NAME, "--fewest-nodes", "3", "--micro-batches", "48", "-q", "--json"
     ).json
     assert {template["node_count"] for template in document["templates"]} == {3, 4}
     assert sum(p["micro_batches"] for p in document["instantiation"]["exact"]["pipelines"]) == 48
 
 
 def test_what_has_no_templates(hetplan: Call) -> None:
-    assert "expected ditto" in hetplan("templates", "amp-homogeneous").error
-    assert "expected 1 to 4" in hetplan("templates", NAME, "--fewest-nodes", "5").error
-    assert "expected 0 to 3" in hetplan("templates", NAME, "--failures", "4").error
-    assert "expected at least 1" in hetplan("templates", NAME, "--micro-batches", "0").error
+    assert "expected ditto" in hetplan("plan", "templates", "amp-homogeneous").error
+    assert "expected 1 to 4" in hetplan("plan", "templates", NAME, "--fewest-nodes", "5").error
+    assert "expected 0 to 3" in hetplan("plan", "templates", NAME, "--failures", "4").error
+    assert "expected at least 1" in hetplan("plan", "templates", NAME, "--micro-batches", "0").error
 
 
 def test_no_instantiation_is_told(hetplan: Call) -> None:
-    ran = hetplan("templates", NAME, "--fewest-nodes", "3", "--failures", "1", "-q")
+    ran = hetplan("plan", "templates", NAME, "--fewest-nodes", "3", "--failures", "1", "-q")
     assert ran.code == 1
     assert "no templates add up to 2 pipelines" in ran.out

@@ -1,4 +1,4 @@
-"""`hetplan profile --predict --factory`: a user's module traced, its files, and planning with
+"""`hetplan profile predict --factory`: a user's module traced, its files, and planning with
 them."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
     """A factory's profile and model file, and a plan with both."""
     profile, model = tmp_path / "profile.json", tmp_path / "model.json"
     ran = hetplan(
-        "profile", "--predict", "--factory", "fakes.networks:text", "--model", "mine", "--cluster", "g4dn-4",
+        "profile", "predict", "--factory", "fakes.networks:text", "--model", "mine", "--cluster", "g4dn-4",
         "--micro-batches", "1,2,4", "-o", profile, "--model-output", model,
     )  # fmt: skip
     assert ran.code == 0 and "operators in 5 layers" in ran.err
@@ -32,7 +32,7 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
     } == {1}
     again = hetplan(
         "profile",
-        "--predict",
+        "predict",
         "--model",
         model,
         "--cluster",
@@ -57,15 +57,13 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
 
 def test_usage(hetplan: Call, tmp_path: Path) -> None:
     for arguments, what in (
-        (("--factory", "fakes.networks:text", "--device", "cpu"), "--factory"),
         (
-            ("--predict", "--factory", "fakes.networks:nothing", "--cluster", "g4dn-4"),
+            ("--factory", "fakes.networks:nothing", "--cluster", "g4dn-4"),
             "cannot be imported",
         ),
-        (("--predict", "--factory", "fakes.networks:text"), "--cluster"),
+        (("--factory", "fakes.networks:text"), "--cluster"),
         (
             (
-                "--predict",
                 "--model",
                 "gpt2",
                 "--cluster",
@@ -76,7 +74,7 @@ def test_usage(hetplan: Call, tmp_path: Path) -> None:
             "--factory",
         ),
     ):
-        ran = hetplan("profile", *arguments)
+        ran = hetplan("profile", "predict", *arguments)
         assert ran.code == 2 and what in ran.err and ran.err.count("\n") == 1
     path = tmp_path / "model.json"
     document = traced.trace(networks.Images(), name="images", precision="fp32").model_dump(

@@ -133,5 +133,5 @@ def write(path: Path, content: Any) -> Path:
 def imported(kind: str, path: Path, tmp_path: Path, *options: str) -> Profile:
     """Through the command line into a file, and read back from it."""
     target = tmp_path / "imported.json"
-    assert main(["import", kind, str(path), "-o", str(target), *options]) == 0
+    assert main(["profile", "import", kind, str(path), "-o", str(target), *options]) == 0
     return load_profile(target)

@@ -115,7 +115,7 @@ class TestTrees:
         assert "kept apart" in capsys.readouterr().out
         arguments = [
             "profile",
-            "--predict",
+            "predict",
             "--model",
             "gpt2",
             "--cluster",
@@ -168,7 +168,7 @@ class TestTrees:
         path.write_text(json.dumps(content))
         arguments = [
             "profile",
-            "--predict",
+            "predict",
             "--model",
             "gpt2",
             "--sequence",

@@ -118,7 +118,7 @@ def test_broken_files_are_one_line_with_their_place(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(tmp_path / name, content)
-    assert main(["import", kind, str(path), "-o", str(tmp_path / "out")]) == 2
+    assert main(["profile", "import", kind, str(path), "-o", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and name in error
     with pytest.raises(InputError, match=message):
@@ -133,5 +133,5 @@ def test_missing_files(kind: str, tmp_path: Path) -> None:
 
 
 def test_unknown_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["import", "pipdream", str(tmp_path)]) == 2
+    assert main(["profile", "import", "pipdream", str(tmp_path)]) == 2
     assert "did you mean pipedream" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_calculon_model_and_system(tmp_path: Path) -> None:
         "num_blocks": 3,
     }
     path, target = write(tmp_path / "m.json", sizes), tmp_path / "model.json"
-    assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
+    assert main(["profile", "import", "calculon", str(path), "-o", str(target)]) == 0
     model = load_model(target)
     assert model.sequence == 32 and len(model.layers) == 5
     # qkv 64 x 384, projection 128 x 64, feed-forward 2 x 64 x 256, biases and norms
@@ -143,7 +143,9 @@ def test_calculon_model_and_system(tmp_path: Path) -> None:
         ],
     }
     path, target = write(tmp_path / "sys.json", system), tmp_path / "cluster.yaml"
-    assert main(["import", "calculon", str(path), "-o", str(target), "--nodes", "2"]) == 0
+    assert (
+        main(["profile", "import", "calculon", str(path), "-o", str(target), "--nodes", "2"]) == 0
+    )
     cluster = load_cluster(target)
     assert len(cluster.devices) == 16
     assert cluster.bandwidth()[0, 1] == 150e9 and cluster.bandwidth()[0, 8] == 25e9

@@ -57,13 +57,13 @@ def test_published_graphs(tmp_path: Path) -> None:
 def test_published_calculon(tmp_path: Path) -> None:
     target = tmp_path / "out.yaml"
     for path in sorted((SHARED / "calculon/systems").glob("*.json")):
-        assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
+        assert main(["profile", "import", "calculon", str(path), "-o", str(target)]) == 0
         assert (
             len(load_cluster(target).devices) == json.loads(path.read_text())["networks"][0]["size"]
         )
     target = tmp_path / "out.json"
     for path in sorted((SHARED / "calculon/models").glob("*.json")):
-        assert main(["import", "calculon", str(path), "-o", str(target)]) == 0
+        assert main(["profile", "import", "calculon", str(path), "-o", str(target)]) == 0
         model, given = load_model(target), json.loads(path.read_text())
         assert len(model.layers) == given["num_blocks"] + 2 and model.spec.shape is not None
         assert model.spec.shape.query_width == given["attn_heads"] * given["attn_size"]

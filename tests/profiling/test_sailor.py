@@ -158,7 +158,7 @@ def test_broken_files_are_one_line(
 ) -> None:
     add_plan(folder, "TOY/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
     write(folder / name, content)
-    assert main(["validate", "sailor", str(folder)]) == 2
+    assert main(["truth", "validate", "sailor", str(folder)]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error) and error.count("\n") == 1
 
@@ -178,7 +178,7 @@ def test_a_plan_without_prices_keeps_its_reason(
 ) -> None:
     add_plan(folder, "a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1, max_mem=10**9))
     add_plan(folder, "b.json", plan([WHOLE], [[("other", 1)]], 1, 8))
-    assert main(["validate", "sailor", str(folder), "--json"]) == 1
+    assert main(["truth", "validate", "sailor", str(folder), "--json"]) == 1
     plans = json.loads(capsys.readouterr().out)["plans"]
     assert [p["file"] for p in plans] == ["a.json", "b.json"]
     assert plans[0]["measured_seconds"] == 0.1 and plans[0]["measured_bytes"] == 10**9
@@ -210,7 +210,7 @@ def test_a_plan_may_name_its_model(folder: Path) -> None:
 
 def test_a_table_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_plan(folder, "TOY/a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1))
-    assert main(["validate", "sailor", str(folder)]) == 0
+    assert main(["truth", "validate", "sailor", str(folder)]) == 0
     assert "mean error of seconds" in capsys.readouterr().out
 
 

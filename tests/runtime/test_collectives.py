@@ -45,7 +45,7 @@ def test_outside_of_torchrun(
 ) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
     monkeypatch.delenv("RANK", raising=False)
-    assert main(["profile", "--collectives"]) == 2
+    assert main(["profile", "collectives"]) == 2
     assert "torchrun" in capsys.readouterr().err
     for name, value in (
         ("RANK", "0"),
@@ -71,7 +71,7 @@ def test_two_ranks_on_gloo(tmp_path: Path) -> None:
         "-m",
         "hetplan",
     ]
-    command += ["profile", "--collectives", "--repeats", "2", "-q", "-o", str(target)]
+    command += ["profile", "collectives", "--repeats", "2", "-q", "-o", str(target)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False

@@ -90,6 +90,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     target = tmp_path / "out.json"
     arguments = [
         "profile",
+        "measure",
         "--model",
         str(config),
         "--precision",
@@ -119,7 +120,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [(t.device, t.tensor, t.micro_batch) for t in found.tables] == [("X", 2, 1), ("X", 2, 2)]
     assert "measured profile of tiny" in capsys.readouterr().out
     assert main([*arguments, "--tensor", "3"]) == 2
-    assert main(["profile", "--model", str(config)]) == 2
+    assert main(["profile", "measure", "--model", str(config)]) == 2
     assert "--device" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`hetplan validate rehearsal`: its workload, comparison and verdict; the runs themselves are
+"""`hetplan truth validate rehearsal`: its workload, comparison and verdict; the runs themselves are
 `test_rehearsal`'s."""
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def test_verdict(
         return Rehearsed(name, seconds, seconds * (late if name == "interleaved" else 1.001))
 
     monkeypatch.setattr(rehearsals, "rehearse_plan", run)
-    assert main(["validate", "rehearsal", "--profile", str(path), "--json", "-q"]) == code
+    assert main(["truth", "validate", "rehearsal", "--profile", str(path), "--json", "-q"]) == code
     found = json.loads(capsys.readouterr().out)
     assert len(found["plans"]) == len(PLANS) and found["spearman"] > 0.97
-    assert main(["validate", "rehearsal", "--profile", str(path), "-q"]) == code
+    assert main(["truth", "validate", "rehearsal", "--profile", str(path), "-q"]) == code
     assert f"largest error {100 * (late - 1):.3g} %" in capsys.readouterr().out
-    assert main(["validate", "rehearsal", "--profile", str(path), "--steps", "1"]) == 2
+    assert main(["truth", "validate", "rehearsal", "--profile", str(path), "--steps", "1"]) == 2

@@ -116,7 +116,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         save_plan(pipeline(workload(), *cuts), names[-1])
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(yaml.safe_dump(cluster_document()))
-    arguments = ["sensitivity", *names, "--cluster", str(cluster), "--draws", "3"]
+    arguments = ["truth", "sensitivity", *names, "--cluster", str(cluster), "--draws", "3"]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["spread"] == "assumed" and len(document["scenarios"]) == 7
@@ -131,7 +131,18 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     candidates.write_text(json.dumps({"candidates": [{"strategy": "x", "plan": None}, planned]}))
     capsys.readouterr()
     assert (
-        main(["sensitivity", str(candidates), "--cluster", str(cluster), "--draws", "0", "--json"])
+        main(
+            [
+                "truth",
+                "sensitivity",
+                str(candidates),
+                "--cluster",
+                str(cluster),
+                "--draws",
+                "0",
+                "--json",
+            ]
+        )
         == 0
     )
     assert json.loads(capsys.readouterr().out)["plans"][0]["name"] == "s/m"
@@ -146,6 +157,7 @@ def test_planning_anew_finds_the_plan_again_that_it_began_with(
     save_plan(own, path)
     cluster.write_text(yaml.safe_dump(cluster_document()))
     arguments = [
+        "truth",
         "sensitivity",
         str(path),
         "--cluster",

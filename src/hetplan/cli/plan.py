@@ -180,7 +180,9 @@ def planning_tables(planning: Planning) -> Iterator[Table]:
         return
     first, *rest = best.tables
     title = f"winner {best.name}: {first.title}"
-    yield Table(title, first.header, first.rows, (*first.notes, verdict(best, workload)), first.right)
+    yield Table(
+        title, first.header, first.rows, (*first.notes, verdict(best, workload)), first.right
+    )
     yield from rest
     yield explained.table(workload)
     yield from pareto_tables(planning)

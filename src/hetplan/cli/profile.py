@@ -213,7 +213,7 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
 
 def measure(
     model: ModelOption,
-    device: DeviceOption = "cpu",
+    device: DeviceOption,
     micro_batches: MicroBatchesOption = None,
     tensor: TensorOption = None,
     sequence: SequenceOption = None,

@@ -249,7 +249,8 @@ def check(
     decision: Annotated[
         str,
         typer.Argument(
-            help="A decision, the output of `solve --json`, or a best-known record; - for standard input."
+            help="A decision, the output of `solve --json`, or a best-known record; - for "
+            "standard input."
         ),
     ],
     json: JsonOption = False,

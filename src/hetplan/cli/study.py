@@ -122,7 +122,7 @@ def run(
     sets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Sets of the library (papers, …), problems, instances, patterns, files or folders.",
+            help="Sets of the library (papers, …), problems, instances, patterns, files, folders.",
             autocompletion=completion.sets,
         ),
     ] = None,

@@ -246,8 +246,8 @@ def calibrate(
     """Estimate effective bandwidths, a pass's overhead and the framework's memory from your own
     measured runs.
 
-    `hetplan plan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where the
-    runs do not tell.
+    `hetplan plan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where
+    the runs do not tell.
     """
     from hetplan.runtime.calibration import calibrate as estimate
     from hetplan.runtime.calibration import load_measured_run

@@ -51,9 +51,9 @@ class PoplarSettings(StrictModel):
     overlap: Annotated[float, Field(ge=0, le=1)] = 0.0
     # Between measured micro-batches; the spline is the paper's.
     interpolation: Literal["linear", "spline"] = "linear"
-    # Files of `hetplan profile --batch-curve`, separated by commas, one per device type.
+    # Files of `hetplan profile batch-curve`, separated by commas, one per device type.
     curves: Files | None = None
-    # A file of `hetplan profile --collectives`, in place of the cluster's links.
+    # A file of `hetplan profile collectives`, in place of the cluster's links.
     collectives: Files | None = None
 
     def assumptions(self) -> Assumptions:

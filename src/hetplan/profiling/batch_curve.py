@@ -1,7 +1,7 @@
 """A measured batch curve: seconds per micro-batch of one whole model on one device, and how much
 fits.
 
-A JSON file `hetplan-batch-curve`, written by `hetplan profile --batch-curve`, read by the planner's
+A JSON file `hetplan-batch-curve`, written by `hetplan profile batch-curve`, read by the planner's
 `poplar` strategy in place of the profile's step times and of the memory model. SI units.
 """
 

@@ -1,7 +1,7 @@
 """Measured collectives: a file with a line of latency and bandwidth per operation and group, and
 how it is fitted.
 
-A JSON file `hetplan-collectives`, written by `hetplan profile --collectives`. SI units. The time of
+A JSON file `hetplan-collectives`, written by `hetplan profile collectives`. SI units. The time of
 a message of n bytes is modelled as a + n/b. It is fitted to the fastest of the repeats: what is
 slower was disturbed, and medians of small messages are mostly disturbance.
 """

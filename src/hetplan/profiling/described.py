@@ -1,6 +1,6 @@
 """Model files: a chain of layers as a trace of a module counted them, for `--model FILE`.
 
-A JSON file `hetplan-model`, written by `hetplan profile --predict --factory`. Sizes are in elements
+A JSON file `hetplan-model`, written by `hetplan profile predict --factory`. Sizes are in elements
 of `precision` and grow in straight lines with the samples of a micro-batch. Equal layers share one
 list of operators.
 """

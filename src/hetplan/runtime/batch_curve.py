@@ -77,7 +77,7 @@ def measure_batch_curve(
         device=name or device_name(device),
         devices=devices,
         memory_bytes=limit,
-        provenance=measured_here("hetplan profile --batch-curve", device),
+        provenance=measured_here("hetplan profile batch-curve", device),
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
         saved_bytes_per_sample=trial.passes[sample].saved_bytes / sample if sample else None,

@@ -49,7 +49,7 @@ def torchrun_place() -> list[int]:
     InputError outside of torchrun, or with a single rank."""
     for name in VARIABLES:
         if not os.environ.get(name, "").isdecimal():
-            expected = "torchrun --nproc-per-node N -m hetplan profile …"
+            expected = "torchrun --nproc-per-node N -m hetplan profile collectives …"
             raise InputError("is missing", where=name, expected=expected)
     place = [int(os.environ[name]) for name in VARIABLES]
     _, ranks, _, per_node = place
@@ -101,7 +101,7 @@ def measure_collectives(
         backend=backend,
         device=device_name(device),
         ranks=ranks,
-        provenance=measured_here(f"hetplan profile --collectives, {backend}", device),
+        provenance=measured_here(f"hetplan profile collectives, {backend}", device),
         fits=fits,
     )
 

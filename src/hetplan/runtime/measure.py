@@ -109,7 +109,7 @@ def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profi
         model=model.name,
         sequence=model.sequence,
         precision=model.precision,
-        provenance=measured_here("hetplan profile", device),
+        provenance=measured_here("hetplan profile measure", device),
         layers=profile_layers(model),
         tables=list(tables),
     )

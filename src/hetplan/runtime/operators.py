@@ -67,7 +67,7 @@ def measure_operators(
         element_bytes=width,
         flops_per_second=peak,
         bytes_per_second=bandwidth,
-        provenance=measured_here("hetplan profile --operators", device),
+        provenance=measured_here("hetplan profile operators", device),
         operators=found,
     )
 
