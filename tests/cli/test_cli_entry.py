@@ -21,7 +21,26 @@ import hetplan as package
 from fakes.cli import Call, Write
 from hetplan.instances.library import find, library
 
-COMMANDS = ("plan", "profile", "solve", "check", "instances", "schema", "doctor")
+COMMANDS = (
+    "plan", "solve", "check", "run", "show", "export", "profile", "cluster", "instances", "study",
+    "truth", "doctor",
+)  # fmt: skip
+# What had other names for a release: the old words, and the new ones.
+MOVED = [
+    *((name, f"plan {name}") for name in ("what-if", "replan", "search", "simulate", "templates")),
+    *((name, f"truth {name}") for name in ("calibrate", "sensitivity", "validate sailor")),
+    ("import", "profile import"),
+    ("profile --predict", "profile predict"),
+    ("profile --batch-curve", "profile batch-curve"),
+    ("profile --precision fp16 --operators", "profile operators"),
+    ("profile --collectives", "profile collectives"),
+    ("profile --model x", "profile measure"),
+    ("schema", "instances schema"),
+    ("export-model", "instances export"),
+    ("report", "study report"),
+    ("study papers", "study run"),
+    ("plan --model x", "plan make"),
+]
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (
     "import sys; from hetplan.formulations import FAMILIES; FAMILIES['fake'] = 'fakes.family:FAMILY'; "
@@ -47,7 +66,8 @@ def test_help_and_version(hetplan: Call) -> None:
     for arguments in ((), ("--help",), ("-h",)):
         ran = hetplan(*arguments)
         assert (ran.code, ran.err) == (0, "")
-        assert all(command in ran.out for command in COMMANDS)
+        listed = ran.out.partition("Commands:\n")[2].splitlines()
+        assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert hetplan("--version").out == f"hetplan {package.__version__}\n"
 
 
@@ -56,6 +76,20 @@ def test_help_of_each_command(hetplan: Call, command: str) -> None:
     ran = hetplan(command, "--help")
     assert ran.code == 0
     assert f"hetplan {command}" in ran.out
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED, ids=[old for old, _ in MOVED])
+def test_old_names_go_on(hetplan: Call, old: str, new: str) -> None:
+    texts = [hetplan(*words.split(), "--help").out for words in (old, new)]
+    assert texts[0].partition("\n")[2] == texts[1].partition("\n")[2] != ""
+
+
+@pytest.mark.parametrize("group", ["plan", "profile", "study"])
+def test_help_of_a_group_is_its_usual_commands_and_the_others(hetplan: Call, group: str) -> None:
+    text = hetplan(group, "--help").out
+    options, commands = text.split("\nCommands:\n")
+    assert text.startswith(f"Usage: hetplan {group} [OPTIONS]") and "--quiet" in options
+    assert {"plan": "what-if", "profile": "measure", "study": "run"}[group] in commands
 
 
 @pytest.mark.parametrize(
