@@ -17,8 +17,7 @@ from hetplan.formulations.hap.spmd.links import Links
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.spmd.timed import Prices, Stage, Timed
 from hetplan.runtime.plan import Plan
-from hetplan.runtime.spmd_decision import decision_of, read_program, write_program
-from hetplan.runtime.spmd_shards import shards_of
+from hetplan.runtime.spmd_decision import decision_of, read_program, shards_of, write_program
 
 M = 3
 LINKS = Links(M, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)

@@ -17,6 +17,7 @@ from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.runtime.execution.checkpoint import load, save
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.plan import Plan
+from parity.device import DEVICE
 
 WORLDS = [2, 3]
 STEPS, BATCH = 6, 12
@@ -50,7 +51,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     plan = plan_on(world)
     found = {}
     for name, (kind, options) in OPTIMIZERS.items():
-        model = DistributedProgram(gpt2(plan), plan)
+        model = DistributedProgram(gpt2(plan), plan, device=DEVICE)
         optimizer = model.optimizer(kind, **options)
         target = str(folder / name)
         if world == 3:

@@ -25,6 +25,7 @@ from hetplan.runtime.execution.spmd.model import ProgramModel
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.spmd_decision import read_program
 from parity import program_curves
+from parity.device import DEVICE, exact
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,15 @@ STAGED = tuple(case.name for case in CASES if case.network in ("bert-moe", "vgg1
 
 def step_of(case: Case, **options: Any) -> tuple[float, dict[str, Any]]:
     """Loss and parts of gradients of one step."""
-    model = DistributedProgram(case.model, case.plan, **options)
+    model = DistributedProgram(case.model, case.plan, device=DEVICE, **options)
     loss = model.train_step()
-    return loss, {s.name: (s.dimension, g.clone()) for s, g in model.gradients()}
+    return loss, {s.name: (s.dimension, g.cpu().clone()) for s, g in model.gradients()}
 
 
 def work(rank: int, world: int, folder: Path) -> None:
     """One step of each case of this size; every rank writes what it holds of the gradients. Then
     loss curves."""
+    exact()
     found: dict[str, Any] = {}
     for case in CASES:
         if case.world == world:

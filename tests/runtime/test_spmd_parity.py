@@ -9,17 +9,26 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from hetplan.runtime.devices import gpus  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.programs import CASES, STAGED, WORLDS, Case, kinds_used  # noqa: E402
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the ranks left."""
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(gpus() == 0, reason="needs a GPU that torch can use")
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks left; on a GPU that they share, where there is one."""
     made = tmp_path_factory.mktemp("programs")
-    run_forked("parity.programs", made)
+    run_forked("parity.programs", made, PARITY_DEVICE=request.param)
     return made
 
 

@@ -23,7 +23,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
 from hetplan.runtime.plan import Plan, save_plan
 from hetplan.runtime.replay import replay, trace
-from hetplan.runtime.virtual import Rehearsal
+from hetplan.runtime.spmd_virtual import rehearsal_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -63,7 +63,7 @@ def test_what_is_slept_is_what_the_simulator_predicts() -> None:
     workload = small()
     for method, steps in (("dp-even", 1), ("dp-proportional", 2)):
         plan = planned(workload, method, steps)
-        found, rehearsal = replay(plan, workload), Rehearsal.of(plan, workload, 3.0)
+        found, rehearsal = replay(plan, workload), rehearsal_of(plan, workload, 3.0)
         assert rehearsal.seconds == pytest.approx(3 * found.seconds)
         assert [rehearsal.busy(rank) for rank in range(4)] == pytest.approx(
             3 * (found.timeline.busy - [rehearsal.program.updates()[r] for r in range(4)])  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def test_a_program_is_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early; collectives are real."""
     workload = small()
     plan = planned(workload, "dp-proportional", 2)
-    job = Job(plan=plan, steps=2, rehearsal=Rehearsal.of(plan, workload, 1.0), virtual=True)
+    job = Job(plan=plan, steps=2, rehearsal=rehearsal_of(plan, workload, 1.0), virtual=True)
     found = Measured(job, launch(job))
     assert found.predicted is not None and found.seconds > 0.98 * found.predicted
     document = found.document()
@@ -96,7 +96,7 @@ def test_rehearsals_are_within_a_tenth(tmp_path: Path) -> None:
     workload = small()
     for method, steps in (("auto", 1), ("dp-even", 1), ("dp-even", 4), ("dp-proportional", 2)):
         plan = planned(workload, method, steps)
-        job = Job(plan=plan, steps=4, rehearsal=Rehearsal.of(plan, workload, 8.0), virtual=True)
+        job = Job(plan=plan, steps=4, rehearsal=rehearsal_of(plan, workload, 8.0), virtual=True)
         found = Measured(job, launch(job))
         assert found.predicted is not None and abs(found.seconds / found.predicted - 1) < 0.1, (
             method,

@@ -129,7 +129,7 @@ class Rehearsing:
         """The plan's predicted times; None where they are not needed and what the plan names is not
         known."""
         from hetplan.profiling.cluster import example_clusters
-        from hetplan.runtime.virtual import Rehearsal
+        from hetplan.runtime.spmd_virtual import rehearsal_of
 
         if not self.virtual and self.scale is not None:
             raise InputError("--time-scale is for --virtual devices")
@@ -139,7 +139,7 @@ class Rehearsing:
         try:
             workload = self.setting.workload(plan)
             scale = self.scale if self.virtual else 1.0
-            return Rehearsal.of(plan, workload, scale, cores=free_cores())
+            return rehearsal_of(plan, workload, scale, cores=free_cores())
         except InputError as error:
             if self.required or self.setting != sources.Setting():
                 raise

@@ -17,7 +17,7 @@ from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, parse_plan
-from hetplan.runtime.virtual import Rehearsal
+from hetplan.runtime.spmd_virtual import rehearsal_of
 
 Document = dict[str, Any]
 FAST, SLOW = "this-cpu", "this-cpu-slowed"
@@ -235,7 +235,7 @@ def rehearse_plan(
     from hetplan.runtime.measured import Measured
 
     made = plan(name, workload)
-    rehearsal = Rehearsal.of(made, workload, scale, cores=cores)
+    rehearsal = rehearsal_of(made, workload, scale, cores=cores)
     job = Job(plan=made, steps=steps, rehearsal=rehearsal, virtual=True)
     return Rehearsed(
         name,

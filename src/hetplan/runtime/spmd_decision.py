@@ -1,8 +1,10 @@
-"""Between a theory's decision and the program of a plan file: writing one down, and reading one as
-a proof again.
+"""Between a theory's decision and the program of a plan file: writing one down, reading one as a
+proof again, and how its ranks hold the parameters.
 
 A plan's program is taken only as what the model's background theory allows: every instruction must
 be one of its triples, in an order that proves the goal. Whatever passes can be executed and priced.
+Parameters are held as the operators that read them want them. One that operators read in different
+ways (a tied embedding, sliced in one place and whole in another) is held whole.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.spmd.forms import form_name
+from hetplan.formulations.hap.spmd.axes import Bounds
+from hetplan.formulations.hap.spmd.forms import WHOLE, Form, form_name
 from hetplan.formulations.hap.spmd.instructions import (
     Change,
     Instruction,
@@ -23,7 +26,8 @@ from hetplan.formulations.hap.spmd.instructions import (
     reading_segment,
 )
 from hetplan.formulations.hap.spmd.links import ring
-from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.operators import size
+from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.spmd_program import SpmdInstruction, SpmdProgram
@@ -173,3 +177,52 @@ def key_of(instruction: SpmdInstruction) -> Key:
         instruction.do, instruction.tensor, tuple(instruction.before), instruction.after, instruction.segment,
         tuple(instruction.parameters),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shard:
+    """How a parameter is held: whole (dimension None), or each rank its range of a dimension.
+
+    joined_apart: held whole, while some operator has a slice of its gradient.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dimension: int | None = None
+    bounds: Bounds = ()
+    joined_apart: bool = False
+
+    def entries(self, rank: int) -> int:
+        """How many of them a rank holds."""
+        if self.dimension is None:
+            return size(self.shape)
+        first, last = self.bounds[rank]
+        return size(self.shape) // self.shape[self.dimension] * (last - first)
+
+
+def shards_of(reading: Reading) -> dict[str, Shard]:
+    """How every parameter (copies by the name of what they copy) is held."""
+    program, axes, ratios = reading.theory.program, reading.theory.axes, reading.decision.ratios
+    ways: dict[str, set[tuple[Form, Bounds]]] = {}
+    for instruction in reading.order:
+        if not isinstance(instruction, Run):
+            continue
+        node = program.node(instruction.node)
+        for source, form in zip(program.inputs(node), instruction.way.inputs, strict=True):
+            if source.kind == PARAMETER:
+                row = ratios[node.segment]
+                cut = () if form == WHOLE else axes.bounds(source.name, form, row)
+                owner = program.copies.get(source.name, source.name)
+                ways.setdefault(owner, set()).add((form, cut))
+    found: dict[str, Shard] = {}
+    for node in program.parameters:
+        read = ways.get(node.name, set())
+        form, cut = next(iter(read), (WHOLE, ()))
+        if node.name in program.copies:
+            continue
+        if len(read) == 1 and form != WHOLE:
+            found[node.name] = Shard(node.name, node.shape, form, cut)
+        else:
+            apart = any(form != WHOLE for form, _ in read)
+            found[node.name] = Shard(node.name, node.shape, joined_apart=apart)
+    return found

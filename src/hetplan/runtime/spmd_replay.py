@@ -24,8 +24,7 @@ from hetplan.profiling.simulator.timeline import Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan
-from hetplan.runtime.spmd_decision import Reading, read_program
-from hetplan.runtime.spmd_shards import Shard, shards_of
+from hetplan.runtime.spmd_decision import Reading, Shard, read_program, shards_of
 
 
 @dataclass(frozen=True)

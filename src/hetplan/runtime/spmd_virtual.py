@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import Plan
+from hetplan.runtime.replay import check_same
 from hetplan.runtime.spmd_replay import SpmdCosts
 from hetplan.runtime.virtual import Rehearsal, Shared, sleep_until
 from hetplan.runtime.watch import Recorder
-
-if TYPE_CHECKING:
-    from hetplan.runtime.plan import Plan
 
 COLLECTIVE_SECONDS = 0.002  # of a narrow collective here, where every rank has a core
 
@@ -102,3 +100,14 @@ class SpmdWatch(Recorder):
         assert self.shared is not None
         self.shared.post(self.rank, slot, self.iteration, moment)
         return max(self.shared.met(range(self.shared.ranks), slot, self.iteration))
+
+
+def rehearsal_of(
+    plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1
+) -> Rehearsal:
+    """The rehearsal of any plan; scale: default such that an iteration takes a second, or as long
+    as its messages need here."""
+    if plan.program is None:
+        return Rehearsal.of(plan, workload, scale, cores)
+    check_same(plan, workload)
+    return SpmdRehearsal.of_program(plan, workload, scale, cores)

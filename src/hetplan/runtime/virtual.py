@@ -46,13 +46,11 @@ class Rehearsal:
     def of(
         cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1
     ) -> Rehearsal:
-        """A plan's; scale: default such that an iteration takes a second, or as long as its
-        messages need here."""
-        check_same(plan, workload)
-        if plan.program is not None:
-            from hetplan.runtime.spmd_virtual import SpmdRehearsal
+        """A pipeline plan's (`spmd_virtual.rehearsal_of`: any plan's).
 
-            return SpmdRehearsal.of_program(plan, workload, scale, cores)
+        scale: default such that an iteration takes a second, or as long as its messages need here.
+        """
+        check_same(plan, workload)
         costs, zero, settings = (
             Costs(workload, plan.recomputation),
             ZeroCosts.of(plan, workload),

@@ -30,8 +30,7 @@ from hetplan.runtime.execution.spmd.model import (
 from hetplan.runtime.execution.spmd.ranks import Ranks, copied
 from hetplan.runtime.execution.transport import Staging, Transport, host_total
 from hetplan.runtime.plan import Plan, check_world
-from hetplan.runtime.spmd_decision import Reading, read_program
-from hetplan.runtime.spmd_shards import Shard, shards_of
+from hetplan.runtime.spmd_decision import Reading, Shard, read_program, shards_of
 from hetplan.runtime.watch import Watch
 
 # (first, last) row -> placeholder -> values, as arrays or tensors

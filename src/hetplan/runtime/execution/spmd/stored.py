@@ -20,7 +20,7 @@ from hetplan.runtime.execution.chunks import Chunk
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, held_by
 from hetplan.runtime.execution.spmd.ranks import Ranks
 from hetplan.runtime.plan import split
-from hetplan.runtime.spmd_shards import Shard
+from hetplan.runtime.spmd_decision import Shard
 
 Tensors = Iterator[tuple[str, Shard, Tensor]]
 
