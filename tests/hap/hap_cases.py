@@ -4,11 +4,13 @@ driver."""
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
+from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.solvers import highs
 from hetplan.solvers.linear_model import LinearModel
 from hetplan.solvers.options import Options
@@ -186,6 +188,15 @@ def least_cost(data: HapData, signature: Signature) -> float | None:
         return None
     assert answer.objective is not None, answer.message
     return answer.objective
+
+
+def least_at(problem: HapProblem, found: Iterable[Signature], ratios: Floats) -> float:
+    """The cheapest of all programs of one segment at ratios [K]."""
+    costs = []
+    for stages, comm, _ in found:
+        busy = [float(((F + S * ratios) / problem.speeds).max()) for F, S in stages]
+        costs.append(comm[0] + comm[1] * float(ratios.max()) + sum(busy))
+    return min(costs)
 
 
 def oracle(data: HapData, found: dict[Signature, tuple[int, ...]]) -> float | None:

@@ -6,28 +6,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hap.hap_cases import all_programs, known_limited, limited, oracle
 from hetplan.errors import InputError
-from hetplan.formulations.hap.byte_prices import Pricing, first_prices, whole_cell
-from hetplan.formulations.hap.cells import coordinates
-from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData, HapDecision, Memory
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.limited import Incumbent, by_prices, split
 from hetplan.formulations.hap.listing import show
 from hetplan.formulations.hap.rounding import best_lengths, round_ratios
-from hetplan.formulations.hap.states import canonical
 from hetplan.instances.envelope import Instance
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Outcome, Result
+from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 
 SEEDS = range(240)
@@ -107,76 +101,6 @@ def test_heuristics_fit_or_say_that_they_do_not(method: str) -> None:
             seen["best"] += result.objective <= best * (1 + 1e-6)
             seen["dearer"] += result.objective > best * (1 + 1e-6)
     assert min(seen["best"], 3 if method == "paper" else seen["none"] + seen["dearer"]) >= 3, seen
-
-
-def test_bounds_by_prices_hold_and_mostly_suffice() -> None:
-    """Alone: no bound above the optimum, infeasible only where nothing fits, and programs that
-    fit."""
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:120]:
-        data, best = known_limited(seed)
-        mine = Run(Options(threads=1, time_limit=60))
-        posed = pose(data, mine)
-        if isinstance(posed, Outcome):
-            continue
-        incumbent = Incumbent(posed, mine)
-        found = by_prices(posed, incumbent, mine)
-        assert found is not None
-        if best is None:
-            assert incumbent.program is None, seed
-            seen["infeasible, proven"] += found.bound == float("inf")
-            continue
-        assert found.bound <= best * (1 + 1e-9) + 1e-12, seed
-        assert incumbent.seconds >= best * (1 - 1e-7)
-        seen["bound reached"] += found.bound >= best * (1 - 2e-6)
-        seen["optimum found"] += incumbent.seconds <= best * (1 + 1e-6)
-        seen["feasible"] += 1
-    assert seen["infeasible, proven"] >= 15 and seen["optimum found"] >= 0.9 * seen["feasible"], (
-        seen
-    )
-    assert seen["bound reached"] >= 0.6 * seen["feasible"], seen
-
-
-def test_cells_are_not_bounded_too_high() -> None:
-    """No bound of the cell of all ratios, or of ever smaller ones around an optimum, exceeds it;
-    prices matter."""
-    binding = 0
-    for seed in SEEDS[:50]:
-        data, best = known_limited(seed)
-        mine = Run(Options(threads=1))
-        posed = pose(data, mine)
-        if best is None or isinstance(posed, Outcome):
-            continue
-        found = run(data, "milp").decision
-        graph = canonical(posed.theory, 1000)
-        assert isinstance(found, HapDecision) and graph is not None
-        problem, pricing = posed.problem, Pricing(posed.problem, graph)
-        # the mean over equal devices, which the cells know
-        point = np.array(
-            [
-                [np.mean(np.array(row)[problem.kind == d]) for d in range(problem.K)]
-                for row in found.ratios
-            ]
-        )
-        cell, prices = whole_cell(problem), first_prices(problem)
-        for _ in range(3):
-            bounded, _ = pricing.bounded(cell.vertices, prices, (), 2 * best + 1, mine)
-            assert bounded.bound <= best * (1 + 1e-7) + 1e-9, seed
-            binding += bool(bounded.prices.bytes.max() > 0)
-            inside = [
-                part
-                for part in split(cell, bounded, problem.counts.astype(float))
-                if all(
-                    coordinates(simplex, row).min() > -1e-9
-                    for simplex, row in zip(part.simplices, point, strict=True)
-                )
-            ]
-            if not inside:
-                break
-            cell = inside[0]
-        alone, _ = pricing.bounded(point[None], prices, (), 2 * best + 1, mine)
-        assert alone.bound <= best * (1 + 1e-7) + 1e-9, seed
-    assert binding >= 10
 
 
 THEORY = {

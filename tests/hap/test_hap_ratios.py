@@ -72,9 +72,8 @@ def given(seed: int, types: int, segments: int, *, shared_only: bool) -> HapData
         (1, 1, False, "one type"),
         (4, 1, True, "closed form"),
         (2, 1, False, "breakpoints"),
-        (5, 1, False, "cutting planes"),
-        (9, 1, False, "one sweep"),
-        (20, 1, False, "one sweep"),
+        (5, 1, False, "linear programme"),
+        (20, 1, False, "linear programme"),
         (3, 3, False, "linear programme"),
     ],
 )

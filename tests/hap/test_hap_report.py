@@ -6,27 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hap.hap_cases import known, programs
+from hap.hap_cases import known, least_at, programs
 from hetplan.formulations import family
 from hetplan.formulations.hap.alternation import STATES, alternate, program_for
-from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.experiments import BANDWIDTHS, MODELS, SIZES, Experiment, experiments
-from hetplan.formulations.hap.problem import Floats, compile_problem
+from hetplan.formulations.hap.graph import build
+from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.report import report
-from hetplan.formulations.hap.states import canonical
 from hetplan.formulations.hap.theories import chain
 from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.solvers.registry import solve
-
-
-def least_at(data: HapData, seed: int, ratios: Floats) -> float:
-    """The cheapest of all programs at ratios [K], by enumeration."""
-    problem = compile_problem(data)
-    found = []
-    for stages, comm, _ in programs(seed, 1):
-        busy = [float(((F + S * ratios) / problem.speeds).max()) for F, S in stages]
-        found.append(comm[0] + comm[1] * float(ratios.max()) + sum(busy))
-    return min(found)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -36,11 +25,11 @@ def test_programs_for_fixed_ratios_are_bounded(seed: int) -> None:
     if optimum is None:
         return
     theory = reduce_theory(compile_problem(data))
-    graph = canonical(theory, STATES) if theory.goal is not None else None
+    graph = build(theory, STATES, canonical=True) if theory.goal is not None else None
     if graph is None:
         return
     for row in (theory.problem.proportional, theory.problem.even):
-        least = least_at(data, seed, row)
+        least = least_at(theory.problem, programs(seed, 1), row)
         found = program_for(theory, graph, np.tile(row, (1, 1)))
         assert found.bound <= least * (1 + 1e-9) + 1e-12
         assert found.seconds >= least * (1 - 1e-9) - 1e-12

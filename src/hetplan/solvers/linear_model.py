@@ -2,7 +2,6 @@
 
 from hetplan.solvers.model import SMALLEST, Columns, LinearArrays, Model, ModelAnswer
 
-LinearModel = Model
-MilpAnswer = ModelAnswer
+LinearModel, MilpAnswer = Model, ModelAnswer
 
 __all__ = ["SMALLEST", "Columns", "LinearArrays", "LinearModel", "MilpAnswer"]

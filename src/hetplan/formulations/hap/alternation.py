@@ -19,9 +19,9 @@ import numpy as np
 
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.first import greedy_program, price_at
+from hetplan.formulations.hap.graph import Graph, build
 from hetplan.formulations.hap.problem import Floats, HapProblem, compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.states import Graph, canonical
 from hetplan.formulations.hap.theory import Theory, reduce_theory
 from hetplan.solvers.run import Run
 
@@ -64,7 +64,7 @@ def alternate(data: HapData, run: Run | None = None) -> Alternated | None:
     run = run or Run()
     theory = reduce_theory(compile_problem(data))
     problem = theory.problem
-    graph = None if theory.goal is None else canonical(theory, STATES)
+    graph = None if theory.goal is None else build(theory, STATES, canonical=True)
     if graph is None:
         return None
     ratios: Floats = np.tile(problem.proportional, (problem.g, 1))
@@ -139,7 +139,7 @@ def shortest(
         else:
             cost.append(float(((step.fixed + step.shared * row) / problem.speeds) @ weights))
     end = graph.n - 1
-    first, head, arc_step = graph.first.tolist(), graph.head.tolist(), graph.step.tolist()
+    first, head, arc_step = graph.first.tolist(), graph.head.tolist(), graph.label.tolist()
     length = [np.inf] * graph.n
     by: list[tuple[int, int]] = [(-1, -1)] * graph.n
     length[graph.start] = 0.0

@@ -28,11 +28,10 @@ from ortools.sat.python import cp_model
 from hetplan.formulations.hap.common import NONE_FITS, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.first import fitting_program, simple_bound
-from hetplan.formulations.hap.graphs import WIDE, choose
+from hetplan.formulations.hap.graph import WIDE, Graph, choose
 from hetplan.formulations.hap.problem import Floats, HapProblem, Ints
 from hetplan.formulations.hap.programme import walked
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.states import Graph
 from hetplan.solvers import cpsat
 from hetplan.solvers.native import Scale
 from hetplan.solvers.result import Outcome, Stop
@@ -68,7 +67,7 @@ class Variables:
 def costs_of(problem: HapProblem, graph: Graph, per_second: float, most: float) -> Costs:
     """Rounded down, so that no program is priced too high; costs beyond 4096 times `most` seconds
     are cut there."""
-    steps = [graph.theory.steps[s] for s in graph.step]
+    steps = [graph.theory.steps[s] for s in graph.label]
     comm = np.array([s.comm for s in steps], dtype=bool)
     speed = np.where(comm[:, None], 1.0, problem.speeds[None, :])
     each = np.where(comm[:, None], 1.0, problem.counts[None, :].astype(float)) * STEPS
@@ -179,7 +178,7 @@ def fit_memory(cp: cp_model.CpModel, problem: HapProblem, graph: Graph, v: Varia
     for d, (room, n) in enumerate(zip(problem.capacity, problem.counts, strict=True)):
         unit = BYTES / float(room) if room > 0 else 1.0
         terms: list[Any] = []
-        for a, (z, s) in enumerate(zip(v.z, graph.step, strict=True)):
+        for a, (z, s) in enumerate(zip(v.z, graph.label, strict=True)):
             step = graph.theory.steps[s]
             fixed = int(min(step.fixed_bytes * unit, 2 * BYTES))
             shared = int(min(step.shared_bytes * unit, 256 * BYTES) / (STEPS * n))
@@ -197,7 +196,7 @@ def forbid(cp: cp_model.CpModel, graph: Graph, v: Variables, program: Sequence[i
     """These triples (numbers) together hold too much, and so does whatever else a program adds."""
     chosen = set(program)
     positions = {n for n, step in enumerate(graph.theory.steps) if step.index in chosen}
-    arcs = [z for z, s in zip(v.z, graph.step, strict=True) if s in positions]
+    arcs = [z for z, s in zip(v.z, graph.label, strict=True) if s in positions]
     cp.add(sum(arcs) <= len(positions) - 1)
 
 
@@ -210,13 +209,13 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     first, least = fitting_program(theory, run)
     floor = simple_bound(theory)
     chosen = choose(theory, STATES, STATES, run) if least > 0 and not run.should_stop else None
-    if chosen is None or chosen.graph is None:
+    if chosen is None:
         return ended(
             posed, first, run=run, stop=Stop.OPTIMAL if least <= 0 else Stop.LIMIT, bound=floor,
             built=time.perf_counter(), solver=cpsat.SOLVER,
-            message="" if chosen is None or run.should_stop else "the theory is too wide for this method",
+            message="" if least <= 0 or run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
-    graph = chosen.graph
+    graph = chosen
     upper = least if np.isfinite(least) else problem.most_seconds or 1.0
     per_second = 2.0 ** np.floor(np.log2(LARGEST / upper))
     costs = costs_of(problem, graph, per_second, upper)
@@ -227,7 +226,7 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
     share_out(cp, problem, v)
     fit_memory(cp, problem, graph, v)
     leave_out_the_hopeless(cp, costs, v, horizon)
-    price = run_the_clocks if chosen.exact else add_the_whole
+    price = run_the_clocks if chosen.ordered else add_the_whole
     cp.minimize(price(cp, problem, graph, costs, v, horizon))
     built = time.perf_counter()
     program = first
@@ -252,8 +251,8 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
             posed, None if none else program, run=run, stop=Stop.INFEASIBLE if none else Stop.ERROR,
             bound=None if none else floor, built=built, solver=answer.solver, message=NONE_FITS if none else "",
         )  # fmt: skip
-    note = f"ratios rounded down to 1/{STEPS} in the model" if chosen.exact else WIDE
-    stop = answer.stop if chosen.exact or answer.stop is not Stop.OPTIMAL else Stop.LIMIT
+    note = f"ratios rounded down to 1/{STEPS} in the model" if chosen.ordered else WIDE
+    stop = answer.stop if chosen.ordered or answer.stop is not Stop.OPTIMAL else Stop.LIMIT
     return ended(
         posed, program, run=run, stop=Stop.ERROR if stop is Stop.INFEASIBLE else stop,
         bound=floor if answer.bound is None else max(floor, answer.bound), built=built, solver=answer.solver,

@@ -10,7 +10,7 @@ import numpy as np
 from hetplan.formulations.hap.common import NONE_FITS, Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.first import fitting_program, simple_bound
-from hetplan.formulations.hap.graphs import WIDE, choose
+from hetplan.formulations.hap.graph import WIDE, choose
 from hetplan.formulations.hap.programme import build, forbid, walked
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.linear_model import LinearModel, MilpAnswer
@@ -57,21 +57,21 @@ def search(
         return ended(posed, first, run=run, stop=Stop.OPTIMAL, bound=0.0, built=time.perf_counter())
     run.report(incumbent=least if np.isfinite(least) else None, bound=floor)
     chosen = choose(theory, STATES, CANONICAL_STATES, run)
-    if chosen.graph is None or run.should_stop:
+    if chosen is None or run.should_stop:
         return ended(
             posed, first, run=run, stop=Stop.LIMIT, bound=floor, built=time.perf_counter(),
             message="" if run.should_stop else "the theory is too wide for this method",
         )  # fmt: skip
     upper = least if np.isfinite(least) else problem.most_seconds
     unit = 2.0 ** (10 - np.ceil(np.log2(upper))) if upper > 0 else 1.0
-    programme = build(problem, chosen.graph, unit, upper, relaxed=not chosen.exact)
+    programme = build(problem, chosen, unit, upper, relaxed=not chosen.ordered)
     built = time.perf_counter()
     program = first
     while True:
         answer = backend(programme.model, run, Scale(per_unit=unit))
         if not answer.has_solution:
             break
-        found = theory.program(walked(theory, chosen.graph, answer.values(programme.z)))
+        found = theory.program(walked(theory, chosen, answer.values(programme.z)))
         ratios = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel))
         if ratios.seconds <= least:
             program, least = found, ratios.seconds
@@ -90,11 +90,11 @@ def search(
             solver=answer.solver,
             message=NONE_FITS,
         )
-    if not chosen.exact and stop is Stop.OPTIMAL:
+    if not chosen.ordered and stop is Stop.OPTIMAL:
         stop = Stop.LIMIT
     return ended(
         posed, program, run=run, stop=Stop.ERROR if stop is Stop.INFEASIBLE else stop,
         bound=floor if answer.bound is None else max(floor, answer.bound), built=built, solver=answer.solver,
-        message=answer.message or ("" if chosen.exact else WIDE),
-        details={**(details or {}), **answer.statistics, "states": chosen.graph.n, "arcs": len(chosen.graph.head)},
+        message=answer.message or ("" if chosen.ordered else WIDE),
+        details={**(details or {}), **answer.statistics, "states": chosen.n, "arcs": len(chosen.head)},
     )  # fmt: skip

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.formulations.hap.graph import Graph
 from hetplan.formulations.hap.problem import Floats, HapProblem
-from hetplan.formulations.hap.states import Graph
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
 
@@ -67,7 +67,7 @@ class Arcs:
 def arcs_of(problem: HapProblem, graph: Graph, unit: float) -> Arcs:
     """The arcs with their costs; what is too small for a solver becomes 0, which lowers the cost
     (below 1e-11 of it)."""
-    steps = [graph.theory.steps[s] for s in graph.step]
+    steps = [graph.theory.steps[s] for s in graph.label]
     comm = np.array([s.comm for s in steps], dtype=bool)
     speed = np.where(comm[:, None], 1.0, problem.speeds[None, :])
 
@@ -209,7 +209,7 @@ def fit_memory(
     becomes 0. What would fill it alone is in no program."""
     if problem.capacity is None:
         return
-    steps = [graph.theory.steps[s] for s in graph.step]
+    steps = [graph.theory.steps[s] for s in graph.label]
     fixed, shared = np.array([(s.fixed_bytes, s.shared_bytes) for s in steps]).T
     for d, room in enumerate(problem.capacity):
         unit = float(room) if room > 0 else 1.0
@@ -227,7 +227,7 @@ def forbid(programme: Programme, program: Sequence[int]) -> None:  # (9)
     of them."""
     chosen, steps = set(program), programme.graph.theory.steps
     positions = {n for n, step in enumerate(steps) if step.index in chosen}
-    columns = [z for z, n in zip(programme.z, programme.graph.step, strict=True) if n in positions]
+    columns = [z for z, n in zip(programme.z, programme.graph.label, strict=True) if n in positions]
     programme.model.row("forbidden", columns, upper=len(positions) - 1.0)
 
 
@@ -253,6 +253,6 @@ def walked(theory: Theory, graph: Graph, chosen: Floats) -> list[int]:
         seen.add(u)
         out = np.arange(graph.first[u], graph.first[u + 1])
         a = int(out[np.argmax(chosen[out])])
-        path.append(theory.steps[graph.step[a]].index)
+        path.append(theory.steps[graph.label[a]].index)
         u = int(graph.head[a])
     return path[::-1]

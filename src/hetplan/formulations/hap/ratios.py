@@ -1,9 +1,7 @@
 """The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly.
 
-With one segment and K device types, in order of cost: K = 1 is trivial; where all work is shared, a
-closed form; K = 2 is one variable, its breakpoints are searched; up to K = 8 cutting planes; for
-more a dual of one variable
-(`many_types`); with several segments, and where rounding left a gap, a linear programme through
+One device type is trivial. With one segment there is a closed form where all work is shared, and
+two types leave one variable, whose breakpoints are searched. All else is a linear programme through
 HiGHS,
 
     min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >=
@@ -23,9 +21,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.formulations.hap.cells import whole_cell
-from hetplan.formulations.hap.cutting import best_in_cell
-from hetplan.formulations.hap.many_types import sweep
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
 from hetplan.solvers.native import Scale
@@ -37,8 +32,6 @@ MAX_ROUNDS = 200
 VIOLATION = 1e-11
 # Share of the memory that is left free where a solver's tolerance alone is too much.
 MARGIN = 1e-8
-# Cutting planes serve up to so many device types, and are trusted up to this relative gap.
-MOST_TYPES, CLOSE = 8, 1e-9
 
 
 @dataclass(frozen=True)
@@ -85,14 +78,6 @@ def _at_once(problem: HapProblem, stages: Stages) -> Ratios | None:
         return _told(problem, stages, _all_shared(problem, stages)[None, :], "closed form")
     if problem.g == 1 and problem.K == 2:
         return _told(problem, stages, _two_types(problem, stages)[None, :], "breakpoints")
-    if problem.g == 1 and problem.K <= MOST_TYPES and (np.diff(problem.speeds) > 0).all():
-        found = _by_cuts(problem, stages)
-        if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
-            return found
-    if problem.g == 1 and stages.S.any():
-        found = _by_sweep(problem, stages)
-        if found.bound is not None and found.seconds - found.bound <= CLOSE * found.seconds:
-            return found
     return None
 
 
@@ -109,13 +94,17 @@ def _told(problem: HapProblem, stages: Stages, ratios: Floats, how: str) -> Rati
 def _all_shared(problem: HapProblem, stages: Stages) -> Floats:
     """b_d = min(M, t v_d): stages cost (sum S) t in all, collectives comm M; the optimum has M = t
     v for some speed v, because the cost is piecewise linear in M with its kinks there."""
-    v, n, work = problem.speeds, problem.counts, float(stages.S.sum())
-    # [K, K]: row i caps the types faster than i at type i's ratio
-    shapes = np.minimum(v[None, :], v[:, None])
-    shapes /= (shapes @ n)[:, None]
-    costs = work * (shapes / v).max(axis=1) + float(stages.comm[0]) * shapes.max(axis=1)
+    shapes, work = _capped(problem), float(stages.S.sum())
+    busy = (shapes / problem.speeds).max(axis=1)
+    costs = work * busy + float(stages.comm[0]) * shapes.max(axis=1)
     best: Floats = shapes[int(np.argmin(costs))]
     return best
+
+
+def _capped(problem: HapProblem) -> Floats:
+    """[K, K]: ratios in proportion to speed, those of types faster than type i as that of i."""
+    shapes = np.minimum(problem.speeds[None, :], problem.speeds[:, None])
+    return np.asarray(shapes / (shapes @ problem.counts)[:, None])
 
 
 def _two_types(problem: HapProblem, stages: Stages) -> Floats:
@@ -149,31 +138,6 @@ def _two_types(problem: HapProblem, stages: Stages) -> Floats:
     return at(found)
 
 
-def _by_cuts(problem: HapProblem, stages: Stages) -> Ratios:
-    """Cutting planes over the simplex that holds an optimum (module `cells`), one matrix game per
-    cut."""
-    unit = float(problem.speeds[-1])
-    point, _, bound = best_in_cell(
-        stages.F / unit,
-        stages.S[:, 0] / unit,
-        float(stages.comm[0]),
-        whole_cell(problem),
-        unit / problem.speeds,
-        np.inf,
-    )
-    ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
-    return Ratios(
-        ratios, problem.seconds(stages, ratios), bound + stages.constant, "cutting planes"
-    )
-
-
-def _by_sweep(problem: HapProblem, stages: Stages) -> Ratios:
-    """The dual of one variable (module `many_types`)."""
-    point, bound = sweep(problem, stages)
-    ratios = np.maximum(point, 0.0)[None, :] / float(np.maximum(point, 0.0) @ problem.counts)
-    return Ratios(ratios, problem.seconds(stages, ratios), bound, "one sweep")
-
-
 def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
     """Row generation over HiGHS; rows enter where the incumbent ratios violate them."""
     from hetplan.solvers import highs
@@ -184,8 +148,9 @@ def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
     if estimate <= 0 and np.isfinite(least):
         return _told(problem, stages, start, "nothing to share")
     unit = highs.objective_unit(estimate) if estimate > 0 else 1.0
-    rows = {(s, int(d)) for point in (start, np.tile(problem.even, (problem.g, 1)))
-            for s, d in enumerate(_slowest(problem, stages, point))}  # fmt: skip
+    # those that bind where ratios follow speed up to one of the speeds
+    points = [np.tile(row, (problem.g, 1)) for row in _capped(problem)]
+    rows = {(s, int(d)) for at in points for s, d in enumerate(_slowest(problem, stages, at))}
     bound: float | None = None
     for margin in (0.0, MARGIN):
         for _ in range(MAX_ROUNDS):
@@ -205,12 +170,8 @@ def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
             if seconds < least and problem.fits(stages, point):
                 best, least = point, seconds
             busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
-            late = busy.max(axis=1) - answer.values(T) / unit
-            new = {
-                (s, int(d))
-                for s, d in enumerate(busy.argmax(axis=1))
-                if late[s] > VIOLATION * estimate
-            } - rows
+            late = busy - answer.values(T)[:, None] / unit > VIOLATION * estimate
+            new = {(int(s), int(d)) for s, d in np.argwhere(late)} - rows
             if not new:
                 break
             rows |= new

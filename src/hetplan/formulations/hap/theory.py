@@ -14,7 +14,10 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import networkx as nx
 
 from hetplan.formulations.hap.problem import HapProblem, Step, closure
 
@@ -30,6 +33,26 @@ class Theory:
     by_post: dict[int, tuple[int, ...]]
     free: tuple[Step, ...]
     goal: int | None
+
+    @cached_property
+    def level(self) -> dict[int, int]:
+        """property -> level: the effects of a triple share one, at or above those of its
+        preconditions."""
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        for step in self.steps:
+            graph.add_nodes_from(step.pre | step.post)
+            one, *others = step.post
+            graph.add_edges_from((p, one) for p in step.pre)
+            graph.add_edges_from(edge for q in others for edge in ((one, q), (q, one)))
+        parts = nx.condensation(graph)
+        order = enumerate(nx.topological_sort(parts))
+        return {p: n for n, part in order for p in parts.nodes[part]["members"]}
+
+    def key(self, need: frozenset[int]) -> tuple[int, ...]:
+        """What states of needs are ordered by, so that triples lead to the same or a later key:
+        replacing a property by any number of lower ones is a step down in the order of multisets
+        of levels. The last number lets a state come before its subsets."""
+        return (*sorted(-self.level[p] for p in need), 1)
 
     def program(self, chosen: Sequence[int]) -> list[int]:
         """Triple numbers of a program that uses `chosen` (triple numbers in order): the free ones
@@ -57,36 +80,12 @@ def reduce_theory(problem: HapProblem) -> Theory:
     _, applicable = closure(problem.steps)
     free_properties, free = closure(step for step in applicable if step.free)
     steps = [
-        Step(
-            s.index,
-            s.comm,
-            s.pre - free_properties,
-            s.post - s.pre - free_properties,
-            s.segment,
-            s.fixed,
-            s.shared,
-            s.fixed_bytes,
-            s.shared_bytes,
-        )
+        replace(s, pre=s.pre - free_properties, post=s.post - s.pre - free_properties)
         for s in applicable
     ]
     assert problem.goal is not None, "the goal of a feasible problem is a property"
     useful = _relevant(steps, problem.goal)
-    steps = [
-        Step(
-            s.index,
-            s.comm,
-            s.pre,
-            s.post & useful,
-            s.segment,
-            s.fixed,
-            s.shared,
-            s.fixed_bytes,
-            s.shared_bytes,
-        )
-        for s in steps
-        if s.post & useful
-    ]
+    steps = [replace(s, post=s.post & useful) for s in steps if s.post & useful]
     steps = _undominated(steps)
     by_post: dict[int, list[int]] = {}
     for n, step in enumerate(steps):

@@ -32,19 +32,19 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.model:formulate",
+            f"{_HERE}.cpsat:solve",
             True,
             "counts per device group and batch, CP-SAT",
         ),
         Method(
             "milp",
-            f"{_HERE}.model:formulate",
+            f"{_HERE}.milp:solve",
             True,
             "the same counts as a mixed-integer programme, HiGHS",
         ),
         Method(
             "pyomo",
-            f"{_HERE}.model:formulate",
+            f"{_HERE}.pyomo_model:solve",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

@@ -1,0 +1,247 @@
+"""What bounds the stages of programs in a cell of ratios: means over device types, and prices of
+bytes.
+
+A mean does not exceed a maximum. With weights w over types for a stage, weights u_k in place of the
+largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a device of type d,
+
+    seconds(Q, B) >= sum over Q of (comm + sum_d w_d (F + S . B_d) / v_d)
+                     + sum_d l_d (held_d(Q, B) - W_d),      comm = fixed + shared sum_d u_kd B_kd.
+
+The right side is affine in all ratios together and adds up over triples. Good weights are dual to
+the best ratios of a good program. At a point of the cell each of its stages is slowest on some type;
+fixing these types gives an affine minorant of its cost, a cut. The least of the largest of several
+cuts over the cell is the value of a matrix game, whose optimal blend of cuts blends the types of
+each stage. Bounding each stage by its blend misses nothing of that program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.hap.exact.cells import coordinates, vertices
+from hetplan.formulations.hap.graph import CLOSE, Graph, Work
+from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
+
+# Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
+CUTS, EXACT = 60, 1e-10
+# Blends of a program's heaviest stages that price all stages.
+HEAVIEST = 2
+# By what a stage chooses its mean: what it tells at the point, plus so much of its least value and
+# of its mean over the vertices. The first makes bounds exact at the point, the others serve larger
+# cells.
+CRITERIA = (0.0, 0.0), (0.1, 0.0), (1 / 3, 0.0), (0.0, 1 / 3)
+# Mixtures of work are the same when they agree to so many digits.
+DIGITS = 9
+
+
+def game(P: Floats) -> tuple[float, Floats, Floats]:
+    """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V].
+
+    The value is what theta guarantees, a lower bound in any case. By the simplex method:
+    max sum z, N z <= 1, z >= 0, where N > 0 is the game seen from theta's side.
+    """
+    (C, V), low, high = P.shape, float(P.min()), float(P.max())
+    if not (np.isfinite(high) and high > low):
+        return low, np.full(V, 1.0 / V), np.eye(C)[0]
+    table = np.zeros((V + 1, C + V + 1))
+    table[:V, :C] = (high - P.T) / (high - low) + 1.0
+    table[:V, C:-1] = np.eye(V)
+    table[:V, -1], table[V, :C] = 1.0, -1.0
+    basis = np.arange(C, C + V)
+    for _ in range(200):
+        entering = int(table[V, :-1].argmin())
+        if table[V, entering] >= -1e-13:
+            break
+        column = table[:V, entering]
+        ratio = np.divide(table[:V, -1], column, out=np.full(V, np.inf), where=column > 1e-13)
+        row = int(ratio.argmin())
+        table[row] /= table[row, entering]
+        factor = table[:, entering].copy()
+        factor[row] = 0.0
+        table -= factor[:, None] * table[row]
+        basis[row] = entering
+    theta = np.zeros(C + V)
+    theta[basis] = np.maximum(table[:V, -1], 0.0)
+    theta = theta[:C] / theta[:C].sum()
+    mu = np.maximum(table[V, C:-1], 0.0)
+    return float((theta @ P).min()), mu / mu.sum(), theta
+
+
+def game_value(P: Floats) -> float:
+    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that; rows
+    may be infinite."""
+    return max(float(P.min(axis=1).max()), game(P)[0])
+
+
+def best_in_cell(
+    F: Floats, S: Floats, comm: Floats, held: Floats, x: Floats, slow: Floats, start: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """(mu [V], blends [s, K], tops [g, K], rows of sum 1): the best ratios mu x of stages F [s], S
+    [s, g] and largest ratios that cost comm [g] over the vertices x [V, g, K], and the means that
+    show it.
+
+    held [V]: what bytes cost at the vertices. slow [K]: seconds per unit of work. start [V]: where
+    the first cut is made.
+    """
+    V, g, K = x.shape
+    mu = best = start
+    least, cuts, slowest, largest = np.inf, [], [], []
+    theta = np.ones(1)
+    stages, segments = np.arange(len(F)), np.arange(g)
+    for _ in range(CUTS):
+        point = np.tensordot(mu, x, 1)
+        busy = (F[:, None] + S @ point) * slow
+        types, top = busy.argmax(axis=1), point.argmax(axis=1)
+        cost = float(busy[stages, types].sum() + comm @ point[segments, top] + held @ mu)
+        if cost < least:
+            least, best = cost, mu
+        slowest.append(types)
+        largest.append(top)
+        work = np.zeros((g, K))
+        np.add.at(work.T, types, S * slow[types, None])
+        np.add.at(work, (segments, top), comm)
+        cuts.append(held + float(F @ slow[types]) + x.reshape(V, -1) @ work.ravel())
+        value, mu, theta = game(np.array(cuts))
+        if least - value <= EXACT * least:
+            break
+    blends, tops = np.zeros((len(F), K)), np.zeros((g, K))
+    for share, types, top in zip(theta, slowest, largest, strict=True):
+        blends[stages, types] += share
+        tops[segments, top] += share
+    return best, blends, tops
+
+
+@dataclass(frozen=True)
+class Prices:
+    """w [K] weights over types; tops [g, K] weights of ratios in place of the largest; both of sum
+    1. bytes [K]: seconds per byte of one device of each type."""
+
+    w: Floats
+    tops: Floats
+    bytes: Floats
+
+
+class Means:
+    """Good weights and prices for one cell."""
+
+    def __init__(self, problem: HapProblem, cell: Floats, hint: Floats | None) -> None:
+        """hint: a point [g, K] of the cell."""
+        self.problem, self.x = problem, vertices(cell)
+        self._slow = problem.speeds[-1] / problem.speeds
+        V, _, K = self.x.shape
+        self.inside = np.full(V, 1.0 / V)  # the reference point, barycentric
+        if hint is not None:
+            inside = np.ones(1)
+            for row in coordinates(cell, hint):
+                inside = np.outer(inside, np.maximum(row, 0.0)).ravel()
+            self.inside = inside / inside.sum()
+        self.tops = np.eye(K)[self.point.argmax(axis=1)]
+        self.bytes = np.zeros(K)
+        self._first, self._heavy = np.zeros((2, 0, K))
+        self._mixtures: dict[bytes, int] = {}
+        self._blends = np.zeros((0, K))
+
+    @property
+    def point(self) -> Floats:
+        """[g, K]: where means are compared."""
+        return np.asarray(np.tensordot(self.inside, self.x, 1))
+
+    def learn(self, stages: Stages) -> None:
+        """From a program's best ratios in the cell."""
+        unit = self.problem.speeds[-1]
+        F, S = stages.F / unit, stages.S / unit
+        held = np.zeros(len(self.x))
+        if stages.shared_bytes is not None:
+            held = stages.fixed_bytes * self.bytes.sum() + self.x @ self.bytes @ stages.shared_bytes
+        self.inside, self._blends, tops = best_in_cell(
+            F, S, stages.comm, held, self.x, self._slow, self.inside
+        )
+        paid = stages.comm > 0
+        self.tops[paid] = tops[paid]
+        self._mixtures = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
+        heavy = F + S.sum(axis=1) / self.problem.counts.sum()
+        if heavy.any():
+            most = self._blends[np.argsort(-heavy, kind="stable")[:HEAVIEST]]
+            rows = [*most, heavy @ self._blends / heavy.sum()]
+            self._heavy = np.array(list(dict.fromkeys(tuple(np.round(row, 9)) for row in rows)))
+
+    def adopt(self, prices: Prices) -> None:
+        """Take prices found for the cell; means of stages are learnt apart."""
+        self._first = prices.w[None]
+        self.tops, self.bytes = prices.tops.copy(), prices.bytes
+
+    @property
+    def room(self) -> float:
+        """Seconds that all memory costs, to be taken off every sum."""
+        capacity = self.problem.capacity
+        return 0.0 if capacity is None else float(self.bytes @ capacity)
+
+    @property
+    def weights(self) -> Floats:
+        """[L, K]: weights that price all stages: learnt ones, each type alone, all alike."""
+        K = self.problem.K
+        rows = np.vstack([self._first, self._heavy, np.eye(K), np.full((1, K), 1.0 / K)])
+        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+    def prices(self, work: Work, weights: Floats | None = None) -> Floats:
+        """[A, L, V]: seconds at the vertices by each of the weights [L, K], or of `weights`."""
+        fixed, shared = self._units(self.weights if weights is None else weights)
+        V, g = self.x.shape[:2]
+        by_vertex = (work.shared @ shared.reshape(-1, g).T).reshape(len(work.fixed), len(fixed), V)
+        step = work.fixed[:, None, None] * fixed[:, None] + by_vertex
+        return self._completed(step, work)
+
+    def own(self, work: Work) -> Floats:
+        """[A, C, V]: the same where each row is a whole stage with a mean of its own, by each of
+        CRITERIA the one that tells most, and of equal ones that of its mixture of work."""
+        weights = self.weights
+        L = len(weights)
+        fixed, shared = self._units(np.vstack([weights, self._blends]))
+        rows = _mixtures(work.fixed, work.shared)
+        which = np.array([self._mixtures.get(row.tobytes(), -1) for row in rows], dtype=np.int64)
+        which = np.where(which < 0, 0, L + which)
+        at, low, middle = (
+            np.tensordot(shared, self.inside, (1, 0)), shared.min(axis=1), shared.mean(axis=1),
+        )  # fmt: skip
+        step = np.empty((len(rows), len(CRITERIA), len(self.x)))
+        for c, (l, m) in enumerate(CRITERIA):
+            alone, by_segment = (1 + l + m) * fixed, at + l * low + m * middle
+            score = np.outer(work.fixed, alone[:L]) + work.shared @ by_segment[:L].T
+            mine = alone[which] * work.fixed + np.einsum("ag,ag->a", by_segment[which], work.shared)
+            most = np.maximum(score.max(axis=1), mine) * (1 - CLOSE)
+            best = np.where(mine >= most, which, (score >= most[:, None]).argmax(axis=1))
+            step[:, c] = (work.fixed * fixed[best])[:, None]
+            step[:, c] += np.einsum("ag,avg->av", work.shared, shared[best])
+        return self._completed(step, work)
+
+    def at_point(self, graph: Graph) -> Floats:
+        """[A]: what arcs cost at the point; where they are no whole stages, by the first mean."""
+        point, work = self.point, graph.work
+        busy = (work.fixed[:, None] + work.shared @ point) * self._slow
+        cost = busy.max(axis=1) if graph.staged else busy @ self.weights[0]
+        paid = work.fixed + work.shared @ point.max(axis=1)
+        held = work.fixed_bytes * self.bytes.sum() + work.shared_bytes @ (point @ self.bytes)
+        return np.asarray(np.where(work.comm, paid, cost) + held)
+
+    def _units(self, weights: Floats) -> tuple[Floats, Floats]:
+        """Seconds of a unit of fixed [M] and of shared [M, V, g] work by means [M, K]."""
+        rows = weights * self._slow
+        return rows.sum(axis=1), np.einsum("md,vgd->mvg", rows, self.x)
+
+    def _completed(self, step: Floats, work: Work) -> Floats:
+        """Prices of computing [A, M, V] with those of collectives in place, and of bytes."""
+        top = np.einsum("gd,vgd->gv", self.tops, self.x)
+        step[work.comm] = (work.fixed[work.comm, None] + work.shared[work.comm] @ top)[:, None]
+        if self.bytes.any():
+            held = work.fixed_bytes[:, None] * self.bytes.sum()
+            step += (held + work.shared_bytes @ (self.x @ self.bytes).T)[:, None]
+        return step
+
+
+def _mixtures(F: Floats, S: Floats) -> Floats:
+    """[s, 1 + g]: rows of work scaled to sum 1 and rounded, to be compared."""
+    rows = np.column_stack([F, S])
+    total = rows.sum(axis=1, keepdims=True)
+    return np.round(np.divide(rows, total, out=np.zeros_like(rows), where=total > 0), DIGITS) + 0.0

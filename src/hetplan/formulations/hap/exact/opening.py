@@ -1,0 +1,215 @@
+"""The part of the graph of all orders that one cell of ratios leaves open, for theories too wide for
+all of it.
+
+Where a stage's time is taken as a mean over types, costs add up, and from any state the canonical
+order gives the least cost to the last state, h, after few states. With g, the least cost from
+{goal} over all orders met so far, g + h bounds every program through a state. A state is left out
+when for some mean g + h reaches the threshold at every vertex of the cell. Two rules keep the rest
+small:
+
+- Where a computation of no cost gives a needed property from others that are needed anyway (a slice
+  of a whole tensor), only that is done: whatever completes the larger state completes the smaller
+  one.
+- A property p is parked while something else is needed, q, that cannot be derived without p or what
+  gives p at no cost: a step that costs anything does not settle p now. In a program where it did, q
+  is there before that step, and with it p for nothing; dropping the step takes work from a stage or
+  joins two, which costs no more. So of the optimal programs one with the fewest costly steps never
+  settles a parked property.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from hetplan.formulations.hap.graph import Flags, Graph, Need, of_states
+from hetplan.formulations.hap.problem import Floats, Ints
+from hetplan.formulations.hap.theory import Theory
+from hetplan.solvers.run import Run
+
+# Below this a state's costs are the same as before.
+SAME = 1 - 1e-15
+
+
+class Opener:
+    """Finds what is left open of a theory."""
+
+    def __init__(self, theory: Theory) -> None:
+        self.theory = theory
+        self._place = {p: i for i, p in enumerate(theory.level)}
+        # property -> the needs of computations that give it at no cost
+        self._given: dict[int, list[tuple[int, Need]]] = {p: [] for p in theory.level}
+        for n, step in enumerate(theory.steps):
+            for p in step.post if step.free else ():
+                self._given[p].append((n, step.pre))
+
+    @cached_property
+    def without(self) -> Flags:
+        """[P, P]: entry (q, p) tells that q cannot be had without p and what gives p at no cost."""
+        P = len(self._place)
+        allowed, known = np.ones((P, P), np.bool_), np.zeros((P, P), np.bool_)
+        for p, column in self._place.items():
+            banned = [p]
+            for w in banned:
+                needs = [pre for _, pre in self._given[w] if len(pre) == 1]
+                banned += [q for pre in needs for q in pre if q not in banned]
+            allowed[[self._place[w] for w in banned], column] = False
+        level = self.theory.level
+        steps = sorted(self.theory.steps, key=lambda s: min(level[p] for p in s.post))
+        changed = True
+        while changed:
+            changed = False
+            for step in steps:
+                had = known[[self._place[q] for q in step.pre]].all(axis=0)
+                for q in (self._place[q] for q in step.post):
+                    more = had & allowed[q] & ~known[q]
+                    if more.any():
+                        known[q] |= more
+                        changed = True
+        return ~known
+
+    def open(self, cost: Floats, threshold: float, most: int, run: Run) -> Graph | None:
+        """The states and arcs on programs that sums with the steps' prices cost [steps, L, V] do
+        not show to cost `threshold` all over the cell; {goal} and the empty state always. None
+        where more than `most` states are met. Raises `Stopped` where `run` should stop."""
+        assert self.theory.goal is not None
+        states = _States(self.theory, cost, threshold, most)
+        states.g[states.number(frozenset((self.theory.goal,)))] = 0.0
+        arcs: dict[int, tuple[Ints, Ints]] = {}
+        queue = [(states.keys[1], 1)]
+        waiting = {1}
+        while queue:
+            run.check()
+            _, u = heapq.heappop(queue)
+            waiting.discard(u)
+            if states.full or not states.settled(u):
+                return None
+            if not states.is_open(states.g[u] + states.h[u]):
+                continue
+            if u not in arcs:
+                arcs[u] = states.arcs(states.needs[u], self._ways(states.needs[u]))
+            heads, steps = arcs[u]
+            after = states.g[u] + states.cost[steps]
+            better = (after < states.g[heads] * SAME).any(axis=1)
+            for k in np.flatnonzero(better):
+                v = int(heads[k])
+                states.g[v] = np.minimum(states.g[v], after[k])
+                if v and v not in waiting:
+                    waiting.add(v)
+                    heapq.heappush(queue, (states.keys[v], v))
+        return states.left(arcs)
+
+    def _ways(self, need: Need) -> list[int]:
+        """The steps that settle something of a state, by the rules above."""
+        for p in need:
+            for n, pre in self._given[p]:
+                if pre <= need - {p}:
+                    return [n]
+        theory = self.theory
+        steps = sorted({n for p in need for n in theory.by_post[p]})
+        return [n for n in steps if theory.steps[n].free or not self._parked(need, n)]
+
+    def _parked(self, need: Need, n: int) -> bool:
+        """Whether everything of a state that a step gives is parked by what is needed besides."""
+        post = self.theory.steps[n].post
+        rest = [self._place[q] for q in need - post]
+        return all(self.without[rest, self._place[p]].any() for p in need & post)
+
+
+class _States:
+    """The states met, numbered; 0 is the empty one."""
+
+    def __init__(self, theory: Theory, cost: Floats, threshold: float, most: int) -> None:
+        self._theory, self._threshold, self._most = theory, threshold, most
+        self._shape = cost.shape[1:]
+        self.cost = cost.reshape(len(cost), -1)
+        self.needs: list[Need] = [frozenset()]
+        self.keys = [theory.key(self.needs[0])]
+        self._numbers = {self.needs[0]: 0}
+        self.g, self.h = np.full((2, 64, self.cost.shape[1]), np.inf)
+        self.h[0] = 0.0
+        self._settled = {0}
+
+    @property
+    def full(self) -> bool:
+        """Whether more states were met than are allowed."""
+        return len(self.needs) > self._most
+
+    def number(self, need: Need) -> int:
+        """A state's number, a new one where it was not met before."""
+        n = self._numbers.setdefault(need, len(self.needs))
+        if n == len(self.needs):
+            self.needs.append(need)
+            self.keys.append(self._theory.key(need))
+            if n == len(self.g):
+                more = np.full_like(self.g, np.inf)
+                self.g, self.h = np.vstack([self.g, more]), np.vstack([self.h, more])
+        return n
+
+    def arcs(self, need: Need, ways: list[int]) -> tuple[Ints, Ints]:
+        """(heads, steps) of the arcs from a state by these steps."""
+        steps = self._theory.steps
+        heads = [self.number((need - steps[n].post) | steps[n].pre) for n in ways]
+        return np.array(heads, dtype=np.int64), np.array(ways, dtype=np.int64)
+
+    def settled(self, u: int) -> bool:
+        """Find h of a state and of all that follow in canonical order; False where these are too
+        many."""
+        if u in self._settled:
+            return True
+        level, by_post = self._theory.level, self._theory.by_post
+        pending, arcs = [u], {}
+        self._settled.add(u)
+        for w in pending:
+            need = self.needs[w]
+            top = max(level[p] for p in need)
+            arcs[w] = self.arcs(
+                need, sorted({n for p in need if level[p] == top for n in by_post[p]})
+            )
+            new = [v for v in dict.fromkeys(arcs[w][0].tolist()) if v not in self._settled]
+            self._settled.update(new)
+            pending += new
+            if self.full:
+                return False
+        pending.sort(key=self.keys.__getitem__, reverse=True)
+        for _, group in groupby(pending, self.keys.__getitem__):
+            alike = list(group)
+            changed = True
+            while changed:
+                changed = False
+                for w in alike:
+                    heads, steps = arcs[w]
+                    least = (self.cost[steps] + self.h[heads]).min(axis=0)
+                    if (least < self.h[w]).any():
+                        self.h[w] = least
+                        changed = len(alike) > 1
+        return True
+
+    def is_open(self, through: Floats) -> Flags:
+        """[...]: whether for every mean the cost [..., L * V] is below the threshold at some
+        vertex."""
+        by_mean = through.reshape(*through.shape[:-1], *self._shape)
+        return np.asarray((by_mean.min(axis=-1) < self._threshold).all(axis=-1))
+
+    def left(self, arcs: dict[int, tuple[Ints, Ints]]) -> Graph:
+        """The graph of what is open."""
+        tail = np.repeat(list(arcs), [len(heads) for heads, _ in arcs.values()]).astype(np.int64)
+        head, step = np.concatenate(
+            [np.array(pair) for pair in arcs.values()] or [[[], []]], axis=1
+        )
+        head, step = head.astype(np.int64), step.astype(np.int64)
+        open_ = self.is_open(self.g[tail] + self.cost[step] + self.h[head])
+        tail, head, step = tail[open_], head[open_], step[open_]
+        # {goal} first, and the empty state always
+        nodes, number = np.unique(np.concatenate([[1, 0], tail, head]), return_inverse=True)
+        place = np.where(nodes == 1, 0, np.where(nodes == 0, 1, np.arange(len(nodes))))
+        order = np.argsort(place)
+        states = [self.needs[n] for n in nodes[order]]
+        ends = place[number[2:]]
+        m = len(tail)
+        return of_states(
+            self._theory, states, np.column_stack([ends[:m], ends[m:], step]), ordered=True
+        )
