@@ -1,16 +1,23 @@
-"""Importers: small files of every kind, and what becomes of them."""
+"""Importers: small files of every kind and what becomes of them, broken ones, and the published
+samples of other planners where they lie beside this checkout."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakes.foreign import DEEPSPEED, PIPEDREAM, imported, metis, piper, placement, write
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, sailor_folder
 from hetplan.cli.main import main
+from hetplan.errors import InputError
 from hetplan.profiling.cluster import load_cluster
+from hetplan.profiling.importers import KINDS, import_file
+from hetplan.profiling.importers.common import Settings
 from hetplan.profiling.models import load_model
 
 
@@ -151,3 +158,205 @@ def test_calculon_model_and_system(tmp_path: Path) -> None:
     assert cluster.bandwidth()[0, 1] == 150e9 and cluster.bandwidth()[0, 8] == 25e9
     assert cluster.latency()[0, 8] == pytest.approx(2e-5)
     assert cluster.specs["sys"].peak_flops("bf16") == 312e12
+
+
+def without(document: Any, *path: Any) -> Any:
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return copy
+
+
+def changed(document: Any, value: Any, *path: Any) -> Any:
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return copy
+
+
+TIME = ("nodes", 0, "TMPCs", "2", 1, "timePerSample")
+
+
+SIZES = ("model", "parameters", "parameters_per_layer_bytes")
+
+
+METIS = "DeviceType.A_tp1_bs1.json"
+
+
+SHORT = DEEPSPEED.replace("500 us, 5.00% latency", "...")
+
+
+BROKEN: list[tuple[str, str, Any, str]] = [
+    (
+        "pipedream",
+        "g.txt",
+        PIPEDREAM + "node5 -- x -- forward_compute_time=1\n",
+        r"line 9: backward_.* is missing",
+    ),
+    (
+        "pipedream",
+        "g.txt",
+        PIPEDREAM.replace("=8.000", "=nan"),
+        r"line 2: backward_compute_time is not usable",
+    ),
+    (
+        "pipedream",
+        "g.txt",
+        PIPEDREAM + "\tnode4 -- node9\n",
+        r"names a node that is not there .*node9",
+    ),
+    ("pipedream", "g.txt", PIPEDREAM + "\tnode4 -- node1\n", r"circle"),
+    ("pipedream", "g.txt", PIPEDREAM + "nonsense\n", r"line 9: not usable"),
+    ("pipedream", "g.txt", "", r"no node"),
+    (
+        "piper",
+        "p.json",
+        without(piper(), "nodes", 1, "TMPCs"),
+        r"nodes\[1\]\.TMPCs: required key is missing",
+    ),
+    ("piper", "p.json", changed(piper(), -1, *TIME), r"nodes\[0\]\.TMPCs\.2\[1\]\.timePerSample"),
+    (
+        "piper",
+        "p.json",
+        changed(piper(), 8, "edges", 0, "destId"),
+        r"edges\[0\]\.destId: .*not there",
+    ),
+    (
+        "dnn-partitioning",
+        "d.json",
+        without(placement(), "edges"),
+        r"edges: required key is missing",
+    ),
+    (
+        "dnn-partitioning",
+        "d.json",
+        changed(placement(), 7, "nodes", 2, "colorClass"),
+        r"colorClass 7 has a backw",
+    ),
+    (
+        "dnn-partitioning",
+        "d.json",
+        changed(placement(), "x", "nodes", 0, "fpgaLatency"),
+        r"nodes\[0\]\.fpgaLat",
+    ),
+    ("metis", "m.json", metis(), r"name is not usable"),
+    (
+        "metis",
+        METIS,
+        without(metis(), "execution_time"),
+        r"execution_time: required key is missing",
+    ),
+    ("metis", METIS, changed(metis(), [1], *SIZES), r"2 entries"),
+    ("calculon", "c.json", {"hidden": 64}, r"feedforward: required key is missing"),
+    ("calculon", "c.json", {}, r"neither a model nor a system"),
+    ("calculon", "c.json", {"networks": []}, r"matrix: required key is missing"),
+    ("deepspeed", "o.txt", "nothing", r"no detailed profile"),
+    ("deepspeed", "o.txt", DEEPSPEED.split("  (head)", maxsplit=1)[0], r"does not end"),
+    ("deepspeed", "o.txt", SHORT, r"line 13: module embed has no figures"),
+    ("sailor", "profile.json", {}, r"llm_info\.json"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "content", "message"), BROKEN)
+def test_broken_files_are_one_line_with_their_place(
+    kind: str,
+    name: str,
+    content: Any,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(tmp_path / name, content)
+    assert main(["profile", "import", kind, str(path), "-o", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and name in error
+    with pytest.raises(InputError, match=message):
+        import_file(kind, path, Settings())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_files(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no such|not usable"):
+        import_file(kind, tmp_path / "absent.json", Settings())
+
+
+def test_unknown_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["profile", "import", "pipdream", str(tmp_path)]) == 2
+    assert "did you mean pipedream" in capsys.readouterr().err
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+beside = pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the published samples in {SHARED}")
+
+
+@beside
+@pytest.mark.parametrize("name", ["gnmt", "resnet50", "vgg16"])
+def test_published_pipedream(name: str, tmp_path: Path) -> None:
+    path = SHARED / "pipedream" / f"{name}.txt"
+    found = imported("pipedream", path, tmp_path)
+    text = path.read_text()
+
+    def total(key: str) -> float:
+        return math.fsum(map(float, re.findall(rf"{key}=([\d.]+)", text)))
+
+    (table,) = found.tables
+    assert sum(table.forward_seconds) == pytest.approx(total("forward_compute_time") / 1e3)
+    assert sum(table.backward_seconds) == pytest.approx(total("backward_compute_time") / 1e3)
+    assert sum(layer.param_bytes for layer in found.layers) == pytest.approx(
+        total("parameter_size")
+    )
+    assert found.layers[-1].activation_bytes == 0
+
+
+@beside
+def test_published_graphs(tmp_path: Path) -> None:
+    for name in ("bert24_training", "bert24_inference", "resnet50_training"):
+        path = SHARED / "dnn-partitioning" / f"{name}.json"
+        found = imported("dnn-partitioning", path, tmp_path)
+        nodes = json.loads(path.read_text())["nodes"]
+        assert sum(found.tables[0].seconds()) == pytest.approx(
+            sum(n["fpgaLatency"] for n in nodes) / 1e3
+        )
+    found = imported("piper", SHARED / "piper/bert32a100.json", tmp_path)
+    nodes = json.loads((SHARED / "piper/bert32a100.json").read_text())["nodes"]
+    for table in found.tables:
+        given = sum(n["TMPCs"][str(table.tensor)][0]["timePerSample"] for n in nodes)
+        assert sum(table.seconds()) == pytest.approx(given)
+
+
+@beside
+def test_published_calculon(tmp_path: Path) -> None:
+    target = tmp_path / "out.yaml"
+    for path in sorted((SHARED / "calculon/systems").glob("*.json")):
+        assert main(["profile", "import", "calculon", str(path), "-o", str(target)]) == 0
+        assert (
+            len(load_cluster(target).devices) == json.loads(path.read_text())["networks"][0]["size"]
+        )
+    target = tmp_path / "out.json"
+    for path in sorted((SHARED / "calculon/models").glob("*.json")):
+        assert main(["profile", "import", "calculon", str(path), "-o", str(target)]) == 0
+        model, given = load_model(target), json.loads(path.read_text())
+        assert len(model.layers) == given["num_blocks"] + 2 and model.spec.shape is not None
+        assert model.spec.shape.query_width == given["attn_heads"] * given["attn_size"]
+
+
+@beside
+def test_published_sailor(tmp_path: Path) -> None:
+    for folder in sorted((SHARED / "sailor/profiles").iterdir()):
+        found = imported("sailor", folder, tmp_path)
+        for gpu in sorted(folder.iterdir()):
+            given = json.loads((gpu / "profile.json").read_text())
+            for batch, degrees in given.items():
+                for degree, rows in degrees.items():
+                    table = found.table(gpu.name, int(degree), int(batch))
+                    assert table is not None
+                    assert sum(table.seconds()) == pytest.approx(
+                        sum(r[0] + r[1] for r in rows.values())
+                    )

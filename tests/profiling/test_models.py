@@ -1,11 +1,16 @@
 """Model chains: parameters against published counts, FLOPs and saved bytes against closed
-formulas."""
+formulas; and models from Hugging Face configurations."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetplan.errors import InputError
+from hetplan.profiling.huggingface import FAMILIES, from_config
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Elementwise, Matmul
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
@@ -215,3 +220,313 @@ def test_images_count_as_one_token() -> None:
     model: Model = load_model("vgg19")
     assert model.sequence is None and model.tokens_per_sample == 1
     assert load_model("gpt2", sequence=256).tokens_per_sample == 256
+
+
+# The files as they are published on the Hugging Face hub, less what is about dropout, tokens and
+# generation.
+GPT2_XL: dict[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 1600,
+    "n_head": 25,
+    "n_layer": 48,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "layer_norm_epsilon": 1e-05,
+}
+
+
+LLAMA3: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+
+
+LLAMA32 = LLAMA3 | {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+    "mlp_bias": False, "tie_word_embeddings": True, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+LLAMA1: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-06,
+    "max_position_embeddings": 2048,
+    "vocab_size": 32000,
+}
+
+
+MISTRAL: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+    "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+}  # fmt: skip
+
+
+MIXTRAL = MISTRAL | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
+    "num_experts_per_tok": 2, "sliding_window": None, "router_aux_loss_coef": 0.02,
+}  # fmt: skip
+
+
+OPT_125M: dict[str, Any] = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "_remove_final_layer_norm": False,
+    "do_layer_norm_before": True,
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
+
+
+OPT_350M = OPT_125M | {
+    "hidden_size": 1024, "num_hidden_layers": 24, "ffn_dim": 4096, "num_attention_heads": 16,
+    "do_layer_norm_before": False, "word_embed_proj_dim": 512,
+}  # fmt: skip
+
+
+OPT_1_3B = OPT_125M | {
+    "hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32,
+    "word_embed_proj_dim": 2048,
+}  # fmt: skip
+
+
+BERT: dict[str, Any] = {
+    "architectures": ["BertForMaskedLM"],
+    "model_type": "bert",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "type_vocab_size": 2,
+    "position_embedding_type": "absolute",
+    "vocab_size": 30522,
+}
+
+
+# (file, parameters of its checkpoint, what it leaves to the defaults)
+CHECKPOINTS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "gpt2-xl": (GPT2_XL, 1_557_611_200, {"n_inner": 6400, "tie_word_embeddings": True}),
+    "llama-7b": (
+        LLAMA1,
+        6_738_415_616,
+        {
+            "head_dim": 128,
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 32,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+    ),
+    "Meta-Llama-3-8B": (LLAMA3, 8_030_261_248, {"head_dim": 128, "mlp_bias": False}),
+    "Llama-3.2-1B": (LLAMA32, 1_235_814_400, {}),
+    "Mistral-7B-v0.1": (MISTRAL, 7_241_732_096, {"head_dim": 128}),
+    "Mixtral-8x7B-v0.1": (MIXTRAL, 46_702_792_704, {"head_dim": 128}),
+    "opt-125m": (OPT_125M, 125_239_296, {"enable_bias": True, "tie_word_embeddings": True}),
+    "opt-350m": (OPT_350M, 331_196_416, {"enable_bias": True, "tie_word_embeddings": True}),
+    "opt-1.3b": (OPT_1_3B, 1_315_758_080, {"enable_bias": True, "tie_word_embeddings": True}),
+    "bert-base-uncased": (BERT, 110_106_428, {"tie_word_embeddings": True}),
+}
+
+
+CALCULON: dict[str, Any] = {  # GPT-3 175B
+    "model_type": "calculon",
+    "vocab_size": 51200,
+    "hidden": 12288,
+    "feedforward": 49152,
+    "seq_size": 2048,
+    "attn_heads": 96,
+    "attn_size": 128,
+    "num_blocks": 96,
+}
+
+
+FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()} | {
+    "calculon": CALCULON
+}
+
+
+ESSENTIAL = {
+    "gpt2": {"vocab_size", "n_embd", "n_layer", "n_head"},
+    "llama": {
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    },
+    "opt": {"vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads"},
+}
+
+
+ESSENTIAL["calculon"] = CALCULON.keys() - {"model_type"}
+
+
+ESSENTIAL["mistral"] = ESSENTIAL["bert"] = ESSENTIAL["llama"]
+
+
+ESSENTIAL["mixtral"] = ESSENTIAL["llama"] | {"num_local_experts", "num_experts_per_tok"}
+
+
+def test_calculons_blocks_are_gpts() -> None:
+    h = 12288
+    expected = 96 * (12 * h * h + 13 * h) + (51200 + 2048 + 2) * h
+    assert load_model(from_config(CALCULON, name="x")).params == expected
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_parameters_equal_the_published_count(name: str) -> None:
+    config, count, _ = CHECKPOINTS[name]
+    assert load_model(from_config(config, name="x")).params == count
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_what_a_published_file_leaves_out_is_told_in_one_line(name: str) -> None:
+    config, _, assumed = CHECKPOINTS[name]
+    told = ", ".join(f"{key} = {json.dumps(value)}" for key, value in assumed.items())
+    notes = load_model(from_config(config, name="x", where="x/config.json")).notes
+    assert notes == ((f"x/config.json: assumed, as transformers does: {told}",) if assumed else ())
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
+    config = FILES[kind]
+    for key in config.keys() - {"model_type"}:
+        rest = {other: value for other, value in config.items() if other != key}
+        if key in ESSENTIAL[kind]:
+            with pytest.raises(
+                InputError, match=rf"^c\.json: {key}: key is missing \(expected the .* {kind} "
+            ):
+                from_config(rest, name="x", where="c.json")
+        else:
+            assert from_config(rest, name="x").notes or key not in FAMILIES[kind][0].model_fields
+
+
+def test_all_missing_dimensions_are_named_at_once() -> None:
+    message = (
+        r"^c: vocab_size: key is missing \(expected the number of tokens in the vocabulary, "
+        r"which every gpt2 "
+        r"configuration gives; n_embd, n_layer, n_head missing too\)$"
+    )
+    with pytest.raises(InputError, match=message):
+        from_config({"model_type": "gpt2"}, name="x", where="c")
+
+
+def test_defaults_are_those_of_the_family() -> None:
+    def leaving_out(config: dict[str, Any], *keys: str) -> str:
+        rest = {key: value for key, value in config.items() if key not in keys}
+        (note,) = from_config(rest, name="x").notes
+        return note
+
+    assert "sliding_window = 4096" in leaving_out(MISTRAL, "sliding_window")
+    assert "sliding_window = null" in leaving_out(MIXTRAL, "sliding_window")
+    assert "num_key_value_heads = 8" in leaving_out(MISTRAL, "num_key_value_heads")
+    assert "num_key_value_heads = 32" in leaving_out(LLAMA3, "num_key_value_heads")
+    assert "max_position_embeddings = 2048" in leaving_out(LLAMA3, "max_position_embeddings")
+    assert "n_positions = 1024" in leaving_out(GPT2_XL, "n_positions")
+    assert "word_embed_proj_dim = 1024" in leaving_out(OPT_350M, "word_embed_proj_dim")
+
+
+def test_biases_count_where_the_file_has_them() -> None:
+    plain, biased = (
+        load_model(from_config({**LLAMA3, "attention_bias": a, "mlp_bias": a}, name="x")).params
+        for a in (False, True)
+    )
+    assert biased - plain == 32 * ((4096 + 2 * 1024 + 4096) + (2 * 14336 + 4096))
+
+
+def test_same_chain_as_the_built_in() -> None:
+    assert (
+        load_model(from_config(LLAMA3, name="x")).layers
+        == load_model("llama3-8b", sequence=4096).layers
+    )
+    assert load_model(from_config(BERT, name="x")).layers == load_model("bert-base").layers
+
+
+def test_default_sequence_is_the_context_capped() -> None:
+    assert load_model(from_config(GPT2_XL, name="x")).sequence == 1024
+    assert load_model(from_config(LLAMA32, name="x")).sequence == 4096
+
+
+def test_sliding_window_bounds_attention() -> None:
+    windowed, full = (
+        from_config(MISTRAL, name="x"),
+        from_config({**MISTRAL, "sliding_window": None}, name="x"),
+    )
+    assert load_model(windowed, sequence=4096).layers == load_model(full, sequence=4096).layers
+    assert (
+        load_model(windowed, sequence=8192).forward_flops()
+        < load_model(full, sequence=8192).forward_flops()
+    )
+
+
+def test_found_by_file_or_folder_and_named_after_it(tmp_path: Path) -> None:
+    folder = tmp_path / "my-gpt"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GPT2_XL))
+    assert load_model(folder).name == load_model(str(folder / "config.json")).name == "my-gpt"
+    (tmp_path / "small.json").write_text(json.dumps(GPT2_XL))
+    assert load_model(str(tmp_path / "small.json")).name == "small"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([1], "not an object"),
+        ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),
+        (
+            {"model_type": "t5"},
+            r"not supported \(got 't5', expected one of gpt2, llama, mistral, mixtral, opt, bert",
+        ),
+        ({"model_type": ["gpt2"]}, "model type is not supported"),
+        ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a valid integer"),
+        ({**GPT2_XL, "n_layer": None}, r"n_layer: not usable \(expected a valid integer"),
+        ({**GPT2_XL, "n_layer": 0}, "n_layer: not usable"),
+        ({**GPT2_XL, "n_layer": 10**6}, "n_layer: not usable"),
+        (
+            {**GPT2_XL, "n_head": 7},
+            r"not a multiple of the number of heads \(got 1600, expected a multiple of 7",
+        ),
+        (
+            {**LLAMA3, "num_key_value_heads": 5},
+            r"num_key_value_heads \(got 32, expected a multiple of 5",
+        ),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "num_experts_per_tok is too large"),
+    ],
+)
+def test_errors_of_configurations(config: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_config(config, name="x")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
+        load_model(str(tmp_path / "nowhere.json"))
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
+        load_model(tmp_path)

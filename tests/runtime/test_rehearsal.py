@@ -1,10 +1,11 @@
-"""Plans on virtual devices: real processes and messages, predicted times slept; and `hetplan run`
-around them."""
+"""Plans on virtual devices: real processes and messages, predicted times slept; `hetplan run` and
+`hetplan truth validate rehearsal` around them."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from itertools import permutations
@@ -14,14 +15,20 @@ from typing import Any
 import pytest
 import yaml
 
-from fakes.workloads import cluster_document, small
+from fakes.workloads import cluster, cluster_document, small
+from hetplan.cli.main import main
 from hetplan.files import read_json
 from hetplan.planner.ranking import make_plans
+from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
+from hetplan.profiling.profile import Profile
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.runtime import rehearsals
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.measured import Measured
 from hetplan.runtime.plan import save_plan
+from hetplan.runtime.rehearsals import FAST, PLANS, SLOW, SLOWED, Rehearsed, rank_correlation
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take
 from hetplan.solvers.options import Options
@@ -29,11 +36,16 @@ from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.rehearsals import PLANS, plan  # noqa: E402
-from parity.asking import request, served  # noqa: E402
+from hetplan.formulations import FAMILIES  # noqa: E402
+from hetplan.runtime.plan import load_plan  # noqa: E402
+from hetplan.runtime.rehearsals import plan  # noqa: E402
+from markdown_pages import ROOT, blocks  # noqa: E402
+from parity.asking import Answers, request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 
 TESTS = Path(__file__).parent.parent
+
+
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
     "OMP_NUM_THREADS": "1",
@@ -235,3 +247,126 @@ def test_a_slow_rank_is_told_of_a_rehearsal_that_is_late(factor: float, told: bo
         note for note in notes if note.startswith("slow: rank 1 (") and "took 1.7 times" in note
     ]
     assert len(slow) == told and told == any(note.startswith("slow") for note in notes)
+
+
+def profile() -> Profile:
+    """As one measured on a single device."""
+    model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
+    found = predict(model, cluster(), micro_batches=[1, 2, 4], tensor_degrees=[1])
+    return Profile(**{**dict(found), "tables": [t for t in found.tables if t.device == "T4"]})
+
+
+def test_plans_are_uneven_and_run_on_a_device_and_a_slower_one() -> None:
+    model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
+    workload = rehearsals.workload_here(model, profile())
+    fast, slow = (workload.profile.table(name, 1, 2) for name in (FAST, SLOW))
+    assert fast is not None and slow is not None
+    assert sum(slow.seconds()) == pytest.approx(SLOWED * sum(fast.seconds()))
+    seconds = [replay(rehearsals.plan(name, workload), workload).seconds for name in PLANS]
+    assert len(seconds) >= 10 and len(set(seconds)) == len(seconds)
+
+
+def test_rank_correlation() -> None:
+    def made(*pairs: tuple[float, float]) -> list[Rehearsed]:
+        return [Rehearsed("x", predicted, measured) for predicted, measured in pairs]
+
+    assert rank_correlation(made((1, 10), (2, 20), (3, 30))) == 1
+    assert rank_correlation(made((1, 30), (2, 20), (3, 10))) == -1
+    assert rank_correlation(made((1, 10), (2, 30), (3, 20))) == pytest.approx(0.5)
+    assert rank_correlation(made((1, 1))) is None
+
+
+@pytest.mark.parametrize(("late", "code"), [(1.02, 0), (1.2, 1)])
+def test_verdict(
+    late: float,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch", reason="the command needs torch")
+    path = tmp_path / "profile.json"
+    profile().save(path)
+
+    def run(name: str, workload: Any, **_: Any) -> Rehearsed:
+        seconds = replay(rehearsals.plan(name, workload), workload).seconds
+        return Rehearsed(name, seconds, seconds * (late if name == "interleaved" else 1.001))
+
+    monkeypatch.setattr(rehearsals, "rehearse_plan", run)
+    assert main(["truth", "validate", "rehearsal", "--profile", str(path), "--json", "-q"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["plans"]) == len(PLANS) and found["spearman"] > 0.97
+    assert main(["truth", "validate", "rehearsal", "--profile", str(path), "-q"]) == code
+    assert f"largest error {100 * (late - 1):.3g} %" in capsys.readouterr().out
+    assert main(["truth", "validate", "rehearsal", "--profile", str(path), "--steps", "1"]) == 2
+
+
+(LISTED,) = [
+    block.body
+    for block in blocks(ROOT / "docs" / "runtime.md", "bash")
+    if block.mark == "rehearsals"
+]
+
+
+def commands(folder: Path, steps: int, seconds: float) -> dict[str, list[str]]:
+    """Strategy -> the two commands of its line, with files in the folder and so many seconds for a
+    method."""
+    found = {}
+    for line in LISTED.strip().splitlines():
+        words = [word for word in shlex.split(line) if word != "hetplan"]
+        family = words[words.index("--strategies") + 1]
+        words = [str(folder / word) if word.endswith(".json") else word for word in words]
+        assert words[words.index("--steps") + 1] == "20"
+        words[words.index("--steps") + 1] = str(steps)
+        found[family] = [words[0], "--time-limit", str(seconds), *words[1:], "--json"]
+    return found
+
+
+def rehearsed_workloads(folder: Path, steps: int, seconds: float, width: int) -> Answers:
+    """What the lines print."""
+    lines = commands(folder, steps, seconds)
+    return served([request(family, *words) for family, words in lines.items()], folder, width)
+
+
+def check(answers: Answers, folder: Path, steps: int) -> dict[str, Any]:
+    """All ran what they should; the documents by family."""
+    documents = {}
+    for family, answer in answers.items():
+        assert answer["code"] == 0, f"{family}: {answer['err']}"
+        found = json.loads(answer["out"][answer["out"].index('{\n "plan"') :])
+        plan = load_plan(folder / f"{family}.json")
+        assert plan.prediction is not None and plan.prediction.strategy == family
+        assert (found["plan"], found["virtual"], len(found["ranks"])) == (
+            plan.name,
+            True,
+            plan.world_size,
+        )
+        assert [step["step"] for step in found["steps"]] == list(range(steps))
+        assert found["time_scale"] * plan.prediction.predicted_seconds == pytest.approx(
+            found["predicted_seconds"]
+        )
+        assert found["measured_seconds"] > 0.98 * found["predicted_seconds"]
+        documents[family] = found
+    return documents
+
+
+def test_every_family_has_a_line() -> None:
+    assert [
+        line.split()[line.split().index("--strategies") + 1] for line in LISTED.splitlines()
+    ] == list(FAMILIES)
+
+
+def test_one_workload_of_each_family_is_planned_and_rehearsed(tmp_path: Path) -> None:
+    """A machine under load may be late, but never early."""
+    check(rehearsed_workloads(tmp_path, 2, 3.0, 4), tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_what_was_predicted(tmp_path: Path) -> None:
+    """Needs a machine without other load."""
+    for family, found in check(rehearsed_workloads(tmp_path, 20, 60.0, 1), tmp_path, 20).items():
+        print(
+            f"{family}: {found['predicted_seconds']:.4f} s predicted, "
+            f"{found['measured_seconds']:.4f} s measured"
+        )
+        assert abs(found["error"]) < 0.1, family

@@ -1,8 +1,10 @@
-"""When a rank counts as hung, from what it last said and whether it computes; the processes are
-`test_run_faults`'s."""
+"""The parent of ranks: when one counts as hung, Ctrl-C wherever the interpreter is, and ranks whose
+own children live on. The runs are `test_run_faults`'s."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,12 +12,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is an extra of hetplan")
-
 from hetplan.runtime import hung
 from hetplan.runtime.hung import IDLE, Activity, Rank, find_hung
 from hetplan.runtime.job import Job
-from parity.cases import Case, R, even
+from hetplan.runtime.launch import FORK, RankError, Supervisor
+from parity.cases import CASES, Case, R, even
+
+pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
 
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
 
@@ -55,6 +59,8 @@ def verdict(
 
 
 WAITING: dict[str, Any] = {"what": "receive", "quiet": 1.0, "idle": 1.0}
+
+
 # What a rank does in its first pass, while the other waits for it: hung?
 FIRST: list[tuple[dict[str, Any], bool]] = [
     ({"what": "forward", "quiet": 9.0, "idle": 9.0}, False),
@@ -159,3 +165,42 @@ def test_signs_of_life_are_no_work() -> None:
     activity.seen = (time.monotonic() - 2.0, 1.0)
     activity.note(1.0 + 4 * IDLE)
     assert activity.idle() < 1.0
+
+
+class Late:
+    """Interrupts its process in its finaliser, where Python drops exceptions."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def supervisor_of(target: Any, *arguments: Any) -> tuple[Supervisor, Any]:
+    """One rank that does something else, and its end of the pipe, held open as by a child of its
+    own."""
+    supervisor = Supervisor(Job(plan=CASES[0].plan), None)
+    ours, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=target, args=arguments)
+    process.start()
+    supervisor.ranks.append(Rank(process, ours, time.monotonic()))
+    return supervisor, theirs
+
+
+def test_ctrl_c_in_a_finaliser_is_not_lost() -> None:
+    supervisor, _held = supervisor_of(time.sleep, 20)
+    try:
+        with supervisor.signals():
+            Late()
+            with pytest.raises(KeyboardInterrupt):
+                supervisor.watch()
+    finally:
+        supervisor.end()
+
+
+def test_a_rank_is_gone_though_its_pipe_is_held_open() -> None:
+    """As by a child of its own, a loader of data say."""
+    supervisor, _held = supervisor_of(os._exit, 7)
+    try:
+        with pytest.raises(RankError, match="ended with exit code 7"):
+            supervisor.watch()
+    finally:
+        supervisor.end()

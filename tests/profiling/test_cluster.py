@@ -1,0 +1,511 @@
+"""Devices and clusters: the catalogue, cluster files, and clusters from what launchers are given."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cli.main import main
+from hetplan.errors import InputError
+from hetplan.profiling import detect
+from hetplan.profiling.catalogue import (
+    GIB,
+    DeviceOverride,
+    DeviceSpec,
+    catalogue,
+    device,
+    overridden,
+)
+from hetplan.profiling.cluster import (
+    Cluster,
+    ClusterFile,
+    build_cluster,
+    example_cluster,
+    example_clusters,
+    load_cluster,
+)
+from hetplan.profiling.detect import (
+    Host,
+    catalogued,
+    local_network_gbit,
+    read_hostfile,
+    slurm_hosts,
+)
+from hetplan.runtime import devices
+
+REQUIRED = [
+    "P100-PCIE-16GB",
+    "V100-SXM2-16GB",
+    "V100-SXM2-32GB",
+    "V100-PCIE-16GB",
+    "V100S-PCIE-32GB",
+    "T4",
+    "RTX-2080Ti",
+    "Titan-RTX",
+    "RTX-3060",
+    "RTX-3090",
+    "RTX-4090",
+    "A6000",
+    "A100-SXM4-40GB",
+    "A100-SXM4-80GB",
+    "A100-PCIE-40GB",
+    "A100-PCIE-80GB",
+    "A800-SXM4-80GB",
+    "H100-SXM5-80GB",
+    "H800-SXM5-80GB",
+    "H200-SXM-141GB",
+    "GH200-96GB",
+]
+
+
+# Memory in a name is the nominal one.
+NAMED_MEMORY = {name: int(name.rsplit("-", 1)[1][:-2]) for name in REQUIRED if name.endswith("GB")}
+
+
+# Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock
+# (fp32; matrix units with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per
+# pin. Independent of the peaks.
+CHIPS = {
+    "P100-PCIE-16GB": (56, 128, 256, 1.303, 4096, 1.43),
+    "V100-SXM2-16GB": (80, 128, 1024, 1.53, 4096, 1.752),
+    "V100-SXM2-32GB": (80, 128, 1024, 1.53, 4096, 1.752),
+    "V100-PCIE-16GB": (80, 128, 1024, 1.38, 4096, 1.752),
+    "V100S-PCIE-32GB": (80, 128, 1024, 1.597, 4096, 2.212),
+    "T4": (40, 128, 1024, 1.59, 256, 10),
+    "RTX-2080Ti": (68, 128, 512, 1.545, 352, 14),
+    "Titan-RTX": (72, 128, 1024, 1.77, 384, 14),
+    "RTX-3060": (28, 256, 512, 1.777, 192, 15),
+    "RTX-3090": (82, 256, 512, 1.695, 384, 19.5),
+    "RTX-4090": (128, 256, 512, 2.52, 384, 21),
+    "A6000": (84, 256, 1024, 1.8, 384, 16),
+    "A100-SXM4-40GB": (108, 128, 2048, 1.41, 5120, 2.43),
+    "A100-SXM4-80GB": (108, 128, 2048, 1.41, 5120, 3.186),
+    "A100-PCIE-40GB": (108, 128, 2048, 1.41, 5120, 2.43),
+    "A100-PCIE-80GB": (108, 128, 2048, 1.41, 5120, 3.024),
+    "A800-SXM4-80GB": (108, 128, 2048, 1.41, 5120, 3.186),
+    "H100-SXM5-80GB": (132, 256, 4096, 1.83, 5120, 5.24),
+    "H800-SXM5-80GB": (132, 256, 4096, 1.83, 5120, 5.24),
+    "H200-SXM-141GB": (132, 256, 4096, 1.83, 6144, 6.25),
+    "GH200-96GB": (132, 256, 4096, 1.83, 6144, 5.2),
+}
+
+
+# Hopper's matrix units are rated at 1.83 GHz, its plain units at the highest boost clock.
+HOPPER_BOOST = 1.98
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_peaks_follow_from_the_chip(name: str) -> None:
+    multiprocessors, plain, matrix, clock, bus, rate = CHIPS[name]
+    spec = device(name)
+    boost = HOPPER_BOOST if matrix == 4096 else clock
+    assert spec.peak_flops("fp32") == pytest.approx(multiprocessors * plain * boost * 1e9, rel=0.01)
+    assert spec.peak_flops("fp16") == pytest.approx(
+        multiprocessors * matrix * clock * 1e9, rel=0.01
+    )
+    assert spec.peak_tflops.get("bf16", spec.peak_tflops["fp16"]) == spec.peak_tflops["fp16"]
+    assert spec.memory_bytes_per_s == pytest.approx(bus / 8 * rate * 1e9, rel=0.01)
+
+
+def test_every_required_device_is_there() -> None:
+    assert set(REQUIRED) <= set(catalogue())
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_entries_are_plausible_and_sourced(name: str) -> None:
+    spec = catalogue()[name]
+    assert spec.memory_gib == NAMED_MEMORY.get(name, spec.memory_gib)
+    assert 200 <= spec.memory_gb_per_s <= 10_000
+    assert {"fp16", "fp32"} <= set(spec.peak_tflops)
+    # Dense fp16 with fp32 accumulation: twice plain fp32 at least, and no sparse figure (GH100:
+    # 1979).
+    assert 1.9 * spec.peak_tflops["fp32"] <= spec.peak_tflops["fp16"] <= 1000
+    # FLOPs per byte: above 240 only sparse or fp16-accumulation figures on known cards would land.
+    assert 10 <= spec.peak_flops("fp16") / spec.memory_bytes_per_s <= 310
+    assert spec.price_per_hour is not None and 0.01 <= spec.price_per_hour <= 20
+    assert spec.vendor == "nvidia" and spec.price_source
+    assert re.search(r"\b20\d\d\b", spec.price_source), "a price has a date"
+    assert (
+        "datasheet" in spec.source or "whitepaper" in spec.source or "specifications" in spec.source
+    )
+
+
+def test_bf16_only_where_the_hardware_has_it() -> None:
+    without = {name for name, spec in catalogue().items() if "bf16" not in spec.peak_tflops}
+    assert without == {
+        n for n in REQUIRED if n.startswith(("P100", "V100", "T4", "RTX-2080", "Titan"))
+    }
+
+
+def test_figures_in_si_units() -> None:
+    t4 = device("T4")
+    assert t4.peak_flops("fp16") == 65e12
+    assert t4.memory_bytes == 15 * GIB
+    assert t4.memory_bytes_per_s == 320e9
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [("v100", "V100-SXM2-16GB"), ("A100-SXM-80GB", "A100-SXM4-80GB"), ("rtx4090", "RTX-4090")],
+)
+def test_unknown_names_get_suggestions(typed: str, suggested: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean .*{suggested}"):
+        device(typed)
+
+
+def test_a_name_like_nothing_gets_the_whole_list() -> None:
+    with pytest.raises(InputError, match=r"expected one of P100-PCIE-16GB, .*GH200-96GB"):
+        device("§")
+
+
+def test_missing_precision_names_device_and_alternatives() -> None:
+    with pytest.raises(InputError, match=r"my T4: .*got 'bf16', expected fp16, fp32"):
+        device("T4").peak_flops("bf16", name="my T4")
+
+
+def test_override_replaces_only_what_is_given() -> None:
+    changed = overridden(
+        "T4", DeviceOverride(peak_tflops={"fp16": 30.0}, price_per_hour=0.2), where="x"
+    )
+    base = device("T4")
+    assert changed.peak_tflops == {**base.peak_tflops, "fp16": 30.0}
+    assert changed.price_per_hour == 0.2 and changed.price_source == "the cluster file"
+    assert changed.memory_gib == base.memory_gib
+    assert "peak_tflops" in changed.source and base.source in changed.source
+    assert overridden("T4", DeviceOverride(), where="x") == base
+
+
+@pytest.mark.parametrize("lacking", ["memory_gib", "peak_tflops", "memory_gb_per_s"])
+def test_a_new_device_needs_its_physics(lacking: str) -> None:
+    parts = {"memory_gib": 24.0, "peak_tflops": {"fp16": 90.0}, "memory_gb_per_s": 600.0}
+    del parts[lacking]
+    with pytest.raises(InputError, match=f"place: {lacking} is missing"):
+        overridden("my-card", DeviceOverride.model_validate(parts), where="place")
+
+
+def test_a_new_device_without_price_has_none() -> None:
+    spec = overridden(
+        "my-card",
+        DeviceOverride(memory_gib=24.0, peak_tflops={"fp16": 90.0}, memory_gb_per_s=600.0),
+        where="x",
+    )
+    assert isinstance(spec, DeviceSpec) and spec.price_per_hour is None and spec.vendor == "other"
+
+
+ROOT = Path(__file__).parents[2]
+
+
+HEAD = "format: hetplan-cluster\nversion: 1\nname: c\n"
+
+
+NODE = "{devices: 2, device: T4, intra_node_gbit_per_s: 50, network_gbit_per_s: 10}"
+
+
+def load(tmp_path: Path, text: str) -> Cluster:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    return load_cluster(path)
+
+
+def test_the_mixed_cluster_of_amp() -> None:
+    cluster = example_cluster("amp-mixed")
+    assert [(d.type, d.node) for d in cluster.devices] == [
+        *(("V100-SXM2-16GB", n) for n in range(3) for _ in range(4)),
+        *(("T4", 3) for _ in range(4)),
+    ]
+    bandwidth = cluster.bandwidth() * 8e-9
+    assert bandwidth[0, 3] == pytest.approx(170) and bandwidth[0, 4] == pytest.approx(10)
+    assert bandwidth[0, 12] == pytest.approx(10)  # the lower of 10 and 50
+    assert bandwidth[12, 15] == pytest.approx(50)
+    prices = catalogue()
+    expected = 12 * prices["V100-SXM2-16GB"].price_per_hour + 4 * prices["T4"].price_per_hour  # type: ignore[operator]
+    assert cluster.price_per_hour() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["amp-mixed", "g4dn-4", "p3-4"])
+def test_packaged_examples_stand_in_the_examples_folder(name: str) -> None:
+    copy = load_cluster(ROOT / "examples" / f"{name}.yaml")
+    assert copy == example_cluster(name)
+    assert len(copy.devices) == 16
+
+
+@pytest.mark.parametrize("name", example_clusters())
+def test_packaged_examples_are_named_like_their_files(name: str) -> None:
+    cluster = example_cluster(name)
+    assert cluster.name == name and len(cluster.devices) > 1
+
+
+def test_unknown_example_is_suggested() -> None:
+    with pytest.raises(InputError, match="did you mean amp-mixed"):
+        example_cluster("amp-mix")
+
+
+def test_own_devices_and_latencies(tmp_path: Path) -> None:
+    text = (
+        HEAD
+        + """nodes:
+  - devices: 1
+    device: my-card
+    intra_node_gbit_per_s: 8
+    network_gbit_per_s: 4
+    network_latency_us: 50
+  - devices: 2
+    device: T4
+    intra_node_gbit_per_s: 16
+    network_gbit_per_s: 2
+    intra_node_latency_us: 0
+devices:
+  my-card:
+    memory_gib: 24
+    peak_tflops: {fp16: 90, fp32: 22}
+    memory_gb_per_s: 600
+    source: vendor datasheet
+  T4: {price_per_hour: 0.3}
+"""
+    )
+    cluster = load(tmp_path, text)
+    assert cluster.specs["my-card"].source == "vendor datasheet"
+    assert cluster.specs["T4"].price_per_hour == 0.3
+    assert cluster.price_per_hour() is None
+    assert cluster.bandwidth()[0, 1] == 0.25e9
+    latency = cluster.latency()
+    assert latency[0, 1] == pytest.approx(50e-6) and latency[1, 2] == 0 and latency[0, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes: []\n", r"c\.yaml: nodes: .*at least 1 item"),
+        (f"nodes: [{NODE}]\nextra: 1\n", r"c\.yaml: extra: unknown key"),
+        (
+            f"nodes: [{NODE.replace('T4', 'T44')}]\n",
+            r"c\.yaml: nodes\[0\]\.device: unknown device 'T44'; did you mean T4",
+        ),
+        (
+            f"nodes: [{NODE.replace('50', '0')}]\n",
+            r"nodes\[0\]\.intra_node_gbit_per_s: .*got 0, expected at least 1e-06",
+        ),
+        (f"nodes: [{NODE.replace('10', '-1')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*got -1"),
+        (f"nodes: [{NODE.replace('10', '.nan')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*finite"),
+        (f"nodes: [{NODE.replace('10', '.inf')}]\n", r"nodes\[0\]\.network_gbit_per_s"),
+        (
+            f"nodes: [{NODE.replace('10', 'fast')}]\n",
+            r"network_gbit_per_s: .*got 'fast', expected a valid number",
+        ),
+        (
+            f"nodes: [{NODE.replace('devices: 2', 'devices: 2.5')}]\n",
+            r"nodes\[0\]\.devices: .*got 2.5",
+        ),
+        (
+            f"nodes: [{NODE.replace('devices: 2', 'devices: true')}]\n",
+            r"nodes\[0\]\.devices: .*got True",
+        ),
+        (f"nodes: [{NODE.replace('{', '{count: 0, ')}]\n", r"nodes\[0\]\.count: .*got 0"),
+        (
+            f"nodes: [{NODE.replace('{', '{count: 4096, ')}]\n",
+            r"nodes: too many devices .*8192.*at most 4096",
+        ),
+        (
+            f"nodes: [{NODE}]\ndevices: {{x: {{memory_gib: 1}}}}\n",
+            r"c\.yaml: devices\.x: peak_tflops is missing",
+        ),
+        (
+            f"nodes: [{NODE}]\ndevices: {{T4: {{memory_gib: -1}}}}\n",
+            r"devices\.T4\.memory_gib: .*got -1",
+        ),
+        (
+            f"nodes: [{NODE}]\ndevices: {{T4: {{peak_tflops: {{fp8: 1}}}}}}\n",
+            r"devices\.T4\.peak_tflops",
+        ),
+    ],
+)
+def test_errors_name_file_place_got_and_expected(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load(tmp_path, HEAD + text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1\n", "not an object"),
+        ("format: hetplan-profile\nversion: 1\n", "not a hetplan-cluster file"),
+        ("format: hetplan-cluster\nversion: 2\n", "version"),
+        ("", "not an object"),
+    ],
+)
+def test_other_files_are_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, text)
+
+
+nodes = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 3),
+        "devices": st.integers(1, 4),
+        "device": st.sampled_from(sorted(catalogue())),
+        "intra_node_gbit_per_s": st.floats(0.1, 4000),
+        "network_gbit_per_s": st.floats(0.1, 4000),
+        "network_latency_us": st.floats(0, 100),
+    }
+)
+
+
+@settings(deadline=None)
+@given(st.lists(nodes, min_size=1, max_size=4))
+def test_matrices_are_symmetric_and_follow_the_rule(entries: list[dict[str, object]]) -> None:
+    file = ClusterFile.model_validate(
+        {"format": "hetplan-cluster", "version": 1, "name": "h", "nodes": entries}
+    )
+    cluster = build_cluster(file)
+    bandwidth, latency = cluster.bandwidth(), cluster.latency()
+    assert np.array_equal(bandwidth, bandwidth.T) and np.array_equal(latency, latency.T)
+    assert (
+        len(cluster.devices)
+        == sum(e.count * e.devices for e in file.nodes)
+        == sum(cluster.counts().values())
+    )
+    for i, one in enumerate(cluster.devices):
+        for j, other in enumerate(cluster.devices):
+            a, b = cluster.nodes[one.node], cluster.nodes[other.node]
+            if one.node == other.node:
+                assert bandwidth[i, j] == a.intra_bandwidth
+            else:
+                assert bandwidth[i, j] == min(a.network_bandwidth, b.network_bandwidth)
+                assert latency[i, j] == max(a.network_latency, b.network_latency)
+
+
+@pytest.fixture(autouse=True)
+def nothing_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "local_node", lambda: Host("here"))
+    monkeypatch.setattr(devices, "local_device_name", lambda: None)
+    for name in ("SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(
+        "# a comment\nworker-1 slots=4\nworker-2 slots=4  # same\n\nworker-3 slots = 8 "
+        "max_slots=8\nhead\n"
+    )
+    assert [(h.name, h.devices) for h in read_hostfile(str(path))] == [
+        ("worker-1", 4),
+        ("worker-2", 4),
+        ("worker-3", 8),
+        ("head", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a slots=x\n", r"hosts: line 1: not usable"),
+        ("a slots=4\na slots=4\n", r"hosts: line 2: host stands twice"),
+        ("a slots=0\n", r"line 1: slots is not usable"),
+        ("# nothing\n", r"no host"),
+    ],
+)
+def test_broken_hostfiles(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_hostfile(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("gpu[01-03,07],login1", ["gpu01", "gpu02", "gpu03", "gpu07", "login1"]),
+        ("a[8-11]-ib, b2", ["a8-ib", "a9-ib", "a10-ib", "a11-ib", "b2"]),
+    ],
+)
+def test_slurm_node_lists(text: str, names: list[str]) -> None:
+    assert [host.name for host in slurm_hosts(text)] == names
+
+
+@pytest.mark.parametrize("text", ["", "a[1-", "a[3-1]", "a[x]", "a[1-99999999]", "a[1][2]"])
+def test_broken_node_lists(text: str) -> None:
+    with pytest.raises(InputError, match=r"node list"):
+        slurm_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("driver", "gib", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100-SXM4-40GB"),
+        ("Tesla V100-SXM2-16GB", 15.8, "V100-SXM2-16GB"),
+        ("NVIDIA GeForce RTX 3090", 23.7, "RTX-3090"),
+        ("NVIDIA TITAN RTX", 23.6, "Titan-RTX"),
+        ("NVIDIA GeForce RTX 2080 Ti", 10.8, "RTX-2080Ti"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "H100-SXM5-80GB"),
+        ("NVIDIA H200", 139.8, "H200-SXM-141GB"),
+        ("NVIDIA GH200 480GB", 94.5, "GH200-96GB"),
+        ("Tesla T4", 14.7, "T4"),
+        ("Some Card", 16.0, None),
+        ("NVIDIA A100-SXM4-80GB", 20.0, None),
+    ],
+)
+def test_names_of_drivers(driver: str, gib: float, name: str | None) -> None:
+    assert catalogued(driver, gib * 2**30) == name
+
+
+def test_every_catalogued_name_is_found_again() -> None:
+    for name, spec in catalogue().items():
+        found = catalogued(name, spec.memory_bytes)
+        assert found is not None and catalogue()[found].memory_gib == spec.memory_gib
+
+
+def test_network_cards(tmp_path: Path) -> None:
+    assert local_network_gbit(tmp_path) is None
+    for card, speed in (("eth0", "25000"), ("lo", ""), ("down", "-1")):
+        (tmp_path / "net" / card).mkdir(parents=True)
+        (tmp_path / "net" / card / "speed").write_text(f"{speed}\n")
+    assert local_network_gbit(tmp_path) == 25
+    (tmp_path / "infiniband/mlx5_0/ports/1").mkdir(parents=True)
+    (tmp_path / "infiniband/mlx5_0/ports/1/rate").write_text("200 Gb/sec (4X HDR)\n")
+    assert local_network_gbit(tmp_path) == 200
+
+
+def test_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, target = tmp_path / "hosts", tmp_path / "cluster.yaml"
+    hosts.write_text("a slots=4\nb slots=4\nc slots=2\n")
+    arguments = ["cluster", "detect", "-o", str(target)]
+    assert main([*arguments, "--hostfile", str(hosts), "--device", "T4", "--network", "25"]) == 0
+    cluster = load_cluster(target)
+    assert [(n.devices, n.device) for n in cluster.nodes] == [(4, "T4"), (4, "T4"), (2, "T4")]
+    assert (
+        cluster.bandwidth()[0, 4] == 25e9 / 8
+        and cluster.bandwidth()[0, 1] == detect.PCIE_GBIT * 1e9 / 8
+    )
+    assert "links within a node are assumed" in target.read_text()
+    assert main([*arguments, "--slurm", "n[1-3]", "--device", "T4", "--devices", "8"]) == 0
+    assert len(load_cluster(target).devices) == 24
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    assert main([*arguments, "--device", "T4"]) == 0
+    assert len(load_cluster(target).devices) == 8
+    capsys.readouterr()
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([*arguments, "--device", "T5"]) == 2
+
+
+def test_local_gpus_fill_what_hosts_do_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "local_node", lambda: Host("here", 4, "T4", 100.0, 50.0))
+    target = tmp_path / "cluster.yaml"
+    assert main(["cluster", "detect", "-o", str(target)]) == 0
+    (node,) = load_cluster(target).nodes
+    assert (node.devices, node.device) == (4, "T4")
+    assert node.intra_bandwidth == 100e9 / 8 and node.network_bandwidth == 50e9 / 8
