@@ -202,8 +202,8 @@ def joint(numbers: list[int], general_seconds: float) -> tuple[list[str], list[d
 
 def cuts(most_layers: int) -> tuple[str, list[dict[str, Any]]]:
     """The inner cut with a fixed placement: ours beside the paper's O(k L^4) programme, growing."""
-    from hetplan.formulations.amp.chain import cut_chain
-    from hetplan.formulations.amp.paper_cut import paper_cut
+    from hetplan.formulations.amp.cuts import cut_chain
+    from hetplan.formulations.amp.paper import paper_cut
 
     rows, table = [], []
     rng = np.random.default_rng(0)

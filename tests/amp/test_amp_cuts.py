@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from amp.cases import CASES, SMALL, data_of
 from hetplan.formulations.amp.cuts import envelope_cut, parameter_cut, uniform_cut
-from hetplan.formulations.amp.paper import average
-from hetplan.formulations.amp.paper_cut import chain_seconds, paper_cut
+from hetplan.formulations.amp.paper import average, chain_seconds, paper_cut
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Floats, Ints, compile_problem
 from hetplan.formulations.amp.strategy import Placed, Strategy, place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 from random import Random
 
@@ -13,29 +14,31 @@ from hypothesis import strategies as st
 from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.mixed import mixed_cluster
-from amp.oracle import Enumeration, degrees
+from amp.oracle import Enumeration
 from hetplan.formulations.amp.cells import find_cells
-from hetplan.formulations.amp.chain import cut_chain
+from hetplan.formulations.amp.cuts import cut_chain
 from hetplan.formulations.amp.evaluate import evaluate
-from hetplan.formulations.amp.exact.columns import decision, make_grid, search
-from hetplan.formulations.amp.exact.joint import Search, solve
-from hetplan.formulations.amp.exact.layout import lay_out
-from hetplan.formulations.amp.exact.rows import (
+from hetplan.formulations.amp.exact import Parameters, solve
+from hetplan.formulations.amp.labels import search
+from hetplan.formulations.amp.layout import lay_out
+from hetplan.formulations.amp.orders import improved, placements, try_placement
+from hetplan.formulations.amp.problem import compile_problem
+from hetplan.formulations.amp.rows import (
+    RowModel,
     SyncBox,
     bound_configuration,
     bound_stages,
+    root_bound,
     row_model,
 )
-from hetplan.formulations.amp.exchange import improved
-from hetplan.formulations.amp.orders import first_strategy, placements, try_placement
-from hetplan.formulations.amp.problem import compile_problem
-from hetplan.solvers.run import Run
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Progress, Run
 
 FEASIBLE = [case for case in CASES[:120] if case[1] is None]
 
 
-def never() -> bool:
-    return False
+def never() -> None:
+    """Nobody stops the search."""
 
 
 @pytest.mark.parametrize("case", FEASIBLE)
@@ -89,63 +92,54 @@ def test_cut_equals_enumeration(seed: int) -> None:
     cut = cut_chain(gas, times, links, sync=sync, params=params)
     assert cut is not None
     assert cut.seconds == pytest.approx(brute_cut(gas, times, links, sync, params), rel=1e-9)
-    assert cut_chain(gas, times, links, sync=sync, params=params, limit=cut.seconds) is None
+
+
+def models(case: tuple[int, int | None]) -> Iterator[tuple[RowModel, float | None]]:
+    """The row bound of every configuration, with the configuration's optimum by enumeration."""
+    data = data_of(case)
+    problem = compile_problem(data)
+    cells = find_cells(problem)
+    for config in problem.configurations():
+        c = (config.pipeline, config.data, config.tensor, config.micro_batch, config.gas)
+        best = Enumeration(data, c).best(float("inf"))
+        yield row_model(lay_out(problem, cells, config)), None if best is None else best[0]
 
 
 @pytest.mark.parametrize("case", FEASIBLE)
 def test_row_bounds_never_exceed_the_optimum_of_a_configuration(
     case: tuple[int, int | None],
 ) -> None:
-    data = data_of(case)
-    problem = compile_problem(data)
-    cells = find_cells(problem)
-    configs = {(c.pipeline, c.data, c.tensor, c.micro_batch): c for c in problem.configurations()}
-    for chosen in degrees(data):
-        found = Enumeration(data, chosen).best(float("inf"))
-        layout = lay_out(problem, cells, configs[chosen[:4]])
-        model = row_model(layout)
-        boxes = bound_configuration(model, lambda: np.inf, never)
-        if found is None:
-            continue
-        best, _ = found
-        assert boxes
-        assert min(box.bound for box in boxes) <= best * (1 + 1e-9) + 1e-12
-        least = bound_stages(model, float(model.sync_values[-1]), np.inf, never).bound
-        assert least <= best * (1 + 1e-9) + 1e-12
+    for model, best in models(case):
+        boxes = bound_configuration(model, np.inf, never)
+        if best is not None:
+            assert min(box.bound for box in boxes) <= best * (1 + 1e-9) + 1e-12
+            assert root_bound(model, never) <= best * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("case", FEASIBLE[::3])
-def test_a_narrow_search_leaves_a_valid_bound_behind(case: tuple[int, int | None]) -> None:
-    """Width 1: whatever is cut away, the smaller of the cost found and the bound dropped is no more
-    than the best."""
-    data = data_of(case)
-    problem = compile_problem(data)
-    cells = find_cells(problem)
-    configs = {(c.pipeline, c.data, c.tensor, c.micro_batch): c for c in problem.configurations()}
-    for chosen in degrees(data):
-        best = Enumeration(data, chosen).best(float("inf"))
+def test_a_narrow_search_leaves_a_valid_bound_behind(
+    width: int, case: tuple[int, int | None]
+) -> None:
+    """Whatever is cut away, the smaller of the cost found and the bound dropped is no more than the
+    best."""
+    for model, best in models(case):
         if best is None:
             continue
-        layout = lay_out(problem, cells, configs[chosen[:4]])
-        model = row_model(layout)
         most = float(model.sync_values[-1])
-        stages = bound_stages(model, most, np.inf, never)
         found = search(
-            make_grid(model, stages, most),
+            model,
+            bound_stages(model, most, np.inf, never).intervals,
             SyncBox(0.0, most, 0.0),
-            width=1,
-            most_leaves=3,
-            tolerance=1e-9,
-            incumbent=np.full(1, np.inf),
-            stop=np.zeros(1, dtype=np.int64),
+            width=width,
+            limit=np.inf,
+            check=never,
         )
-        assert min(found.cost, found.dropped) <= best[0] * (1 + 1e-9) + 1e-12
-        assert found.finished
-        if np.isfinite(found.cost):
-            evaluation = evaluate(
-                data, decision(layout, layout.shape_cells[found.shapes], found.ends)
-            )
-            assert evaluation.objective == pytest.approx(found.cost, rel=1e-9, abs=1e-12)
+        seconds, strategy = found.best or (np.inf, None)
+        assert min(seconds, found.dropped) <= best * (1 + 1e-9) + 1e-12
+        if strategy is not None:
+            evaluation = evaluate(data_of(case), strategy.decision())
+            assert evaluation.objective == pytest.approx(seconds, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -172,8 +166,8 @@ def test_exchanges_never_harm_and_end_where_no_exchange_helps(seed: int) -> None
     data = instance(seed, devices=6)
     problem = compile_problem(data)
     cells = find_cells(problem)
-    for configuration in problem.configurations():
-        found = first_strategy(problem, cells, configuration, lambda: False)
+    for config in problem.configurations():
+        found = try_placement(problem, config, next(placements(cells, config)))
         if found is None:
             continue
         seconds, strategy = improved(problem, cells, found[1], found[0], lambda: False)
@@ -188,22 +182,55 @@ def test_exchanges_find_what_orders_do_not() -> None:
     """Six unlike devices in a random matrix: the exchanges of all seeds together save something."""
     saved = 0
     for seed in range(12):
-        data = instance(seed, devices=6)
-        problem = compile_problem(data)
+        problem = compile_problem(instance(seed, devices=6))
         cells = find_cells(problem)
-        for configuration in problem.configurations():
-            found = first_strategy(problem, cells, configuration, lambda: False)
-            if found is not None:
-                better = improved(problem, cells, found[1], found[0], lambda: False)
-                saved += better[0] < found[0] * (1 - 1e-6)
+        for config in problem.configurations():
+            tried = [try_placement(problem, config, array) for array in placements(cells, config)]
+            found = [one for one in tried if one is not None]
+            if found:
+                seconds, strategy = min(found, key=lambda one: one[0])
+                better = improved(problem, cells, strategy, seconds, lambda: False)
+                saved += better[0] < seconds * (1 - 1e-6)
     assert saved > 0
 
 
-def test_a_search_that_is_stopped_at_once_has_a_bound() -> None:
+@pytest.mark.parametrize("reports", [0, 1, 2, 5])
+def test_a_search_that_is_stopped_early_has_a_valid_bound(reports: int) -> None:
+    """Stopped before it begins, and from the watcher at its first, second and fifth report."""
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     optimum = solve(data, Run())
-    state = Search(compile_problem(data), find_cells(compile_problem(data)), Run())
-    state.stop[0] = 1
-    state.execute()
-    assert state.bound is not None and optimum.bound is not None
-    assert 0 < state.bound <= optimum.bound and not state.finished
+    seen: list[Progress] = []
+    run = Run(watch=seen.append)
+
+    def watch(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) >= reports:
+            run.cancel.set()
+
+    run.watch = watch
+    if reports == 0:
+        run.cancel.set()
+    stopped = solve(data, run)
+    assert stopped.stop is Stop.INTERRUPTED
+    assert stopped.bound is not None and optimum.bound is not None
+    assert 0 < stopped.bound <= optimum.bound
+
+
+def test_searches_that_need_more_than_they_may_stay_open() -> None:
+    """Without room for labels the answer is a bound and what the orders found, not a proof."""
+    data = instance(0, devices=6)
+    whole, short = solve(data, Run()), solve(data, Run(), Parameters(first_width=1, most_width=0))
+    assert whole.stop is Stop.OPTIMAL and short.stop is Stop.LIMIT
+    assert short.bound is not None and whole.bound is not None
+    assert short.bound < whole.bound and "memory" in short.message
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_groups_laid_out_in_too_many_ways_are_searched_all_the_same(seed: int) -> None:
+    """With only pure groups and halves listed at first, the optimum is the same."""
+    data = instance(seed, devices=6)
+    few = solve(data, Run(), Parameters(shapes=1))
+    best = optimum_of((seed, 6))
+    assert few.stop is (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
+    if best is not None:
+        assert few.bound == pytest.approx(best.objective, rel=1e-6)

@@ -23,7 +23,6 @@ from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.general.bound import best_bandwidth, least_seconds, quick_seconds
 from hetplan.formulations.amp.general.loop import Question, Reply, solve_each
 from hetplan.formulations.amp.general.tables import Tables
-from hetplan.formulations.amp.orders import first_strategy
 from hetplan.formulations.amp.problem import compile_problem
 from hetplan.formulations.amp.strategy import place
 from hetplan.solvers.native import Sink
@@ -152,18 +151,6 @@ def test_profiles_cover_every_set_of_types_at_its_own_pace(case: Case) -> None:
             covering = [profile for profile in tables.profiles if group <= profile.covers]
             assert any((profile.seconds == pace).all() for profile in covering)
             assert all((profile.seconds >= pace).all() for profile in covering)
-
-
-@pytest.mark.parametrize("case", QUICK[:30], ids=str)
-def test_first_decisions_are_feasible_and_priced_right(case: Case) -> None:
-    data = data_of(case)
-    problem = compile_problem(data)
-    cells = find_cells(problem)
-    for configuration in problem.configurations():
-        found = first_strategy(problem, cells, configuration, lambda: False)
-        if found is not None:
-            seconds, strategy = found
-            assert evaluate(data, strategy.decision()).objective == pytest.approx(seconds, rel=1e-9)
 
 
 def test_best_bandwidth_of_a_group() -> None:

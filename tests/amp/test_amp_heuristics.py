@@ -11,19 +11,30 @@ from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, heuristics, optimum_of
 from amp.generate import instance
-from hetplan.formulations.amp.annealing import Moves, accepts
+from hetplan.formulations.amp.annealing import (
+    Moves,
+    accepts,
+    device_grid,
+    random_tiling,
+    straight_tiling,
+)
 from hetplan.formulations.amp.baselines import megatron_trials
 from hetplan.formulations.amp.breakdown import peak_bytes
-from hetplan.formulations.amp.cut_kernels import interval_ranks
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.formulations.amp.paper import average, rank, solve_released
-from hetplan.formulations.amp.paper_cut import TableTooLarge, paper_cut, table_bytes
+from hetplan.formulations.amp.paper import (
+    TableTooLarge,
+    average,
+    interval_ranks,
+    paper_cut,
+    rank,
+    solve_released,
+    table_bytes,
+)
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration, compile_problem
 from hetplan.formulations.amp.strategy import place
-from hetplan.formulations.amp.tiling import device_grid, random_tiling, straight_tiling
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Stop
@@ -401,8 +412,7 @@ def test_an_exact_fit_is_a_fit_for_solvers_too() -> None:
     assert placed.fits(cut)
 
 
-def test_the_papers_programme_stops_within_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetplan.formulations.amp.paper_cut.STEPS_AT_ONCE", 1)
+def test_the_papers_programme_stops_within_a_stage() -> None:
     asked = []
 
     def stop() -> bool:
@@ -422,13 +432,12 @@ def test_the_tables_of_the_papers_programme_are_counted_whole() -> None:
     assert table_bytes(30, 5, len(values)) == costs + choices
 
 
-def test_a_table_too_large_is_one_configuration_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetplan.formulations.amp.paper_cut.MAX_TABLE_BYTES", 5_000)
+def test_a_table_too_large_is_refused() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(TableTooLarge):
-        paper_cut(rng.random(8), rng.random((3, 8)), 4)
+        paper_cut(rng.random(8), rng.random((3, 8)), 4, most_bytes=5_000)
     # eight equal layers have 9 tolerances, not 37
-    equal = paper_cut(np.ones(8), rng.random((3, 8)), 4)
+    equal = paper_cut(np.ones(8), rng.random((3, 8)), 4, most_bytes=5_000)
     assert equal is not None
-    one = paper_cut(rng.random(800), np.zeros((0, 800)), 4)
+    one = paper_cut(rng.random(800), np.zeros((0, 800)), 4, most_bytes=5_000)
     assert one is not None and one[0].tolist() == [0, 800]

@@ -1,6 +1,6 @@
 """Simulated annealing over placements, AMP's alternative to Megatron's order (§4.2).
 
-A state is a tile (h, w), a random tiling of the node x device grid by it (tiling.py), a tensor
+A state is a tile (h, w), a random tiling of the node x device grid by it, a tensor
 degree and a micro-batch. Each tile is a stage of h w devices, read row by row: tensor ranks lie
 next to each other.
 Neighbour: another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,12 +35,13 @@ from hetplan.formulations.amp.problem import (
     divisors,
 )
 from hetplan.formulations.amp.strategy import Strategy, place
-from hetplan.formulations.amp.tiling import device_grid, random_tiling
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 STEPS = 50
 START_TEMPERATURE = 10.0
+# Cells that a random tiling may try before it falls back to the straight one.
+MAX_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -153,3 +155,70 @@ def better(
     if cut is None or (best is not None and best[0] <= energy):
         return best
     return energy, Strategy(state.configuration, state.placement, cut)
+
+
+def device_grid(nodes: Sequence[int]) -> Ints:
+    """Devices [rows, columns]: a row per node where nodes are equal, else rows of the common
+    divisor.
+
+    Every row lies within a node, so a rectangle w wide uses w neighbours; nodes [D] names each
+    device's node.
+    """
+    members = by_node(nodes)
+    columns = math.gcd(*map(len, members))
+    return np.array([device for node in members for device in node], dtype=np.int64).reshape(
+        -1, columns
+    )
+
+
+def random_tiling(
+    shape: tuple[int, int], tile: tuple[int, int], rng: np.random.Generator
+) -> list[tuple[slice, slice]]:
+    """A random tiling of a grid by `tile` (h, w), each one upright or turned, ordered by their
+    first cells.
+
+    h divides the rows and w the columns, so that a tiling exists. The first free cell takes a tile
+    in one of the two orientations at random, in the other where that leads nowhere; after MAX_STEPS
+    the straight tiling serves.
+    """
+    rows, columns = shape
+    free = np.ones(shape, dtype=bool)
+    placed: list[
+        tuple[tuple[slice, slice], list[tuple[int, int]]]
+    ] = []  # a tile and what is left to try there
+    pending = orientations(tile, rng)
+    for _ in range(MAX_STEPS):
+        if not free.any():
+            return [area for area, _ in placed]
+        row, column = divmod(int(free.argmax()), columns)
+        area = None
+        while pending and area is None:
+            height, width = pending.pop()
+            tried = (slice(row, row + height), slice(column, column + width))
+            if row + height <= rows and column + width <= columns and free[tried].all():
+                area = tried
+        if area is not None:
+            free[area] = False
+            placed.append((area, pending))
+            pending = orientations(tile, rng)
+        else:  # a dead end: take back the last tile and turn it
+            area, pending = placed.pop()
+            free[area] = True
+    return straight_tiling(shape, tile)
+
+
+def orientations(tile: tuple[int, int], rng: np.random.Generator) -> list[tuple[int, int]]:
+    """The tile upright and turned, in random order."""
+    height, width = tile
+    both = [tile] if height == width else [tile, (width, height)]
+    return both[::-1] if rng.random() < 0.5 else both
+
+
+def straight_tiling(shape: tuple[int, int], tile: tuple[int, int]) -> list[tuple[slice, slice]]:
+    """All tiles upright, row by row."""
+    height, width = tile
+    return [
+        (slice(row, row + height), slice(column, column + width))
+        for row in range(0, shape[0], height)
+        for column in range(0, shape[1], width)
+    ]

@@ -40,6 +40,20 @@ class Cells:
         return len(self.members)
 
     @cached_property
+    def cell_of(self) -> Ints:
+        """[D] the cell of each device."""
+        result = np.empty(int(self.size.sum()), dtype=np.int64)
+        for cell, members in enumerate(self.members):
+            result[list(members)] = cell
+        return result
+
+    def devices(self, cell_of: Ints) -> Ints:
+        """Devices by position, those of a cell taken in order; cell_of: the cell of each."""
+        left = [iter(members) for members in self.members]
+        chosen = [next(left[cell]) for cell in cell_of.ravel()]
+        return np.array(chosen, dtype=np.int64).reshape(cell_of.shape)
+
+    @cached_property
     def slow_terms(self) -> int:
         """For each cell c and each bandwidth B from c but the highest of all: 2 and the cells at B
         or less, summed.

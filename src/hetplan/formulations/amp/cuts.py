@@ -1,16 +1,40 @@
-"""Cuts of a chain of layers into stages: by count, by parameters, and by the slowest pipeline.
+"""Cuts of a chain of layers into stages, the placement given.
 
-All return boundaries [k + 1] from 0 to L, strictly ascending: stage j is layers cut[j] to cut[j +
-1] - 1.
-AMP's own dynamic programme is in paper_cut.py.
+All cuts are boundaries [k + 1] from 0 to L, strictly ascending: stage j is layers cut[j] to
+cut[j + 1] - 1. `uniform_cut` and `parameter_cut` are Megatron's; AMP's own dynamic programme is in
+paper.py. `cut_chain` is exact where all pipelines are alike, and fast:
+
+for caps θ on stage time and s on synchronisation let f(θ, s) be the least Σ t + Σ e. It is a
+non-increasing step function of both, and one value costs O(k·L) (`cheapest_cut`): the admissible
+first layers of a stage form a window that moves only forward with the stage's end, so a
+sliding-window minimum serves. T* = min (gas − 1)·θ + s + f(θ, s) is found by branch and bound over
+boxes of (θ, s): they are bounded by their least corner in (gas − 1)·θ + s and their greatest in f,
+and bisected. Source: the problem is AMP's §3.5 (eq. 5-8); the algorithm is hetplan's.
 """
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import dataclass
+from itertools import count
+
 import numpy as np
 
-from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.compiled import kernel
+from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, Floats, Ints
 from hetplan.formulations.amp.strategy import Placed
+
+Box = tuple[int, int, int, int]  # first and last candidate θ, first and last candidate s
+
+
+@dataclass(frozen=True)
+class Cut:
+    """seconds: (gas − 1)·θ + Σ t + Σ e + s; ends [k]: the layer behind each stage's last;
+    evaluations of f."""
+
+    seconds: float
+    ends: tuple[int, ...]
+    evaluations: int
 
 
 def uniform_cut(layers: int, stages: int) -> Ints:
@@ -66,25 +90,17 @@ def envelope_cut(placed: Placed) -> Ints | None:
     t_j and e_j are those of stage j in whichever pipeline they are longest, so the value is an
     upper bound of T, exact where pipelines are alike. None where no cut fits the memory.
     """
-    from hetplan.formulations.amp.chain import cut_chain
-    from hetplan.formulations.amp.chain_kernels import memory_windows
-
     problem, chosen = placed.problem, placed.configuration
-    params = padded(problem.params)
-    links = np.zeros((chosen.pipeline, problem.layers + 1))
+    stages = chosen.pipeline
+    links = np.zeros((stages, problem.layers + 1))
     links[:-1, 1:] = problem.activation * placed.link.max(axis=0, initial=0.0)[:, None]
-    first = np.empty((chosen.pipeline, problem.layers + 1), dtype=np.int64)
-    memory_windows(
-        chosen.pipeline,
-        chosen.gas,
-        chosen.micro_batch,
-        chosen.tensor,
-        params,
-        padded(problem.saved),
-        problem.state_factor,
-        placed.capacity,
-        first,
-    )
+    params, saved = padded(problem.params), padded(problem.saved)
+    first = np.zeros((stages, problem.layers + 1), dtype=np.int64)
+    for j, room in enumerate(placed.capacity * chosen.tensor * (1 + MEMORY_TOLERANCE)):
+        held = (
+            problem.state_factor * params + min(chosen.gas, stages - j) * chosen.micro_batch * saved
+        )
+        first[j] = np.searchsorted(held, held - room)
     times = padded(placed.layer_seconds.max(axis=0))
     cut = cut_chain(chosen.gas, times, links, sync=placed.sync, params=params, first=first)
     return None if cut is None else np.array([0, *cut.ends], dtype=np.int64)
@@ -93,3 +109,156 @@ def envelope_cut(placed: Placed) -> Ints | None:
 def padded(rows: Floats) -> Floats:
     """Prefix sums along the last axis, from 0: [..., L] -> [..., L + 1]."""
     return np.concatenate([np.zeros((*rows.shape[:-1], 1)), np.cumsum(rows, axis=-1)], axis=-1)
+
+
+def cut_chain(
+    gas: int,
+    times: Floats,
+    links: Floats,
+    *,
+    sync: Floats | None = None,
+    params: Floats | None = None,
+    first: Ints | None = None,
+) -> Cut | None:
+    """The best cut of L layers into k stages, None when memory allows none.
+
+    gas: micro-batches. times [k, L+1]: prefix sums of the layer times on each stage's devices,
+    seconds. links [k, L+1]: seconds of the transfer when stage j ends before layer l (last row
+    unused). sync [k]: seconds of gradient synchronisation per parameter byte, params [L+1]: prefix
+    sums of bytes. first [k, L+1]: first layer that memory allows for a stage ending at b.
+    """
+    stages, width = times.shape
+    sync = np.zeros(stages) if sync is None else sync
+    params = np.zeros(width) if params is None else params
+    first = np.zeros((stages, width), dtype=np.int64) if first is None else first
+    thetas, syncs = _candidates(gas, times, sync, params)
+    table = (stages + 1, width)
+    scratch = (
+        np.empty(table),
+        np.empty(table, np.int64),
+        np.empty(width),
+        np.empty(width, np.int64),
+    )
+    best, best_ends, evaluations = np.inf, None, 0
+    heap: list[tuple[float, int, Box]] = []
+    order = count()
+    todo: list[Box] = [(0, len(thetas) - 1, 0, len(syncs) - 1)]
+    while todo:
+        for t0, t1, s0, s1 in todo:
+            ends = np.empty(stages, dtype=np.int64)
+            evaluations += 1
+            f, slowest, synced = cheapest_cut(
+                times, links, sync, params, first, thetas[t1], syncs[s1], ends, scratch
+            )
+            if (gas - 1) * thetas[t0] + syncs[s0] + f >= best:
+                continue
+            total = (gas - 1) * slowest + synced + f
+            if total < best:
+                best, best_ends = total, ends
+            # f is constant from this cut up to the corner: what is left has a smaller θ or a
+            # smaller s
+            below = min(t1, int(np.searchsorted(thetas, slowest * (1 - 1e-12))) - 1)
+            left = min(s1, int(np.searchsorted(syncs, synced * (1 - 1e-12))) - 1)
+            rest: list[Box] = [(t0, below, s0, s1), (max(t0, below + 1), t1, s0, left)]
+            for box in rest:
+                bound = (gas - 1) * thetas[box[0]] + syncs[s0] + f
+                if box[1] >= box[0] and box[3] >= box[2] and bound < best:
+                    heapq.heappush(heap, (float(bound), next(order), box))
+        todo = []
+        if heap and heap[0][0] < best:
+            todo = _halves(heapq.heappop(heap)[2], (gas - 1) * thetas, syncs)
+    return (
+        Cut(float(best), tuple(best_ends.tolist()), evaluations) if best_ends is not None else None
+    )
+
+
+def _candidates(gas: int, times: Floats, sync: Floats, params: Floats) -> tuple[Floats, Floats]:
+    """All values that the slowest stage and the synchronisation can take, ascending."""
+    upper = np.triu_indices(times.shape[1], 1)
+    rows = np.unique(times, axis=0) if len(times) > 1 else times
+    thetas = np.unique((rows[:, None, :] - rows[:, :, None])[:, *upper])
+    rates = np.unique(sync)
+    if not rates.any():
+        return (thetas if gas > 1 else thetas[-1:]), np.zeros(1)
+    volumes = (params[None, :] - params[:, None])[upper]
+    return (thetas if gas > 1 else thetas[-1:]), np.unique(np.outer(rates, volumes))
+
+
+def _halves(box: Box, thetas: Floats, syncs: Floats) -> list[Box]:
+    """The box bisected where it is widest, in seconds; a box of one value stays whole."""
+    t0, t1, s0, s1 = box
+    if thetas[t1] - thetas[t0] >= syncs[s1] - syncs[s0]:
+        middle = _middle(thetas, t0, t1)
+        return [(t0, middle, s0, s1), (middle + 1, t1, s0, s1)] if middle < t1 else [box]
+    middle = _middle(syncs, s0, s1)
+    return [(t0, t1, s0, middle), (t0, t1, middle + 1, s1)] if middle < s1 else [box]
+
+
+def _middle(values: Floats, first: int, last: int) -> int:
+    """An index in [first, last] that halves the range of the values."""
+    middle = int(np.searchsorted(values, (values[first] + values[last]) / 2, side="right")) - 1
+    return min(max(middle, first), last)
+
+
+@kernel
+def cheapest_cut(
+    times: Floats,
+    links: Floats,
+    sync: Floats,
+    params: Floats,
+    first: Ints,
+    stage_cap: float,
+    sync_cap: float,
+    ends: Ints,
+    scratch: tuple[Floats, Ints, Floats, Ints],
+) -> tuple[float, float, float]:
+    """f(θ, s): least Σ t + Σ e with stages of at most `stage_cap` and synchronisation of at most
+    `sync_cap` seconds.
+
+    times [k, L+1]: prefix times of each stage's devices; links [k, L+1]: seconds of a cut before
+    layer l behind stage j; sync [k] seconds per parameter byte; first [k, L+1]: first layer that
+    memory allows for a stage ending at b. Writes the cut to ends [k]; +inf if none. Returns f and
+    the cut's slowest stage and synchronisation. Scratch: best, origin [k + 1, L+1]; value, queue
+    [L+1].
+    """
+    best, origin, value, queue = scratch
+    stages, width = times.shape
+    layers = width - 1
+    slack = 1 + 1e-12
+    for j in range(stages + 1):
+        for b in range(width):
+            best[j, b] = np.inf
+    best[0, 0] = 0.0
+    for j in range(stages):
+        a, head, tail, entered = 0, 0, 0, 0
+        for b in range(j + 1, layers - (stages - 1 - j) + 1):
+            while entered < b:
+                v = best[j, entered] - times[j, entered]
+                if j > 0:
+                    v += links[j - 1, entered]
+                value[entered] = v
+                if v < np.inf:
+                    while tail > head and value[queue[tail - 1]] >= v:
+                        tail -= 1
+                    queue[tail] = entered
+                    tail += 1
+                entered += 1
+            a = max(a, first[j, b])
+            while a < b and (
+                times[j, b] - times[j, a] > stage_cap * slack
+                or (params[b] - params[a]) * sync[j] > sync_cap * slack
+            ):
+                a += 1
+            while head < tail and queue[head] < a:
+                head += 1
+            if head < tail:
+                best[j + 1, b] = value[queue[head]] + times[j, b]
+                origin[j + 1, b] = queue[head]
+    slowest, synced, b = 0.0, 0.0, layers
+    if best[stages, layers] < np.inf:
+        for j in range(stages - 1, -1, -1):
+            a = origin[j + 1, b]
+            slowest = max(slowest, times[j, b] - times[j, a])
+            synced = max(synced, (params[b] - params[a]) * sync[j])
+            ends[j], b = b, a
+    return best[stages, layers], slowest, synced

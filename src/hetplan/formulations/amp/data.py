@@ -101,7 +101,8 @@ class AmpData(StrictModel):
                     )
                 if row[j] < SMALLEST:
                     raise ValueError(
-                        f"bandwidth[{i}][{j}] is {row[j]!r}, expected more than 0 (at least {SMALLEST:g})"
+                        f"bandwidth[{i}][{j}] is {row[j]!r}, "
+                        f"expected more than 0 (at least {SMALLEST:g})"
                     )
 
     def _check_tables(self) -> None:
@@ -116,13 +117,15 @@ class AmpData(StrictModel):
             key = (entry.type, entry.tensor, entry.micro_batch)
             if key in seen:
                 raise ValueError(
-                    f"layer_seconds[{i}] repeats layer_seconds[{seen[key]}] (same type, tensor, micro_batch)"
+                    f"layer_seconds[{i}] repeats layer_seconds[{seen[key]}] "
+                    "(same type, tensor, micro_batch)"
                 )
             seen[key] = i
         missing = types - {entry.type for entry in self.layer_seconds}
         if missing:
             raise ValueError(
-                f"layer_seconds has no table for device type {min(missing)!r}, expected one for each type"
+                f"layer_seconds has no table for device type {min(missing)!r}, "
+                "expected one for each type"
             )
 
     def _check_memory(self, memory: Memory) -> None:

@@ -85,7 +85,8 @@ def check_placement(data: AmpData, decision: AmpDecision) -> list[str]:
         for i, group in enumerate(stage):
             if len(group) != decision.tensor:
                 return [
-                    f"placement[{j}][{i}] has {len(group)} devices, expected tensor ({decision.tensor})"
+                    f"placement[{j}][{i}] has {len(group)} devices, "
+                    f"expected tensor ({decision.tensor})"
                 ]
     place: dict[int, str] = {}
     for j, i, r, device in positions(decision):

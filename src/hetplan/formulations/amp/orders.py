@@ -1,15 +1,16 @@
-"""First incumbents: devices laid out in Megatron-like orders, each with the best cut for its
-slowest pipeline.
+"""First incumbents: devices in Megatron-like orders, and exchanges of devices.
 
 An order lists the cells one after the other (classes permuted, the list rotated); positions are
 filled from it with tensor ranks innermost or data ranks innermost. Most optimal placements on
-clusters of whole nodes are of this kind.
+clusters of whole nodes are of this kind. Where most devices have links of their own there are no
+such orders: there, exchanges of two devices lead down to a placement that none improves. Degrees
+and micro-batch stay. Each placement gets the best cut for its slowest pipeline (`envelope_cut`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice, permutations
+from itertools import combinations, islice, permutations
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from hetplan.formulations.amp.strategy import Strategy, place
 
 MAX_PERMUTATIONS = 6
 MAX_ROTATIONS = 4
+# Exchanges take this share of what is left of the time limit, and so many seconds without one.
+SHARE = 0.3
+SECONDS = 10.0
 
 
 def device_orders(cells: Cells) -> Iterator[Ints]:
@@ -38,9 +42,6 @@ def placements(cells: Cells, config: Configuration) -> Iterator[Ints]:
     """Device arrays [pp, dp, tp] of the orders, in three nestings, those alike in their cells only
     once."""
     pp, dp, tp = config.pipeline, config.data, config.tensor
-    cell_of = np.empty(sum(len(members) for members in cells.members), dtype=np.int64)
-    for cell, members in enumerate(cells.members):
-        cell_of[list(members)] = cell
     seen: set[bytes] = set()
     for order in device_orders(cells):
         for array in (
@@ -48,7 +49,7 @@ def placements(cells: Cells, config: Configuration) -> Iterator[Ints]:
             order.reshape(dp, pp, tp).transpose(1, 0, 2),
             order.reshape(pp, tp, dp).transpose(0, 2, 1),
         ):
-            key = np.ascontiguousarray(cell_of[array]).tobytes()
+            key = np.ascontiguousarray(cells.cell_of[array]).tobytes()
             if key not in seen:
                 seen.add(key)
                 yield np.ascontiguousarray(array)
@@ -65,16 +66,37 @@ def try_placement(
     return placed.seconds(cut), Strategy(config, array, cut)
 
 
-def first_strategy(
-    problem: AmpProblem, cells: Cells, config: Configuration, stopped: Callable[[], bool]
-) -> tuple[float, Strategy] | None:
-    """The best of the orders for one configuration, with its seconds; None where none fits in
-    memory."""
-    best: tuple[float, Strategy] | None = None
-    for array in placements(cells, config):
-        if stopped():
-            break
-        found = try_placement(problem, config, array)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+def worthwhile(cells: Cells) -> bool:
+    """Whether most devices are of a kind of their own."""
+    return 2 * cells.count > int(cells.size.sum())
+
+
+def allowance(remaining: float) -> float:
+    """Seconds for `improved` when that many are left (infinite: no limit)."""
+    return min(SECONDS, SHARE * remaining)
+
+
+def improved(
+    problem: AmpProblem, cells: Cells, strategy: Strategy, seconds: float, stop: Callable[[], bool]
+) -> tuple[float, Strategy]:
+    """(T, strategy) that no exchange of two unlike devices improves, or where `stop` ended it;
+    never worse.
+
+    Pairs come in random order from a fixed seed, each improvement is taken at once.
+    """
+    cell_of = cells.cell_of
+    pairs = list(combinations(range(problem.devices), 2))
+    order = np.random.default_rng(0).permutation(len(pairs)).tolist()
+    best, tried, at = (seconds, strategy), 0, 0
+    while tried < len(pairs) and not stop():
+        a, b = pairs[order[at]]
+        at, tried = (at + 1) % len(pairs), tried + 1
+        placement = best[1].placement.ravel().copy()
+        if cell_of[placement[a]] == cell_of[placement[b]]:
+            continue
+        placement[[a, b]] = placement[[b, a]]
+        swapped = placement.reshape(strategy.placement.shape)
+        found = try_placement(problem, strategy.configuration, swapped)
+        if found is not None and found[0] < best[0]:
+            best, tried = found, 0
     return best

@@ -9,23 +9,36 @@ all-reduce
 (3) estimate = (gas-1) max_j t_j + sum_j t_j + sum_j e_j + max_d S_d
 The average hides which stage runs on which type of device, and pipelines that differ; the programme
 does not see S. So the strategy returned need not be the best of those listed; its objective is
-always the exact T.
-AMP ignores memory. Here the strategy of least estimate among those that fit is returned.
+always the exact T. AMP ignores memory. Here the strategy of least estimate among those that fit is
+returned.
+
+The cut is the O(k L^4) dynamic programme over a tolerance m, in {0} and all sums of consecutive t.
+t(c, i) is the sum over layers c to i - 1.
+Table  dp[i][j][m]: least (gas-1) max(0, max stage - m) + sum t + sum e over the cuts of i layers
+       (eq. 6) dp[i][0][m] = (gas-1) max(0, t(0, i) - m) + t(0, i)
+       (eq. 7) dp[i][j][m] = min over c of dp[c][j-1][max(t(c, i), m)] + (gas-1) max(0, t(c, i) - m)
+                     + t(c, i) + e[j-1, c-1]
+                     (eq. 8)
+       dp[L][k-1][0] = least (gas-1) max_j t_j + sum t_j + sum e_j. So the programme is exact for
+       its data, in which a stage costs the same wherever it runs, pipelines do not differ and
+       synchronisation is free.
+
 Source AMP (NeurIPS 2022), §3.3-3.6. `released=True` follows the published code where it departs
-from the paper: the programme drops links (paper_cut.py), one micro-batch per pipeline gets equal
-stages, and a ring is as fast as its closing edge instead of its slowest pair.
+from the paper: the programme compares cuts as printed but stores costs without e[j-1, c-1], so that
+later stages do not see it, one micro-batch per pipeline gets equal stages, and a ring is as fast as
+its closing edge instead of its slowest pair.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.paper_cut import TableTooLarge, chain_seconds, paper_cut
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import (
     AmpProblem,
@@ -38,6 +51,7 @@ from hetplan.formulations.amp.strategy import Strategy, place, ring_factor, slow
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
+MAX_TABLE_BYTES = 2 * 2**30
 # AMP runs this many of its best-ranked strategies for real and keeps the fastest (§4.3).
 TRIALS = 10
 
@@ -181,7 +195,8 @@ def message(ranking: Ranking, best: Candidate | None) -> str:
     told = []
     if not ranking.candidates and not ranking.skipped and ranking.finished:
         told.append(
-            "no degrees and micro-batch with a whole number of micro-batches, tables and enough layers"
+            "no degrees and micro-batch with a whole number of micro-batches, tables and enough "
+            "layers"
         )
     elif best is None and ranking.candidates:
         told.append(f"none of AMP's {len(ranking.candidates)} strategies fits in memory")
@@ -193,3 +208,115 @@ def message(ranking: Ranking, best: Candidate | None) -> str:
             f"{ranking.skipped} configurations left out: their O(k L^4) table would exceed 2 GiB"
         )
     return "; ".join(told)
+
+
+class TableTooLarge(ValueError):
+    """The programme's table would be larger than allowed."""
+
+
+def table_bytes(layers: int, stages: int, tolerances: int) -> int:
+    """Bytes of the tables: costs of two stages (8 bytes) and choices of k stages (2 bytes) per (L +
+    1) M.
+
+    tolerances: M, at most L (L + 1) / 2 + 1, one for each run of layers and 0; equal layers share
+    theirs.
+    """
+    return (2 * 8 + 2 * stages) * (layers + 1) * tolerances
+
+
+def paper_cut(
+    layer_seconds: Floats,
+    link_seconds: Floats,
+    gas: int,
+    *,
+    released: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    most_bytes: int = MAX_TABLE_BYTES,
+) -> tuple[Ints, float] | None:
+    """AMP's cut of L layers into k stages and the value that its table holds for it.
+
+    layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per
+    pipeline. released: store costs as the released code does (the value then lacks links and the
+    cut may be worse). stop: asked several times a second. Returns (cut [k + 1], value); None when
+    stopped.
+    Raises ValueError when k > L, TableTooLarge when the table would exceed `most_bytes`.
+    """
+    layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
+    if stages > layers:
+        raise ValueError(
+            f"{stages} stages of {layers} layers: expected at least one layer per stage"
+        )
+    if stages == 1:  # eq. 7 with m = 0
+        return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
+    values, rank = interval_ranks(layer_seconds)
+    if table_bytes(layers, stages, values.size) > most_bytes:
+        raise TableTooLarge(
+            f"{layers} layers, {stages} stages: table of the programme exceeds "
+            f"{most_bytes / 2**30:g} GiB"
+        )
+    table = np.full((layers + 1, values.size), np.inf)
+    for i in range(1, layers + 1):  # eq. 7
+        whole = values[rank[0, i]]
+        table[i] = (gas - 1) * np.maximum(0.0, whole - values) + whole
+    choice = np.zeros((stages, layers + 1, values.size), dtype=np.uint16)
+    for j in range(1, stages):
+        link = np.concatenate([[0.0], link_seconds[j - 1]])
+        following = np.full_like(table, np.inf)
+        for i in range(j + 1, layers + 1):
+            if stop():
+                return None
+            cost = stage_costs(table, values, rank[j:i, i], j, gas)
+            c = (cost + link[j:i, None]).argmin(axis=0)
+            choice[j, i] = j + c
+            following[i] = cost[c, np.arange(values.size)] + (0.0 if released else link[j + c])
+        table = following
+    return trace(choice, rank), float(table[layers, 0])
+
+
+def stage_costs(table: Floats, values: Floats, rank: Ints, first: int, gas: int) -> Floats:
+    """[c, M] eq. 8 without the link, for boundaries c = first, first + 1, ...
+
+    table [L + 1, M]: entries with one stage less. rank [c]: index in values [M] of the seconds of
+    layers c to i - 1. The stage pays for its own excess over m; the prefix is then held to the
+    larger of the two.
+    """
+    cost = np.empty((rank.size, values.size))
+    for row, (before, r) in enumerate(zip(table[first:], rank.tolist(), strict=False)):
+        cost[row, r:] = before[r:] + values[r]
+        cost[row, :r] = before[r] + (gas - 1) * (values[r] - values[:r]) + values[r]
+    return cost
+
+
+def trace(choice: Ints, rank: Ints) -> Ints:
+    """The cut behind dp[L][k-1][0]: each choice sets the tolerance max(t(c, i), m) of the stage
+    before."""
+    stages, layers = choice.shape[0], choice.shape[1] - 1
+    cut = np.zeros(stages + 1, dtype=np.int64)
+    i, m = layers, 0
+    for j in range(stages - 1, -1, -1):
+        cut[j + 1] = i
+        c = int(choice[j, i, m])
+        i, m = c, max(int(rank[c, i]), m)
+    return cut
+
+
+def chain_seconds(layer_seconds: Floats, link_seconds: Floats, gas: int, cut: Ints) -> float:
+    """What the programme minimises (eq. 5), for any cut: (gas-1) max_j t_j + sum_j t_j + sum_j
+    e_j."""
+    stages = np.add.reduceat(layer_seconds, cut[:-1])
+    links = link_seconds[np.arange(cut.size - 2), cut[1:-1] - 1]
+    return float((gas - 1) * stages.max() + stages.sum() + links.sum())
+
+
+def interval_ranks(seconds: Floats) -> tuple[Floats, Ints]:
+    """All tolerances, ascending from 0, and which of them each interval of layers takes.
+
+    seconds [L] -> values [M], rank [L + 1, L + 1] (rank[c, i] for layers c to i - 1, 0 elsewhere).
+    Each interval is summed from its own start, so that equal runs of equal layers give one value.
+    """
+    layers = seconds.size
+    sums = np.zeros((layers + 1, layers + 1))
+    for c in range(layers):
+        sums[c, c + 1 :] = np.cumsum(seconds[c:])
+    values, rank = np.unique(sums, return_inverse=True)
+    return values, np.ascontiguousarray(rank.reshape(sums.shape), dtype=np.int64)

@@ -16,10 +16,15 @@ from dataclasses import dataclass
 
 from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.exchange import allowance, improved, worthwhile
 from hetplan.formulations.amp.general.bound import least_seconds, quick_seconds
 from hetplan.formulations.amp.general.tables import Tables
-from hetplan.formulations.amp.orders import first_strategy
+from hetplan.formulations.amp.orders import (
+    allowance,
+    improved,
+    placements,
+    try_placement,
+    worthwhile,
+)
 from hetplan.formulations.amp.problem import AmpProblem, compile_problem
 from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.solvers.native import Sink, stopped
@@ -183,10 +188,13 @@ def find_first(state: State, problem: AmpProblem, cells: Cells, run: Run) -> Non
     for case in waiting:
         if run.should_stop:
             return
-        found = first_strategy(problem, cells, case.tables.configuration, lambda: run.should_stop)
-        case.tried = not run.should_stop
-        if found is not None:
-            state.offer(problem, found[1])
+        for array in placements(cells, case.tables.configuration):
+            if run.should_stop:
+                return
+            found = try_placement(problem, case.tables.configuration, array)
+            if found is not None:
+                state.offer(problem, found[1])
+        case.tried = True
 
 
 def exchange(state: State, problem: AmpProblem, cells: Cells) -> None:
@@ -313,4 +321,7 @@ def why_infeasible(state: State) -> str:
             "no degrees and micro-batch divide the devices and the batch with tables for every type"
         )
     count = len(state.cases)
-    return f"no cut and placement fits the memory under any of the {count} combinations of degrees and micro-batch"
+    return (
+        f"no cut and placement fits the memory under any of the {count} combinations of degrees "
+        "and micro-batch"
+    )

@@ -1,0 +1,220 @@
+"""Exact joint optimisation of `amp`: degrees, micro-batch, cut and placement, with a proof.
+
+A few orders of the devices, and exchanges of devices where most are unlike, give a first incumbent.
+Then a best-first branch and bound divides the decisions:
+
+1. a configuration, bounded in no time, gets the bound of its single pipelines (rows.py);
+2. a configuration with that bound gets more orders and a narrow label search (labels.py) for the
+   incumbent's sake, and is divided into boxes of synchronisation time;
+3. a box is searched with a width that grows until nothing below the incumbent is dropped.
+
+Where a tensor group can be laid out in very many ways, step 3 lists only some; decisions that use
+another one are nodes of their own, which are searched with every way listed.
+Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from hetplan.formulations.amp.cells import Cells, find_cells
+from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.labels import search
+from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
+from hetplan.formulations.amp.orders import (
+    allowance,
+    improved,
+    placements,
+    try_placement,
+    worthwhile,
+)
+from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_problem
+from hetplan.formulations.amp.rows import (
+    RowModel,
+    SyncBox,
+    bound_configuration,
+    bound_stages,
+    quick_seconds,
+    root_bound,
+    row_model,
+)
+from hetplan.formulations.amp.strategy import Strategy
+from hetplan.solvers import branch_and_bound
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent
+from hetplan.solvers.native import stopped
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the search trades; chosen on the packaged instances and those of benchmarks/amp.py."""
+
+    # Labels kept at first, and how much more in each further search of the same box. Narrow
+    # searches find decisions sooner; every search is begun anew.
+    first_width: int = 50
+    widen: int = 6
+    # Boxes that need more stay open: memory grows with the width.
+    most_width: int = 100_000
+    # Orders tried on every configuration before anything is bounded.
+    first_orders: int = 3
+    # Ways to lay out a group: listed at first, and at most.
+    shapes: int = MAX_SHAPES
+    most_shapes: int = MOST_SHAPES
+    # An incumbent below this share of the first one leaves stage times, which are cut off there,
+    # too few digits: the proof is done again from it.
+    least_share: float = 1e-4
+    # A better decision must be better by this (relative), or by the user's gap.
+    rounding: float = 1e-9
+
+
+@dataclass(frozen=True)
+class Node:
+    """Decisions of one configuration; `box`: those with synchronisation in it."""
+
+    config: Configuration
+    model: RowModel | None = None  # None: only `quick_seconds` bounds it
+    box: SyncBox | None = None
+    width: int = 0
+    straddling: bool = False  # only decisions with a group that straddles cells
+
+
+@dataclass
+class Search:
+    """What the steps share."""
+
+    problem: AmpProblem
+    cells: Cells
+    run: Run
+    parameters: Parameters
+    incumbent: Incumbent[Strategy]
+    ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
+    labels: int = 0
+
+    def find_first(self) -> None:
+        """First incumbents of every configuration, and exchanges of devices in the best."""
+        for config in self.problem.configurations():
+            self.try_orders(config, self.parameters.first_orders)
+        best = self.incumbent.decision
+        if best is not None and worthwhile(self.cells):
+            part = self.run.part(time_limit=allowance(self.run.remaining))
+            seconds = self.incumbent.objective
+            self.incumbent.offer(
+                *improved(self.problem, self.cells, best, seconds, lambda: part.should_stop)
+            )
+
+    def try_orders(self, config: Configuration, most: int | None = None) -> None:
+        """Incumbents from `orders` (the first `most` of them) for one configuration."""
+        for array in islice(placements(self.cells, config), most):
+            if self.run.should_stop:
+                return
+            found = try_placement(self.problem, config, array)
+            if found is not None:
+                self.incumbent.offer(*found)
+
+    def expand(self, node: Node, threshold: float) -> Expansion[Node]:
+        """The node's children; see the module's docstring."""
+        model = node.model
+        if model is None:
+            model = row_model(self.lay_out(node.config, self.parameters.shapes))
+            bound = root_bound(model, self.run.check)
+            return Expansion([(bound, replace(node, model=model))] if bound < np.inf else ())
+        if node.box is None:
+            self.try_orders(node.config)
+            every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
+            self.search(model, every, self.parameters.first_width)
+            return Expansion(self.boxes(node, model))
+        if node.straddling:
+            layout = self.lay_out(node.config, self.parameters.most_shapes)
+            if not layout.complete:
+                return Expansion(dropped=node.box.bound)
+            whole = replace(node, model=row_model(layout), straddling=False)
+            return Expansion([(node.box.bound, whole)])
+        if node.width > self.parameters.most_width:
+            return Expansion(dropped=node.box.bound)
+        dropped = self.search(model, node.box, node.width)
+        return Expansion([(dropped, replace(node, width=node.width * self.parameters.widen))])
+
+    def boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
+        """A configuration divided into boxes of synchronisation; those that cannot hold a better
+        decision are left out."""
+        models = {False: model}
+        if not model.layout.complete:
+            models[True] = row_model(model.layout, straddle=True)
+        for straddling, one in models.items():
+            for box in bound_configuration(one, self.incumbent.threshold, self.run.check):
+                yield (
+                    box.bound,
+                    Node(node.config, one, box, self.parameters.first_width, straddling),
+                )
+
+    def search(self, model: RowModel, box: SyncBox, width: int) -> float:
+        """One label search, which may find an incumbent; the least bound of what it dropped."""
+        limit = self.incumbent.threshold
+        stages = bound_stages(model, box.high, limit - box.low, self.run.check)
+        if not stages.intervals:
+            return limit
+        found = search(model, stages.intervals, box, width=width, limit=limit, check=self.run.check)
+        self.labels += found.labels
+        if found.best is not None:
+            self.incumbent.offer(*found.best)
+        return min(found.dropped, limit)
+
+    def lay_out(self, config: Configuration, most_shapes: int) -> Layout:
+        """The configuration's layout."""
+        return lay_out(
+            self.problem, self.cells, config, ceiling=self.ceiling, most_shapes=most_shapes
+        )
+
+
+def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Outcome[AmpDecision]:
+    """The best decision with its proof, or the best found and the bound so far when time runs
+    out."""
+    from hetplan import __version__
+
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    exactly = run.options.gap <= 1e-6
+    incumbent = Incumbent[Strategy](run, parameters.rounding if exactly else None)
+    state = Search(problem, find_cells(problem), run, parameters, incumbent)
+    configurations = list(problem.configurations())
+    roots = [(quick_seconds(problem, config), Node(config)) for config in configurations]
+    built = time.perf_counter()
+    state.find_first()
+    while True:
+        state.ceiling = incumbent.objective
+        proof = branch_and_bound.search(roots, state.expand, incumbent, run)
+        again = incumbent.objective < parameters.least_share * state.ceiling < np.inf
+        if not (proof.proven and again):
+            break
+    stop, message, bound = stopped(run), "", proof.bound
+    if proof.proven:
+        stop = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL
+        bound = incumbent.objective if exactly and not proof.empty else bound
+    elif proof.finished:
+        message = "given up before the proof: the search would need too much memory"
+    if proof.empty and configurations:
+        message = "no cut and placement fits the memory, whatever the degrees and the micro-batch"
+    elif proof.empty:
+        message = (
+            "no degrees and micro-batch divide the devices and the batch with tables for every type"
+        )
+    return Outcome(
+        stop=stop,
+        decision=None if incumbent.decision is None else incumbent.decision.decision(),
+        bound=bound,
+        build_seconds=built - begun,
+        solve_seconds=time.perf_counter() - built,
+        solver=f"hetplan {__version__}",
+        message=message,
+        details={
+            "configurations": len(configurations),
+            "nodes": proof.expanded,
+            "labels": state.labels,
+        },
+    )

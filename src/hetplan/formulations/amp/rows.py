@@ -1,0 +1,356 @@
+"""Lower bounds of a configuration from its single pipelines ("rows").
+
+For a cap s on the synchronisation and θ on the stage time let R(θ, s; k) be the cheapest Σ t + Σ e
+of one pipeline that absorbs at least k of a burden (layout.py). Every decision with slowest stage
+in (θa, θb] and synchronisation in [sa, sb] costs at least sa + (gas − 1)·θa + R(θb, sb; k), where k
+is an even share of the burden. Intervals of θ and of s are bisected where the bound is least.
+docs/method-amp.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from hetplan.compiled import kernel
+from hetplan.formulations.amp.cuts import parameter_cut
+from hetplan.formulations.amp.layout import Layout
+from hetplan.formulations.amp.problem import (
+    MEMORY_TOLERANCE,
+    AmpProblem,
+    Configuration,
+    Floats,
+    Ints,
+)
+from hetplan.formulations.amp.strategy import ring_factor
+
+# How much beyond an even share of a burden the tables tell apart; a pipeline that has to absorb
+# more is treated as if that were all (a relaxation).
+SPARE = 1
+# Bisections of the slowest stage's time and of the synchronisation's: more cost more than they
+# raise the bound.
+MAX_INTERVALS = 40
+MAX_BOXES = 40
+# Boxes of one configuration that are searched one by one; more are joined.
+SEARCHED_BOXES = 6
+# Rounding of prefix sums must not exclude what is allowed.
+SLACK = 1 + 1e-12
+
+
+@dataclass(frozen=True)
+class SyncBox:
+    """Decisions with synchronisation in [low, high] seconds cost at least `bound`."""
+
+    low: float
+    high: float
+    bound: float
+
+
+class Chain(NamedTuple):
+    """What the cheapest completion of a pipeline depends on; Z zones, arrays as in `Zones`."""
+
+    window: Ints  # [pp, Z, L + 1] furthest end of stage j on zone z that starts at layer a
+    local: Ints  # [Z, L + 1] from this end on a stage's data groups must lie in one cell
+    dp: int
+    prefix: Floats
+    link: Floats  # [L + 1] bytes
+    room: Ints
+    stay: Floats
+    leave: Floats
+    base: Ints
+
+
+@kernel
+def complete(chain: Chain, weight: Ints, ahead: Floats, start: Floats, enter: Floats) -> None:
+    """Backward recursion over stages, for one burden.
+
+    weight [Z]: what a group of each zone absorbs. Fills ahead [pp + 1, S, L + 1, A] (on entry +inf,
+    and what the last stage leaves), start [A]: seconds of stages j.. and of the link into stage j,
+    given the row state (zone and room left in the cell) of stage j - 1, the layers done, and how
+    much is at least still to be absorbed; +inf where impossible. start: the whole pipeline.
+    A stage whose data groups must lie in one cell takes the room of dp groups there.
+    Scratch: enter [Z, most room + 1, A], stage j on zone z entered with u groups' room.
+    """
+    pp, zones, width = chain.window.shape
+    prefix, room, base = chain.prefix, chain.room, chain.base
+    levels = len(start)
+    for j in range(pp - 1, -1, -1):
+        for a in range(j, 1 if j == 0 else width - (pp - j)):
+            enter[:] = np.inf
+            for z in range(zones):
+                for b in range(a + 1, chain.window[j, z, a] + 1):
+                    t = prefix[z, b] - prefix[z, a]
+                    use = chain.dp if b >= chain.local[z, a] else 1
+                    for u in range(1, max(1, room[z]) + 1):
+                        if room[z] > 0 and use > u:
+                            continue
+                        left = base[z] + (u - use if room[z] > 0 else 0)
+                        for k in range(levels):
+                            value = t + ahead[j + 1, left, b, max(0, k - weight[z])]
+                            enter[z, u, k] = min(enter[z, u, k], value)
+            for k in range(levels):
+                if j == 0:
+                    for z in range(zones):
+                        start[k] = min(start[k], enter[z, max(1, room[z]), k])
+                    continue
+                for z in range(zones):
+                    out = np.inf
+                    for y in range(zones):
+                        if chain.leave[z, y] > 0:
+                            cost = chain.link[a] / chain.leave[z, y]
+                            out = min(out, cost + enter[y, max(1, room[y]), k])
+                    inside = chain.link[a] / chain.stay[z] if chain.link[a] > 0 else 0.0
+                    for u in range(max(1, room[z])):
+                        entered = 1 if room[z] == 0 else u  # at u = 0 the cell is full: +inf
+                        ahead[j, base[z] + u, a, k] = min(out, inside + enter[z, entered, k])
+
+
+@dataclass(frozen=True)
+class RowModel:
+    """The row bound of one layout; H burdens."""
+
+    layout: Layout
+    weight: Ints  # [H, Z] what a group of each zone absorbs
+    cell_weight: Ints  # [H, K] weight of one device
+    need: Ints  # [H] what all pipelines together absorb at least
+    stage_values: Floats  # candidate times of the slowest stage, ascending
+    sync_values: Floats  # candidate synchronisation times, ascending
+
+    @cached_property
+    def share(self) -> Ints:
+        """[H] some pipeline absorbs at least this much."""
+        return -(-self.need // self.layout.config.data)
+
+    @cached_property
+    def levels(self) -> int:
+        """A: what the tables tell apart of a burden."""
+        most = self.layout.config.pipeline * self.weight.max(axis=1, initial=0)
+        return 1 + int(np.where(self.need > 0, np.minimum(most, self.share + SPARE), 0).max())
+
+    @cached_property
+    def memory_window(self) -> Ints:
+        """[pp, Z, L + 1] furthest end of a stage that fits the zone's memory (1F1B)."""
+        lay, config = self.layout, self.layout.config
+        room = lay.zones.capacity * config.tensor * (1 + MEMORY_TOLERANCE)
+        result = np.empty((config.pipeline, len(room), len(lay.params)), dtype=np.int64)
+        for j in range(config.pipeline):
+            alive = min(config.gas, config.pipeline - j) * config.micro_batch
+            held = lay.state_factor * lay.params + alive * lay.saved
+            for z, bytes_ in enumerate(room):
+                result[j, z] = furthest(held, bytes_)
+        return result
+
+    def tables(self, stage_cap: float, sync_cap: float) -> tuple[Floats, Floats]:
+        """(ahead [H, pp + 1, S, L + 1, A], start [H, A]) of `complete` under the caps, seconds."""
+        lay, zones = self.layout, self.layout.zones
+        pp, dp, width = lay.config.pipeline, lay.config.data, len(lay.params)
+        window, local = self.memory_window.copy(), np.full(zones.prefix.shape, width)
+        for z in range(len(zones.prefix)):
+            ends = furthest(zones.prefix[z], stage_cap * SLACK)
+            if dp > 1:
+                across, within = (
+                    sync_cap * SLACK / lay.sync * np.array([zones.sync_out[z], zones.sync_in[z]])
+                )
+                local[z] = furthest(lay.params, across) + 1
+                ends = np.minimum(ends, furthest(lay.params, max(across, within)))
+            window[:, z] = np.minimum(window[:, z], ends)
+        chain = Chain(
+            window,
+            local,
+            dp,
+            zones.prefix,
+            lay.link,
+            zones.room,
+            zones.stay,
+            zones.leave,
+            zones.base,
+        )
+        ahead = np.full((len(self.need), pp + 1, int(zones.base[-1]), width, self.levels), np.inf)
+        ahead[:, pp, :, -1, 0] = 0.0
+        start = np.full((len(self.need), self.levels), np.inf)
+        enter = np.empty((len(zones.prefix), 1 + int(zones.room.max(initial=1)), self.levels))
+        for h in range(len(self.need)):
+            complete(chain, self.weight[h], ahead[h], start[h], enter)
+        return ahead, start
+
+    def shared(self, start: Floats) -> float:
+        """Least t such that pipelines of cost t each can absorb every burden; start [H, A]."""
+        at = np.minimum(self.share, self.levels - 1)
+        return float(start[np.arange(len(at)), at].max())
+
+
+def row_model(layout: Layout, *, straddle: bool = False) -> RowModel:
+    """The row bound's data; `straddle`: of decisions in which at least one group straddles
+    cells."""
+    config, prefix = layout.config, layout.zones.prefix
+    weight, cell_weight, need = layout.zones.weight, layout.cell_weight, layout.burdens
+    if straddle:  # one more burden, which no device has
+        weight = np.vstack([weight, layout.zones.straddles])
+        cell_weight = np.vstack([cell_weight, 0 * cell_weight[:1]])
+        need = np.append(need, 1)
+    pairs = np.triu_indices(prefix.shape[1], 1)
+    sums = (prefix[:, None, :] - prefix[:, :, None])[:, *pairs]
+    volumes = (layout.params[None, :] - layout.params[:, None])[pairs]
+    speeds = np.unique(layout.cells.bandwidth[np.isfinite(layout.cells.bandwidth)])
+    synchronised = config.data > 1 and speeds.size
+    return RowModel(
+        layout=layout,
+        weight=np.ascontiguousarray(weight),
+        cell_weight=cell_weight,
+        need=need,
+        stage_values=distinct(sums.ravel()) if config.gas > 1 else np.array([sums.max()]),
+        sync_values=distinct(np.outer(volumes * layout.sync, 1.0 / speeds).ravel())
+        if synchronised
+        else np.zeros(1),
+    )
+
+
+def quick_seconds(problem: AmpProblem, config: Configuration) -> float:
+    """A weak bound of a configuration in no time, from the fastest tables: the slowest stage takes
+    at least as long as the largest layer and the average, and one stage holds at least the largest
+    part of the most even cut of the parameters."""
+    layer = problem.seconds[config.tensor, config.micro_batch].min(axis=0)
+    slowest = max(float(layer.max()), float(layer.sum()) / config.pipeline)
+    heaviest = np.add.reduceat(
+        problem.params, parameter_cut(problem.params, config.pipeline)[:-1]
+    ).max()
+    sync = ring_factor(config.data) * float(heaviest) / config.tensor
+    total = (config.gas - 1) * slowest + float(layer.sum())
+    return (total + sync / best_bandwidth(problem, config.data)) * (1 - 1e-12)
+
+
+def best_bandwidth(problem: AmpProblem, ranks: int) -> float:
+    """The lowest bandwidth of any group of `ranks` devices is at most this: the best (ranks - 1)-th
+    best link; +inf for one rank."""
+    links = np.sort(np.where(np.isfinite(problem.bandwidth), problem.bandwidth, 0.0), axis=1)
+    return float(links[:, -(ranks - 1)].max()) if ranks > 1 else np.inf
+
+
+def root_bound(model: RowModel, check: Callable[[], None]) -> float:
+    """What every decision of the configuration costs at least, seconds; +inf where it has none."""
+    low, most = float(model.sync_values[0]), float(model.sync_values[-1])
+    return low + bound_stages(model, most, np.inf, check, tolerance=1e-3).bound
+
+
+def furthest(prefix: Floats, cap: float) -> Ints:
+    """[L + 1] the last b with prefix[b] - prefix[a] <= cap for each a, up to rounding of prefix."""
+    return np.searchsorted(prefix, prefix * (1 + 1e-15) + cap, side="right") - 1
+
+
+def distinct(values: Floats, relative: float = 1e-12) -> Floats:
+    """The values ascending, those within rounding of a smaller one dropped in favour of the largest
+    of them."""
+    ordered = np.unique(values)
+    keep = np.r_[ordered[1:] > ordered[:-1] * (1 + relative) + 1e-300, True]
+    return ordered[keep]
+
+
+@dataclass(frozen=True)
+class StageIntervals:
+    """Bound over all slowest-stage times, and the intervals of them that can beat the limit."""
+
+    bound: float  # seconds, without synchronisation
+    intervals: tuple[tuple[int, int], ...]  # first and last candidate stage time, ascending
+
+
+def bound_stages(
+    model: RowModel,
+    sync_cap: float,
+    limit: float,
+    check: Callable[[], None],
+    tolerance: float = 1e-5,
+) -> StageIntervals:
+    """Least cost of the pipelines (without synchronisation) when synchronisation is at most
+    `sync_cap`.
+
+    limit: costs of at least this are not of interest. check: raises where it is time to stop.
+    tolerance: relative, where bisection may end.
+    """
+    weight = model.layout.config.gas - 1
+    values = model.stage_values
+    last = len(values) - 1
+    _, start = model.tables(float(values[last]), sync_cap)
+    pieces = {0: (0, last, start)}
+    worth = {0: model.shared(start + weight * values[0])}
+    names = count(1)
+    for _ in range(MAX_INTERVALS):
+        best = min(worth, key=worth.__getitem__, default=None)
+        if best is None or worth[best] >= limit:
+            break
+        check()
+        first, final, table = pieces[best]
+        if first == final or weight * (values[final] - values[first]) <= tolerance * worth[best]:
+            break
+        middle = _middle(values, first, final)
+        _, lower = model.tables(float(values[middle]), sync_cap)
+        del pieces[best], worth[best]
+        for piece in ((first, middle, lower), (middle + 1, final, table)):
+            # A pipeline that absorbs less than its share may end here although not all of them can.
+            if piece[2][:, 0].max() + weight * values[piece[0]] < limit:
+                name = next(names)
+                pieces[name] = piece
+                worth[name] = model.shared(piece[2] + weight * values[piece[0]])
+    if not pieces:
+        return StageIntervals(limit, ())
+    total = np.minimum.reduce([piece[2] + weight * values[piece[0]] for piece in pieces.values()])
+    intervals = tuple(sorted((piece[0], piece[1]) for piece in pieces.values()))
+    return StageIntervals(min(limit, model.shared(total)), intervals)
+
+
+def _middle(values: Floats, first: int, last: int) -> int:
+    """An index in [first, last) that halves the values' range, not their number."""
+    middle = int(np.searchsorted(values, (values[first] + values[last]) / 2, side="right")) - 1
+    return min(max(middle, first), last - 1)
+
+
+def bound_configuration(
+    model: RowModel, limit: float, check: Callable[[], None], tolerance: float = 1e-4
+) -> list[SyncBox]:
+    """Boxes of synchronisation time covering every decision cheaper than `limit`, each with its
+    bound.
+
+    An empty list proves that the configuration has none. Boxes are bisected while the least one can
+    be told apart. check: raises where it is time to stop.
+    """
+    values = model.sync_values
+    names = count()
+
+    def box(first: int, last: int, rows: float) -> tuple[float, int, int, int, float]:
+        return float(values[first]) + rows, next(names), first, last, rows
+
+    def rows_of(first: int, last: int) -> float:
+        return bound_stages(model, float(values[last]), limit - float(values[first]), check).bound
+
+    last = len(values) - 1
+    heap = [box(0, last, rows_of(0, last))]
+    done: list[SyncBox] = []
+    for _ in range(MAX_BOXES):
+        if not heap or heap[0][0] >= limit:
+            break
+        bound, _, first, last, rows = heapq.heappop(heap)
+        last = min(last, int(np.searchsorted(values, limit - rows, side="right")) - 1)
+        if last <= first or values[last] - values[first] <= tolerance * bound:
+            done.append(SyncBox(float(values[first]), float(values[max(first, last)]), bound))
+            continue
+        middle = _middle(values, first, last)
+        heapq.heappush(heap, box(first, middle, rows_of(first, middle)))
+        heapq.heappush(heap, box(middle + 1, last, rows))
+    rest = [SyncBox(float(values[f]), float(values[l]), bound) for bound, _, f, l, _ in heap]
+    boxes = sorted([*done, *rest], key=lambda b: b.low)
+    return _merge([b for b in boxes if b.bound < limit])
+
+
+def _merge(boxes: list[SyncBox]) -> list[SyncBox]:
+    """At most SEARCHED_BOXES: neighbours with the nearest bounds are joined (the joint bound is
+    the smaller)."""
+    while len(boxes) > SEARCHED_BOXES:
+        i = min(range(len(boxes) - 1), key=lambda n: abs(boxes[n].bound - boxes[n + 1].bound))
+        a, b = boxes[i], boxes[i + 1]
+        boxes[i : i + 2] = [SyncBox(a.low, max(a.high, b.high), min(a.bound, b.bound))]
+    return boxes
