@@ -1,5 +1,5 @@
-"""The exact method beyond enumeration: against every θ tried one by one, ties, stops, limits and
-growth."""
+"""The exact method beyond enumeration: against every θ by itself, with other parameters, ties,
+stops and limits."""
 
 from __future__ import annotations
 
@@ -9,111 +9,94 @@ from random import Random
 import pytest
 
 from ditto.ditto_cases import SEEDS, data_of, middle_instance, optimum_of
-from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, Memory
-from hetplan.formulations.ditto.exact.relaxer import Relaxer
-from hetplan.formulations.ditto.exact.space import Space
+from hetplan.formulations.ditto.exact import Node, Parameters, Search, solve_with
 from hetplan.formulations.ditto.family import FAMILY
+from hetplan.formulations.ditto.prices import CuttingPlanes
 from hetplan.formulations.ditto.problem import compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
-
-def by_theta(space: Space) -> list[tuple[float, float]]:
-    """(θ, least T with such a k*) for every candidate θ, without intervals, incumbent or prices."""
-    answers = [
-        (float(theta), Relaxer(space, Run(Options(gap=0.0)))(theta, theta, math.inf))
-        for theta in space.candidates
-    ]
-    return [(theta, answer.bound) for theta, answer in answers if answer.bound is not None]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_search_equals_trying_every_theta(seed: int) -> None:
-    data = middle_instance(seed)
-    space = Space(compile_problem(data))
-    each = by_theta(space)
-    result = solve(FAMILY, data, "exact", Run(Options(threads=1)))
-    assert result.status == "optimal"
-    assert result.objective == pytest.approx(min(cost for _, cost in each), rel=2e-7)
-    bounds_hold(space, each, Random(seed))
-
-
-def bounds_hold(space: Space, each: list[tuple[float, float]], rng: Random) -> None:
-    """The bound of random intervals, as its slope raises it, is kept by the optimum of every θ
-    inside."""
-    relax = Relaxer(space, Run(Options(gap=0.0)))
-    for _ in range(10):
-        low, high = sorted(rng.choice(each)[0] for _ in range(2))
-        answer = relax(low, high, max(cost for _, cost in each) * (1 + 1e-6))
-        assert answer.bound is not None
-        for theta, cost in each:
-            if low <= theta <= high:
-                assert cost >= answer.bound + answer.slope * (theta - low) - 1e-9
+EVERY = 10**9  # labels per bucket that nothing is cut with
 
 
 def tight(seed: int) -> DittoData:
-    """A middle instance with few micro-batches, or with memory that binds."""
+    """A middle instance as it is, with few micro-batches, with memory that binds, or with both."""
     data, rng = middle_instance(seed), Random(seed)
     if seed % 2:
-        return data.model_copy(update={"micro_batches": rng.randint(2, 5)})
+        data = data.model_copy(update={"micro_batches": rng.randint(2, 6)})
+    if seed % 4 < 2:
+        return data
     state, activation = [1.0] * data.layers, [rng.choice((0.2, 0.6)) for _ in range(data.layers)]
     room = {kind.name: sum(state) * rng.choice((0.25, 0.4, 0.6)) for kind in data.device_types}
     memory = Memory(device_bytes=room, layer_state_bytes=state, layer_activation_bytes=activation)
     return data.model_copy(update={"memory": memory})
 
 
-@pytest.fixture
-def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instances of any size begin with the relaxation that does not count stages."""
-    monkeypatch.setattr("hetplan.formulations.ditto.exact.search.FEW_VECTORS", 0)
+def by_theta(data: DittoData) -> dict[int, float]:
+    """The least T for every candidate θ by its number, without intervals, bounds or incumbent."""
+    costs = {}
+    for number in range(len(Search(compile_problem(data), Run()).space.candidates)):
+        search = Search(compile_problem(data), Run())
+        node = Node(number, number, EVERY)
+        priced = search.price(node, math.inf)
+        search.incumbent.objective = math.inf  # what was met while prices were sought
+        if math.isfinite(priced.bound):
+            cost, cut, _ = search.label(node, priced)
+            assert math.isinf(cut)
+            if math.isfinite(cost):
+                costs[number] = cost
+    return costs
 
 
-@pytest.mark.usefixtures("uncounted")
-@pytest.mark.parametrize("block", range(8))
-def test_the_relaxation_without_a_count_ends_at_the_optimum(block: int) -> None:
-    for seed in range(block, len(SEEDS), 8):
-        best, result = (
-            optimum_of(seed),
-            solve(FAMILY, data_of(seed), "exact", Run(Options(threads=1))),
-        )
-        assert result.status == ("infeasible" if best is None else "optimal"), seed
-        if best is not None:
-            assert result.objective == pytest.approx(best.objective, rel=1e-6, abs=1e-12), seed
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_counting_at_once_and_relaxing_first_agree(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("seed", range(32))
+def test_the_search_equals_trying_every_theta(seed: int) -> None:
     data = tight(seed)
-    counted = solve(FAMILY, data, "exact", Run(Options(threads=1)))
-    monkeypatch.setattr("hetplan.formulations.ditto.exact.search.FEW_VECTORS", 0)
-    relaxed = solve(FAMILY, data, "exact", Run(Options(threads=1)))
-    assert relaxed.status == counted.status
-    assert relaxed.objective == (
-        None if counted.objective is None else pytest.approx(counted.objective, rel=2e-6)
-    )
-    monkeypatch.setattr("hetplan.formulations.ditto.exact.search.MANY_VECTORS", 0)
-    alone = solve(FAMILY, data, "exact", Run(Options(threads=1)))
-    if counted.objective is None:
-        assert alone.objective is None
+    costs = by_theta(data)
+    result = solve(FAMILY, data, "exact", Run(Options(threads=1)))
+    assert result.status == ("optimal" if costs else "infeasible")
+    if not costs:
         return
-    assert alone.bound is not None and alone.bound <= counted.objective * (1 + 1e-9)
-    assert alone.objective is None or alone.objective >= counted.objective * (1 - 1e-6)
-    assert alone.status != "optimal" or alone.objective == pytest.approx(
-        counted.objective, rel=2e-6
-    )
+    assert result.objective == pytest.approx(min(costs.values()), rel=2e-7)
+    rng = Random(seed)
+    for _ in range(10):  # bounds of intervals hold for every θ inside
+        first, last = sorted(rng.choice(list(costs)) for _ in range(2))
+        search = Search(compile_problem(data), Run())
+        priced = search.price(Node(first, last, EVERY), math.inf)
+        inside = min(cost for number, cost in costs.items() if first <= number <= last)
+        assert priced.bound <= inside * (1 + 1e-9)
+        cost, cut, _ = search.label(Node(first, last, 2), priced)
+        assert min(cost, cut, search.incumbent.threshold) <= inside * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_bounds_without_a_count_hold(seed: int) -> None:
-    problem = compile_problem(tight(seed))
-    each = by_theta(Space(problem))
-    if each:
-        bounds_hold(Space(problem, counted=False), each, Random(seed))
+OTHERS = {
+    "few labels": Parameters(width=1, widen=2, first_width=1),
+    "all labels at once": Parameters(width=EVERY, narrow=1e9),
+    "single values only": Parameters(narrow=1.0),
+    "poor prices": Parameters(planes=CuttingPlanes(most=1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("seed", [*SEEDS[::4]])
+def test_other_parameters_find_the_same_optimum(name: str, seed: int) -> None:
+    best, outcome = optimum_of(seed), solve_with(data_of(seed), Run(), OTHERS[name])
+    assert outcome.stop == (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
+    if best is not None:
+        assert outcome.bound == pytest.approx(best.objective, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_search_with_too_few_labels_says_so_and_keeps_a_bound(seed: int) -> None:
+    data = tight(seed)
+    optimum = solve(FAMILY, data, "exact").objective
+    outcome = solve_with(data, Run(), Parameters(width=1, most_width=1))
+    assert outcome.stop in (Stop.OPTIMAL, Stop.INFEASIBLE, Stop.LIMIT)
+    if outcome.stop is not Stop.OPTIMAL and optimum is not None:
+        assert outcome.message
+        assert outcome.bound is None or outcome.bound <= optimum * (1 + 1e-9)
 
 
 def chain(work: list[float], nodes: int, micro_batches: int) -> DittoData:
@@ -155,35 +138,36 @@ class Impatient(Run):
         return self.looks < 0
 
 
-@pytest.mark.parametrize("looks", [0, 1, 2, 4])
-def test_a_stopped_search_keeps_template_and_bound(looks: int) -> None:
-    for seed in range(12):
-        data = middle_instance(seed)
-        optimum = solve(FAMILY, data, "exact").objective
-        run = Impatient(Options(threads=1))
-        run.looks = looks
-        result = solve(FAMILY, data, "exact", run)
-        assert optimum is not None
-        assert result.objective is not None
-        assert result.objective >= optimum * (1 - 1e-6)
-        if result.stop is Stop.LIMIT:
-            assert result.bound is None or result.bound <= optimum * (1 + 1e-9)
+@pytest.mark.parametrize("looks", [0, 1, 4, 40])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_stopped_search_keeps_template_and_bound(seed: int, looks: int) -> None:
+    data = middle_instance(seed)
+    optimum = solve(FAMILY, data, "exact").objective
+    run = Impatient(Options(threads=1))
+    run.looks = looks
+    result = solve(FAMILY, data, "exact", run)
+    assert optimum is not None
+    assert result.objective is not None
+    assert result.objective >= optimum * (1 - 1e-6)
+    if result.stop is Stop.LIMIT:
+        assert result.bound is None or result.bound <= optimum * (1 + 1e-9)
 
 
-def test_too_many_device_vectors_are_refused_by_name() -> None:
+def test_many_types_on_a_large_cluster_need_no_table_of_devices() -> None:
     kinds = [
         {
             "name": f"type{i}",
             "nodes": 50,
             "devices_per_node": 1,
-            "forward_seconds": [1.0 + i] * 60,
-            "backward_seconds": [1.0] * 60,
+            "forward_seconds": [1.0 + i] * 20,
+            "backward_seconds": [1.0] * 20,
         }
         for i in range(5)
     ]
     data = DittoData.model_validate({"micro_batches": 300, "device_types": kinds})
-    with pytest.raises(UnsupportedError, match="vectors of devices"):
-        solve(FAMILY, data, "exact")
+    result = solve(FAMILY, data, "exact", Run(Options(threads=1)))
+    assert result.status == "optimal"
+    assert result.objective == pytest.approx(2.0 * (300 + 20 - 1))
 
 
 def test_a_bound_above_every_template_is_infeasible_for_all() -> None:

@@ -31,7 +31,7 @@ import numpy as np
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoDecision
-from hetplan.formulations.ditto.exact.search import first_template
+from hetplan.formulations.ditto.exact import first_template
 from hetplan.formulations.ditto.problem import (
     MEMORY_TOLERANCE,
     DittoProblem,
@@ -111,7 +111,7 @@ def list_arcs(problem: DittoProblem, run: Run) -> Arcs:
     """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
     solver."""
     p = problem
-    start = first_template(p, run)
+    start = first_template(p)
     price = None if start is None else p.price(start)
     fits = p.option_devices <= p.devices[p.option_kind]
     option, first, last = np.nonzero(np.isfinite(p.time) & fits[:, None, None])

@@ -17,13 +17,13 @@ FAMILY = Family(
     methods=(
         Method(
             "auto",
-            f"{_HERE}.exact.search:solve",
+            f"{_HERE}.exact:solve",
             True,
             "the fastest way to a proven optimum: `exact`",
         ),
         Method(
             "exact",
-            f"{_HERE}.exact.search:solve",
+            f"{_HERE}.exact:solve",
             True,
             "bounded search over θ, shortest paths inside",
         ),

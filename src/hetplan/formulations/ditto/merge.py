@@ -11,8 +11,8 @@ import math
 import time
 from dataclasses import replace
 
+from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision, Memory
-from hetplan.formulations.ditto.exact import search
 from hetplan.formulations.ditto.heuristic import nothing
 from hetplan.formulations.ditto.paper import Atoms, virtual_stages
 from hetplan.formulations.ditto.problem import compile_problem, infeasible_because
@@ -33,7 +33,7 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     if folded is None:
         return nothing("out of time", begun, Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
     _, atoms = folded
-    found = search.solve(merged(data, atoms), run)
+    found = exact.solve(merged(data, atoms), run)
     if found.decision is None:
         stop = Stop.DONE if found.stop is Stop.INFEASIBLE else found.stop
         return nothing("no merge of virtual stages is feasible", begun, stop)

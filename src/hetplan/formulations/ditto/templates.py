@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
-from hetplan.formulations.ditto.exact import search
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
@@ -76,7 +76,7 @@ def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList
         if run.should_stop:
             return TemplateList(tuple(templates), tuple(infeasible), complete=False)
         part = cluster_part(data, nodes)
-        found = search.solve(part, run.part())
+        found = exact.solve(part, run.part())
         if found.decision is None:
             if found.stop is not Stop.INFEASIBLE:
                 return TemplateList(tuple(templates), tuple(infeasible), complete=False)

@@ -1,0 +1,241 @@
+"""Method `exact`: branch and bound over θ, the time of the slowest stage.
+
+A node is an interval of θ. It is bounded by prices of devices (`prices`), divided while it is wide,
+and then its templates are sought by label setting (`paths`), which for a single θ is exact. The
+labels of least bound are kept first; where some had to be cut, the interval is divided, and a
+single θ is searched again with more of them. Templates that are met on the way, as cheapest paths
+for some prices, become incumbents early.
+
+Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section
+3). docs/method-ditto.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.intervals import Space
+from hetplan.formulations.ditto.paths import Parts
+from hetplan.formulations.ditto.prices import CuttingPlanes, Priced, best_prices
+from hetplan.formulations.ditto.problem import (
+    DittoProblem,
+    Stages,
+    compile_problem,
+    infeasible_because,
+)
+from hetplan.solvers import branch_and_bound, labels
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+NONE_FITS = "no template fits in memory"
+CUT = "a single θ takes more labels than memory allows, which leaves a gap"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the search spends where; chosen on the packaged instances and on those of
+    benchmarks/ditto.py."""
+
+    # How hard prices are sought.
+    planes: CuttingPlanes = field(default_factory=CuttingPlanes)
+    # Intervals up to this ratio of their ends are searched by labels. Prices alone settle most
+    # wider ones, and labels of narrow ones are fewer.
+    narrow: float = 1.1
+    # Labels kept per bucket at first, and how many times more when a single θ is searched again.
+    width: int = 1000
+    widen: int = 8
+    # Labels per bucket at most: some 60 bytes each, and as many buckets as layers.
+    most_width: int = 500_000
+    # The first template is sought in intervals of this ratio, so far apart, with so few labels.
+    first_narrow: float = 1.02
+    first_apart: float = 1.3
+    first_width: int = 200
+    # Proofs go deeper than the gap asked for by this factor, so that methods agree to that gap.
+    depth: float = 0.1
+
+
+@dataclass(frozen=True)
+class Node:
+    """θ among the candidates with these numbers, both included; labels per bucket."""
+
+    first: int
+    last: int
+    width: int
+
+
+@dataclass
+class Search:
+    """The search of one problem; the incumbent holds the best template."""
+
+    problem: DittoProblem
+    run: Run
+    parameters: Parameters = Parameters()
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"intervals": 0, "searched": 0, "labels": 0}
+    )
+
+    def __post_init__(self) -> None:
+        self.space = Space(self.problem)
+        self.incumbent = Incumbent[Stages](self.run, self.run.options.gap * self.parameters.depth)
+
+    def solve(self) -> Proof:
+        """The best template and its proof, or what there is when the run stops."""
+        least = self.space.least_theta()
+        if least is None:
+            return Proof(bound=None, finished=True, proven=True, empty=True, expanded=0)
+        self.find_first(least)
+        whole = Node(least, len(self.space.candidates) - 1, self.parameters.width)
+        return branch_and_bound.search([(-math.inf, whole)], self.expand, self.incumbent, self.run)
+
+    def find_first(self, least: int) -> None:
+        """A first template, of about the least θ that has one; nothing stops it."""
+        calm = replace(self, run=Run(replace(self.run.options, time_limit=None)))
+        calm.incumbent = self.incumbent
+        for node in calm.first_nodes(least):
+            priced = calm.price(node, math.inf)
+            if math.isfinite(priced.bound):
+                calm.label(node, priced)
+            if self.incumbent.decision is not None:
+                return
+
+    def first_nodes(self, least: int) -> Iterator[Node]:
+        """Narrow intervals, the least θ first."""
+        values, parameters = self.space.candidates, self.parameters
+        while least < len(values):
+            last = np.searchsorted(values, values[least] * parameters.first_narrow, side="right")
+            yield Node(least, max(least, int(last) - 1), parameters.first_width)
+            apart = np.searchsorted(values, values[least] * parameters.first_apart, side="right")
+            least = max(least + 1, int(apart))
+
+    def expand(self, node: Node, threshold: float) -> Expansion[Node]:
+        """Bound an interval, search it if it is narrow, and divide it if that does not settle
+        it."""
+        low, high = self.ends(node)
+        priced = self.price(node, threshold)
+        if priced.bound >= self.incumbent.threshold:
+            return Expansion(dropped=priced.bound)
+        single = node.first == node.last
+        if not single and high > low * self.parameters.narrow:
+            return Expansion([(priced.bound, part) for part in self.parts(node, high)])
+        reached, cut, longest = self.label(node, priced)
+        bound = max(priced.bound, min(reached, cut))
+        if bound >= self.incumbent.threshold:
+            return Expansion(dropped=bound)
+        if not single:
+            return Expansion([(bound, part) for part in self.parts(node, longest)])
+        if math.isinf(cut):  # the best template of this θ has been offered
+            return Expansion(dropped=self.incumbent.threshold)
+        if node.width >= self.parameters.most_width:
+            return Expansion(dropped=bound)
+        wider = min(node.width * self.parameters.widen, self.parameters.most_width)
+        return Expansion([(bound, replace(node, width=wider))])
+
+    def price(self, node: Node, threshold: float) -> Priced:
+        """The better of the two ways of charging an interval, at its best prices."""
+        low, high = self.ends(node)
+        arcs = self.space.arcs(low, high)
+        self.counts["intervals"] += 1
+        ways = []
+        for charge in self.space.charges(low, high):
+            limit = min(threshold, self.incumbent.threshold)
+            planes = self.parameters.planes
+            ways.append(best_prices(self.space, arcs, charge, limit, planes, self.run))
+            for stages in ways[-1].met:
+                self.offer(stages)
+            if ways[-1].bound >= limit:
+                break
+        return max(ways, key=lambda way: way.bound)
+
+    def label(self, node: Node, priced: Priced) -> tuple[float, float, float]:
+        """(Least cost as charged, least bound cut off, longest stage of the cheapest path)."""
+        high = self.ends(node)[1]
+        parts = Parts(self.space, priced, self.space.reach(high))
+        order = range(self.problem.layers, -1, -1)
+        limits = labels.Limits(node.width)
+        found = labels.set_labels(
+            parts, parts.root(), order, self.run, threshold=lambda: self.incumbent.threshold,
+            limits=limits,
+        )  # fmt: skip
+        self.counts["searched"] += 1
+        self.counts["labels"] += found.count
+        if not len(found.last):
+            return math.inf, found.dropped, high
+        cheapest = found.last[found.last["cost"].argmin()]
+        stages = parts.stages(found.path(cheapest))
+        self.offer(stages)
+        longest = max(float(self.problem.time[r, a, b]) for a, b, r in stages)
+        return float(cheapest["cost"]), found.dropped, longest
+
+    def offer(self, stages: Stages) -> None:
+        """Stages that keep to layers and devices: an incumbent if they are a good template."""
+        if self.problem.accepts(stages):
+            self.incumbent.offer(self.problem.price(stages), stages)
+
+    def parts(self, node: Node, longest: float) -> tuple[Node, Node]:
+        """Two intervals, the second from the longest stage of a path on, or from the middle.
+
+        The path is excluded from the first part, and priced truly in the second.
+        """
+        low, high = self.ends(node)
+        middle = math.sqrt(low * high) if low > 0 else high / 2
+        at = min(longest, middle) if longest > low else middle
+        number = int(np.searchsorted(self.space.candidates, at))
+        number = min(max(number, node.first + 1), node.last)
+        return replace(node, last=number - 1), replace(node, first=number)
+
+    def ends(self, node: Node) -> tuple[float, float]:
+        """The interval in seconds."""
+        values = self.space.candidates
+        return float(values[node.first]), float(values[node.last])
+
+
+def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """The proven optimum; at the time limit the best template found and a proven bound."""
+    return solve_with(data, run, Parameters())
+
+
+def solve_with(data: DittoData, run: Run, parameters: Parameters) -> Outcome[DittoDecision]:
+    """`solve` with other parameters."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        spent = time.perf_counter() - begun
+        return Outcome(stop=Stop.INFEASIBLE, message=reason, solve_seconds=spent)
+    built = time.perf_counter()
+    search = Search(problem, run, parameters)
+    proof = search.solve()
+    stages, message = search.incumbent.decision, ""
+    if proof.empty:
+        stop, message = Stop.INFEASIBLE, NONE_FITS
+    elif proof.proven:
+        stop = Stop.OPTIMAL
+    elif proof.finished:
+        stop, message = Stop.LIMIT, CUT
+    else:
+        stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+    return Outcome(
+        stop=stop,
+        decision=None if stages is None else problem.decision(stages),
+        bound=proof.bound,
+        build_seconds=built - begun,
+        solve_seconds=time.perf_counter() - built,
+        message=message,
+        details=search.counts,
+    )
+
+
+def first_template(problem: DittoProblem) -> Stages | None:
+    """A good template at once, a start for other methods; None where none is at hand."""
+    search = Search(problem, Run())
+    least = search.space.least_theta()
+    if least is not None:
+        search.find_first(least)
+    return search.incumbent.decision

@@ -1,0 +1,193 @@
+"""Stages of templates whose slowest stage takes a time within an interval, as arcs of a path.
+
+Legend  L layers, K kinds of devices, R options (kind, group size), as in `problem`
+        θ       seconds of the slowest stage k*
+        phase   0 behind k*, 1 from k* on to the front: layers are covered from the last to the
+                first, and a part of a template that covers [a, L) is in phase 1 if it holds k*
+
+A stage of layers [a, b) leads from a part that covers [b, L) to one that covers [a, L). By Lemma 1
+of docs/method-ditto.md it owes t in front of k*, N_b t if it is k*, 2 t - θ behind. For θ in [low,
+high] a stage behind pays 2 t - credit, and k* itself base + rate t: `Charge` says why that is never
+too much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.formulations.ditto.problem import DittoProblem, Floats, Ints, tie
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What stages pay in an interval [low, high].
+
+    Truly a stage behind k* owes 2 t - θ, at most A = S_max - 1 of them, and k* owes N_b θ, θ = t.
+    With credit `low` each of them pays θ - low too much, A (θ - low) at most, which k* pays less:
+    (N_b - A) t + A low. With credit `high` they pay no more than they owe, and k* pays N_b t. Both
+    sums are at most T, and both are T where low = high.
+    """
+
+    credit: float  # a stage behind k* pays 2 t - credit
+    base: float
+    rate: float  # k* pays base + rate t
+
+
+@dataclass(frozen=True)
+class Arcs:
+    """The stages that an interval allows, sorted by their end b, then by their first layer a."""
+
+    first: Ints  # a
+    end: Ints  # b
+    option: Ints
+    seconds: Floats  # t
+    before: Ints  # phase of the part [b, L)
+    after: Ints  # phase of the part [a, L)
+    behind: Ints  # most stages that memory allows behind it
+    of_end: Ints  # [L + 2] the arcs that end at b are of_end[b] .. of_end[b + 1] - 1
+
+    def costs(self, charge: Charge) -> Floats:
+        """[arcs] what the stages pay."""
+        behind = 2 * self.seconds - charge.credit
+        peak = charge.base + charge.rate * self.seconds
+        return np.where(self.before == 1, self.seconds, np.where(self.after == 0, behind, peak))
+
+
+class Space:
+    """What all intervals of one problem share."""
+
+    # Tables over vectors of devices are only made up to this size.
+    MOST_VECTORS = 200_000
+
+    def __init__(self, problem: DittoProblem) -> None:
+        self.problem = p = problem
+        # Whether the number of stages is limited by micro-batches, and whether it matters at all.
+        self.limited = min(p.layers, int(p.devices.sum())) > p.micro_batches
+        self.counted = self.limited or p.has_memory
+        # More devices than layers times the largest group are of no use.
+        most = p.layers * int(p.option_devices.max(initial=0))
+        self.devices = np.minimum(p.devices, most)
+
+    @cached_property
+    def candidates(self) -> Floats:
+        """All stage times, ascending and distinct: θ is one of them."""
+        return np.unique(self.problem.time[np.isfinite(self.problem.time)])
+
+    @cached_property
+    def most_seconds(self) -> float:
+        """More than T of any template."""
+        p = self.problem
+        most = float(p.time[:, 0, -1].max())
+        return (p.micro_batches + 2 * p.layers) * most
+
+    @cached_property
+    def most_behind(self) -> Ints:
+        """[R, L + 1, L + 1] how many stages memory allows behind a stage [a, b), -1 for none."""
+        p = self.problem
+        ends = np.arange(p.layers + 1)
+        behind = np.full(p.time.shape, -1, dtype=np.int64)
+        for stages in range(1, p.most_stages + 1):
+            behind += p.last_in_memory(stages)[:, :, None] >= ends
+            if not p.has_memory:
+                return behind + p.most_stages - 1
+        return behind
+
+    def charges(self, low: float, high: float) -> list[Charge]:
+        """The two ways of charging an interval; for a single value there is one."""
+        p = self.problem
+        behind = p.most_stages - 1
+        first = Charge(low, behind * low, float(p.micro_batches - behind))
+        return [first] if low == high else [first, Charge(high, 0.0, float(p.micro_batches))]
+
+    def arcs(self, low: float, high: float) -> Arcs:
+        """The stages of templates with θ in [low, high].
+
+        Behind k* a stage may tie with it, so its window reaches a tie further than in front.
+        """
+        time = self.problem.time
+        fits = self.most_behind >= 0
+        behind = fits & (time <= high + tie(high))
+        ahead = fits & (time <= high)
+        masks = (behind, ahead & (time >= low), ahead)
+        found = [np.nonzero(mask.transpose(2, 1, 0)) for mask in masks]
+        end, first, option = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        lengths = [len(ends) for ends, _, _ in found]
+        before, after = np.repeat([0, 0, 1], lengths), np.repeat([0, 1, 1], lengths)
+        order = np.lexsort((first, before, end))
+        end, first, option = end[order], first[order], option[order]
+        return Arcs(
+            first,
+            end,
+            option,
+            time[option, first, end],
+            before[order],
+            after[order],
+            self.most_behind[option, first, end],
+            np.searchsorted(end, np.arange(self.problem.layers + 2)),
+        )
+
+    def reach(self, high: float) -> Ints | None:
+        """[n_1 + 1, ..., n_K + 1] the last layer that stages from the first layer on can reach.
+
+        They take at most so many devices of each kind, last at most `high` and a tie, and need as
+        little memory as they can, so that the result is never too small. None where the table
+        would be too large.
+        """
+        p, shape = self.problem, self.devices + 1
+        if np.prod(shape.astype(float)) > self.MOST_VECTORS:
+            return None
+        allowed = (self.most_behind >= 0) & (p.time <= high + tie(high))
+        ends = np.arange(p.layers + 1)
+        # the last row: no stage, only fewer devices
+        last = np.concatenate([ends + allowed.sum(axis=2), ends[None]])
+        reach = np.zeros(int(shape.prod()), dtype=np.int64)
+        for vectors, fewer, option in self._levels:
+            np.maximum.at(reach, vectors, last[option, reach[fewer]])
+        return reach.reshape(shape)
+
+    @cached_property
+    def _levels(self) -> list[tuple[Ints, Ints, Ints]]:
+        """Vectors of devices by their sum, each with the vector that it has behind an option."""
+        p, shape = self.problem, self.devices + 1
+        coords = np.indices(shape.tolist()).reshape(len(shape), -1)
+        strides = np.array([int(shape[k + 1 :].prod()) for k in range(len(shape))])
+        kinds = np.append(p.option_kind, np.arange(len(shape)))
+        sizes = np.append(p.option_devices, np.ones(len(shape), dtype=np.int64))
+        options = np.append(np.arange(p.options), np.full(len(shape), p.options))
+        number, vectors = np.nonzero(coords[kinds] >= sizes[:, None])
+        level = coords.sum(axis=0)[vectors]
+        order = np.argsort(level, kind="stable")
+        parts = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
+        return [
+            (
+                vectors[i],
+                vectors[i] - sizes[number[i]] * strides[kinds[number[i]]],
+                options[number[i]],
+            )
+            for i in np.split(order, parts)[1:-1]
+        ]
+
+    def least_theta(self) -> int | None:
+        """The number of a candidate that no template's θ is below; None: there is no template.
+
+        Reach grows with θ, so it is found by bisection.
+        """
+        values = self.candidates
+        if not len(values) or not self._reaches(values[-1]):
+            return None
+        first, last = 0, len(values) - 1
+        while first < last:
+            middle = (first + last) // 2
+            if self._reaches(values[middle]):
+                last = middle
+            else:
+                first = middle + 1
+        return first
+
+    def _reaches(self, high: float) -> bool:
+        """Whether stages of `high` may reach the last layer (memory and counts may forbid it)."""
+        reach = self.reach(high)
+        return reach is None or int(reach.flat[-1]) == self.problem.layers
