@@ -16,7 +16,7 @@ from pathlib import Path
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.instances.envelope import Instance, load_instance
-from hetplan.instances.record import add_to_library
+from hetplan.instances.library import add_to_library
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "astra"

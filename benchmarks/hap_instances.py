@@ -19,7 +19,7 @@ from hetplan.formulations.hap.experiments import P100, V100
 from hetplan.formulations.hap.library_networks import NETWORKS, theory_named
 from hetplan.formulations.hap.theories import chain, residual, stages_only
 from hetplan.instances.envelope import Instance
-from hetplan.instances.record import add_to_library
+from hetplan.instances.library import add_to_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

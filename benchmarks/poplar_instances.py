@@ -15,7 +15,7 @@ from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.experiments import experiments
 from hetplan.instances.envelope import Instance
-from hetplan.instances.record import add_to_library
+from hetplan.instances.library import add_to_library
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "poplar"

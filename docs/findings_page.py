@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.instances.library import library
-from hetplan.instances.sets import in_set
+from hetplan.instances.shelf import in_set
 from hetplan.studies.findings import SAME, Reference, Study
 from hetplan.studies.page import pipes
 from hetplan.studies.rows import Row, read_rows
@@ -230,7 +230,11 @@ def rows(kept: Kept, sets: str = "*") -> str:
 def covered(kept: Kept, name: str) -> str:
     """Of how many instances of a set there are rows."""
     there = {(row["problem"], row["instance"]) for row in kept.rows()}
-    found = [(entry.problem, entry.name) in there for entry in library() if in_set(entry, name)]
+    found = [
+        (entry.problem, entry.name) in there
+        for entry in library()
+        if in_set(entry.problem, entry.name, name)
+    ]
     return f"{sum(found)} of {len(found)}"
 
 

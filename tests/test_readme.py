@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetplan.formulations import FAMILIES, family
-from hetplan.planner.strategy import STRATEGIES
+from hetplan.planner import STRATEGIES
 from markdown_pages import ROOT, Block, blocks
 from page_commands import prepare, run_as_shown, same, shell
 

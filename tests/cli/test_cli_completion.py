@@ -14,7 +14,7 @@ import pytest
 from fakes.cli import Call, Write
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import library
-from hetplan.planner.strategy import STRATEGIES
+from hetplan.planner import STRATEGIES
 from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.cluster import example_clusters
 from hetplan.profiling.zoo import BUILT_IN

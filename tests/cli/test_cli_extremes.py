@@ -19,8 +19,9 @@ from fakes.workloads import cluster_document, profile_document, small
 from hetplan.errors import InputError
 from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import load_from_library
+from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import Amp, AmpProblem
-from hetplan.planner.strategy import STRATEGIES, propose
+from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import ClusterFile
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload

@@ -15,7 +15,7 @@ import yaml
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
-from hetplan.planner.strategy import STRATEGIES
+from hetplan.planner import STRATEGIES
 from hetplan.runtime.plan import load_plan, parse_plan
 
 CANDIDATE_KEYS = (

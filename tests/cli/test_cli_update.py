@@ -75,8 +75,7 @@ def test_what_cannot_be_updated(hetplan: Call, folder: Path, tmp_path: Path) -> 
 
 def test_a_study(hetplan: Call, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
-    from hetplan.studies.records import findings_of_rows
-    from hetplan.studies.rows import write_row
+    from hetplan.studies.rows import findings_of_rows, write_row
     from hetplan.studies.tasks import tasks
     from hetplan.studies.work import perform
 

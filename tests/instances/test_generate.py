@@ -8,7 +8,7 @@ from hetplan.errors import InputError
 from hetplan.instances.envelope import parse_instance
 from hetplan.instances.generate import MAKERS, SIZES, draw
 from hetplan.instances.library import library
-from hetplan.instances.sets import SETS, in_set
+from hetplan.instances.shelf import SETS, in_set
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -51,4 +51,4 @@ def test_what_cannot_be_drawn() -> None:
 def test_every_set_has_instances() -> None:
     entries = library()
     for name in SETS:
-        assert any(in_set(entry, name) for entry in entries), name
+        assert any(in_set(entry.problem, entry.name, name) for entry in entries), name

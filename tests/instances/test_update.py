@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hetplan.instances.answers import Answer
 from hetplan.instances.envelope import save_instance
 from hetplan.instances.library import BestKnown, find
 from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
@@ -150,10 +151,9 @@ def test_a_record_that_is_refuted_is_told_and_left(folder: Path) -> None:
 
 
 def test_rows_of_another_instance_of_the_name_are_refused(folder: Path) -> None:
-    result = answer()
+    other = Answer.model_validate(answer())
     given = Finding(
-        where="rows", problem="ditto", instance=NAME, method="exact", by="exact", status="optimal",
-        objective=result["objective"], bound=result["bound"], decision=result["decision"], about=lambda instance: False,
-    )  # fmt: skip
+        where="rows", problem="ditto", instance=NAME, answer=other, about=lambda _: False
+    )
     [change] = changes(shelf(folder), [given])
     assert not change.news and "another instance" in change.refused[0]

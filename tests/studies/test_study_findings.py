@@ -11,10 +11,9 @@ import pytest
 
 from chromium import needs_chromium, rendered
 from hetplan.instances.library import find
-from hetplan.studies.findings import Study, cactus, profile
+from hetplan.studies.findings import Study, cactus, profile, row_size
 from hetplan.studies.page import html, markdown
 from hetplan.studies.rows import COLUMNS, Row
-from hetplan.studies.sizes import row_size
 
 
 def row(instance: str, method: str, **given: Any) -> Row:

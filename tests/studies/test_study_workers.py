@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from hetplan.solvers.options import Options
 from hetplan.studies import workers
-from hetplan.studies.study import carry_out
+from hetplan.studies.rows import carry_out
 from hetplan.studies.tasks import tasks
 workers.PRELOAD[:] = ["hetplan.studies.work"]
 work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(30), Options(threads=1, time_limit=20)))

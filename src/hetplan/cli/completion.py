@@ -51,7 +51,7 @@ problems = offering("hetplan.formulations:FAMILIES")
 models = offering("hetplan.profiling.zoo:BUILT_IN")
 devices = offering("hetplan.profiling.catalogue:catalogue", ending=":", many=True)
 precisions = offering("hetplan.profiling.precision:PRECISIONS", many=True)
-strategies = offering("hetplan.planner.strategy:STRATEGIES", many=True)
+strategies = offering("hetplan.planner:STRATEGIES", many=True)
 frameworks = offering("hetplan.runtime.export:EXPORTERS")
 
 
@@ -83,7 +83,7 @@ def instances(incomplete: str) -> list[str]:
 def sets(incomplete: str) -> list[str]:
     """Sets, problems and packaged instances."""
     from hetplan.formulations import FAMILIES
-    from hetplan.instances.sets import SETS
+    from hetplan.instances.shelf import SETS
 
     return beginning([*SETS, *FAMILIES, *instance_names()], incomplete)
 

@@ -217,8 +217,7 @@ def findings(given: list[str]) -> Iterator[Finding]:
 
     for argument in given:
         if os.path.isdir(argument):
-            from hetplan.studies.records import findings_of_rows
-            from hetplan.studies.rows import read_rows
+            from hetplan.studies.rows import findings_of_rows, read_rows
 
             yield from findings_of_rows(read_rows(Path(argument)), argument)
         else:

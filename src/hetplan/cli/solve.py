@@ -27,8 +27,8 @@ from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
+    from hetplan.instances.answers import Verdict
     from hetplan.instances.envelope import Instance
-    from hetplan.instances.judging import Verdict
     from hetplan.solvers.options import Options
     from hetplan.solvers.registry import Family
     from hetplan.solvers.result import Result
@@ -261,8 +261,7 @@ def check(
     is missing
     (a result that is infeasible or unknown has nothing to verify).
     """
-    from hetplan.instances.answers import read_claims
-    from hetplan.instances.judging import judge
+    from hetplan.instances.answers import judge, read_claims
 
     if instance == decision == "-":
         raise InputError("instance and decision cannot both come from standard input")

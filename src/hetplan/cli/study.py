@@ -33,7 +33,7 @@ from hetplan.errors import InputError
 from hetplan.text import Table
 
 if TYPE_CHECKING:
-    from hetplan.studies.study import Runner, Tally
+    from hetplan.studies.rows import Runner, Tally
     from hetplan.studies.tasks import Task
 
 SMOKE_SECONDS = 5.0
@@ -164,8 +164,7 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    from hetplan.studies.rows import arrow
-    from hetplan.studies.study import carry_out
+    from hetplan.studies.rows import arrow, carry_out
     from hetplan.studies.tasks import tasks
 
     if not sets and not smoke:

@@ -1,14 +1,21 @@
-"""The answer document: what `solve --json` prints, and what `check` reads back.
+"""The answer document: what `solve --json` prints, and what `check` reads back and judges.
 
     {"instance": …, "problem": …, "results": [{"method", "status", "objective", "bound", "gap",
      "seconds", "decision", …} …]}
 
-Objectives and bounds are in the instance's unit (seconds); unknown is null.
+Objectives and bounds are in the instance's unit (seconds); unknown is null. What is read back are
+claims; the evaluator prices every decision again, and what is stated beside it has to agree:
+(1) a decision breaks no constraint            (2) the objective stated is the decision's
+(3) the gap stated is (objective - bound) / objective
+(4) `optimal` has a bound that proves it (gap <= 1e-6); `optimal` and `feasible` have a decision,
+    and `infeasible` and `unknown` have none, nor an objective
+(5) no bound lies above a decision that holds, and nothing is infeasible where one holds, whoever
+    found it
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,10 +26,14 @@ from hetplan.errors import InputError
 from hetplan.instances.envelope import Instance, plain
 from hetplan.instances.library import BEST_FORMAT, parse_best_known
 from hetplan.schema import Name, parse
-from hetplan.solvers.result import Result
+from hetplan.solvers.registry import Evaluation, evaluate
+from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
+# Stated and recomputed objectives are equal up to this relative difference, gaps up to it as a
+# difference.
+TOLERANCE = 1e-6
 
 
 class Answer(BaseModel):
@@ -51,35 +62,70 @@ class AnswerFile(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What somebody states of a decision, or of there being none; None: nothing is stated.
+    """What somebody states of a decision, or of there being none; None: nothing is stated."""
 
-    source: method, or where it stands. decision: a model of the family's, None where no decision is
-    given.
-    """
-
-    source: str
-    decision: Any = None
+    source: str  # the method, or where it stands
+    decision: Any = None  # a model of the family's
     status: Status | None = None
     objective: float | None = None
     bound: float | None = None
     gap: float | None = None
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A claim as judged."""
+
+    claim: Claim
+    evaluation: Evaluation | None  # None where there is no decision to price
+    complaints: tuple[str, ...]  # violations and disagreements, one line each
+
+    @property
+    def objective(self) -> float | None:
+        """What the decision is worth; None without one, or where it breaks a constraint."""
+        return None if self.evaluation is None else self.evaluation.objective
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether everything stated is right; None where that cannot be told, for want of a
+        decision."""
+        if self.complaints:
+            return False
+        return None if self.evaluation is None else True
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "source": self.claim.source,
+            "valid": self.holds,
+            "objective": self.objective,
+            "stated_status": self.claim.status,
+            "stated_objective": self.claim.objective,
+            "stated_bound": self.claim.bound,
+            "stated_gap": self.claim.gap,
+            "parts": {} if self.evaluation is None else dict(self.evaluation.parts),
+            "complaints": list(self.complaints),
+        }
+
+
 def result_document(result: Result[Any]) -> dict[str, Any]:
     """One result as JSON types; the decision is null where none was found."""
+    same = [
+        "method",
+        "status",
+        "objective",
+        "bound",
+        "gap",
+        "seconds",
+        "message",
+        "solver",
+        "build_seconds",
+        "solve_seconds",
+    ]
     return {
-        "method": result.method,
-        "status": result.status,
-        "objective": result.objective,
-        "bound": result.bound,
-        "gap": result.gap,
-        "seconds": result.seconds,
+        **{name: getattr(result, name) for name in same},
         "decision": None if result.decision is None else plain(result.decision),
-        "message": result.message,
         "stop": str(result.stop),
-        "solver": result.solver,
-        "build_seconds": result.build_seconds,
-        "solve_seconds": result.solve_seconds,
         "details": dict(result.details),
     }
 
@@ -109,24 +155,24 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
                 source=best.found_by, decision=decision, objective=best.objective, bound=best.bound
             )
         ]
-    if isinstance(value, dict) and "results" in value:
-        answers = parse(AnswerFile, value, where=where)
-        check_problem(answers.problem, instance, where)
-        if not answers.results:
-            raise InputError("is empty", where=f"{where}: results", expected="one result at least")
-        return [claim_of(answer, i, instance, where) for i, answer in enumerate(answers.results)]
-    return [Claim(source="decision", decision=parse_decision(value, instance, where))]
+    if not isinstance(value, dict) or "results" not in value:
+        return [Claim(source="decision", decision=parse_decision(value, instance, where))]
+    answers = parse(AnswerFile, value, where=where)
+    check_problem(answers.problem, instance, where)
+    if not answers.results:
+        raise InputError("is empty", where=f"{where}: results", expected="one result at least")
+    return [
+        claim_of(answer, instance, where, "results", i, "decision")
+        for i, answer in enumerate(answers.results)
+    ]
 
 
-def claim_of(answer: Answer, index: int, instance: Instance, where: str) -> Claim:
-    """The result number `index` of an answer document; raises InputError where its decision is
-    malformed."""
+def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) -> Claim:
+    """What an answer claims; raises InputError where its decision, at `place`, is malformed."""
     decision = answer.decision
-    if decision is not None:
-        decision = parse_decision(decision, instance, where, "results", index, "decision")
     return Claim(
         source=answer.method,
-        decision=decision,
+        decision=None if decision is None else parse_decision(decision, instance, where, *place),
         status=answer.status,
         objective=answer.objective,
         bound=answer.bound,
@@ -146,3 +192,72 @@ def check_problem(problem: str, instance: Instance, where: str) -> None:
         raise InputError(
             "answers another problem", where=f"{where}: problem", got=problem, expected=expected
         )
+
+
+def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
+    """One verdict per claim; claims about one instance are held against each other, too."""
+    priced = [
+        None if claim.decision is None else evaluate(instance.family, instance.data, claim.decision)
+        for claim in claims
+    ]
+    holding = [
+        (e.objective, claim)
+        for e, claim in zip(priced, claims, strict=True)
+        if e and e.objective is not None
+    ]
+    best = min(holding, key=lambda pair: pair[0], default=None)
+    verdicts = []
+    for claim, evaluation in zip(claims, priced, strict=True):
+        complaints = [] if evaluation is None else list(evaluation.violations)
+        worth = None if evaluation is None else evaluation.objective
+        complaints += [*wrong_figures(claim, worth), *wrong_status(claim, worth)]
+        if best is not None:
+            complaints += refuted(claim, *best)
+        verdicts.append(Verdict(claim, evaluation, tuple(complaints)))
+    return verdicts
+
+
+def wrong_figures(claim: Claim, objective: float | None) -> Iterator[str]:
+    """(2) and (3); `objective` is the evaluator's."""
+    stated = claim.objective
+    if stated is not None and objective is not None and abs(stated - objective) > slack(objective):
+        yield f"stated objective {stated!r} is not the decision's ({objective!r})"
+    if claim.gap is not None:
+        gap = relative_gap(objective if stated is None else stated, claim.bound)
+        if gap is None:
+            yield f"stated gap {claim.gap!r} without an objective and a bound"
+        elif abs(claim.gap - gap) > TOLERANCE:
+            yield f"stated gap {claim.gap!r} is not that of objective and bound ({gap!r})"
+
+
+def wrong_status(claim: Claim, objective: float | None) -> Iterator[str]:
+    """(4); `objective` is the evaluator's."""
+    if claim.decision is None:
+        if claim.status in ("optimal", "feasible"):
+            yield f"stated {claim.status} without a decision"
+        if claim.objective is not None:
+            yield f"stated objective {claim.objective!r} without a decision"
+        return
+    if claim.status in ("infeasible", "unknown"):
+        yield f"stated {claim.status} with a decision"
+    if claim.status == "optimal":
+        gap = relative_gap(objective if claim.objective is None else claim.objective, claim.bound)
+        if claim.bound is None:
+            yield "stated optimal without a bound that proves it"
+        elif gap is not None and gap > OPTIMAL_GAP * (1 + TOLERANCE):
+            yield f"stated optimal with a gap of {gap!r}, expected at most {OPTIMAL_GAP!r}"
+
+
+def refuted(claim: Claim, objective: float, holder: Claim) -> Iterator[str]:
+    """(5): what the best decision that holds refutes."""
+    own = holder is claim
+    whose = "the decision's objective" if own else f"the objective of {holder.source}'s decision"
+    if claim.bound is not None and claim.bound > objective + slack(objective):
+        yield f"stated bound {claim.bound!r} exceeds {whose} ({objective!r})"
+    if claim.status == "infeasible" and not own:
+        yield f"stated infeasible, but {holder.source}'s decision holds"
+
+
+def slack(objective: float) -> float:
+    """How far a figure may lie from a recomputed objective."""
+    return TOLERANCE * max(abs(objective), 1e-300)

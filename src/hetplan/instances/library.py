@@ -16,34 +16,31 @@ import fnmatch
 from dataclasses import dataclass
 from importlib.resources import as_file
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final, Literal
 
-from hetplan.files import read_json
-from hetplan.instances.envelope import Instance, parse_instance
+from hetplan.files import read_json, to_json, write_text
+from hetplan.instances.envelope import Instance, parse_instance, save_instance
 from hetplan.instances.shelf import shelved
 from hetplan.names import unknown_name
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
-from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
+from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
 
 BEST_FORMAT: Final = "hetplan-best-known"
 BEST_VERSION: Final = 1
 
 
 class BestKnown(StrictModel):
-    """What is known about one instance: the best decision and the best proven lower bound (None:
-    none known).
-
-    found_by, proved_by: method and version that gave the decision and the bound.
-    """
+    """What is known about one instance."""
 
     format: Literal["hetplan-best-known"]
     version: Literal[1]
     problem: Name
     instance: Name
-    objective: NonNegative
-    bound: NonNegative | None = None
-    found_by: Name
-    proved_by: Name | None = None
+    objective: NonNegative  # of the best decision
+    bound: NonNegative | None = None  # the best proven lower bound
+    found_by: Name  # method and version that gave the decision
+    proved_by: Name | None = None  # and the bound
     note: str = ""
     decision: dict[str, Any]
 
@@ -97,18 +94,15 @@ def library(
     return [
         entry
         for entry in (Entry(*row) for row in shelved(root))
-        if problem in (None, entry.problem)
-        and (name is None or fnmatch.fnmatchcase(entry.name, name))
+        if problem in (None, entry.problem) and fnmatch.fnmatchcase(entry.name, name or "*")
     ]
 
 
 def find(name: str, *, root: Traversable | None = None) -> Entry | None:
     """The packaged instance called `name` or `problem/name`; None where there is none of that
     name."""
-    for entry in library(root=root):
-        if name in (entry.name, f"{entry.problem}/{entry.name}"):
-            return entry
-    return None
+    every = library(root=root)
+    return next((e for e in every if name in (e.name, f"{e.problem}/{e.name}")), None)
 
 
 def load_from_library(name: str, *, root: Traversable | None = None) -> Instance:
@@ -129,3 +123,32 @@ def load_from_library(name: str, *, root: Traversable | None = None) -> Instance
 def _read(resource: Traversable) -> Any:
     with as_file(resource) as path:
         return read_json(path)
+
+
+def add_to_library(
+    folder: Path, instance: Instance, result: Result[Any], *, note: str = "", packed: bool = False
+) -> None:
+    """Write `<name>.json` (`.json.gz` when packed) and `<name>.best.json` into `folder`, creating
+    it.
+
+    Raises ValueError when the result has no decision: an instance in the library has a best-known
+    one.
+    """
+    if result.decision is None:
+        raise ValueError(f"{instance.name}: {result.status}, expected a decision to record")
+    by = f"{result.method} ({result.solver})"
+    record = {
+        "format": BEST_FORMAT,
+        "version": BEST_VERSION,
+        "problem": instance.problem,
+        "instance": instance.name,
+        "objective": result.objective,
+        "bound": result.bound,
+        "found_by": by,
+        "proved_by": by if result.bound is not None else None,
+        "note": note,
+        "decision": result.decision.model_dump(mode="json"),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_instance(instance, folder / f"{instance.name}.json{'.gz' if packed else ''}")
+    write_text(folder / f"{instance.name}.best.json", to_json(record))

@@ -12,15 +12,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, write_text
-from hetplan.instances.answers import AnswerFile, Claim, Status, parse_decision
+from hetplan.instances.answers import (
+    Answer,
+    AnswerFile,
+    Claim,
+    Verdict,
+    claim_of,
+    judge,
+    parse_decision,
+)
 from hetplan.instances.envelope import Instance, load_instance
-from hetplan.instances.judging import Verdict, judge
 from hetplan.instances.library import BEST_FORMAT, BEST_VERSION, BestKnown, Entry, library
 from hetplan.instances.shelf import record_name
 from hetplan.schema import parse
@@ -31,36 +37,30 @@ NEWS = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one run says of an instance. where: its source, for messages. by: method and solver, for
-    the record.
+    """What one run says of an instance."""
 
-    about: whether it was made on exactly this instance; None where that is not told.
-    """
-
-    where: str
+    where: str  # its source, for messages
     problem: str
     instance: str
-    method: str
-    by: str
-    status: Status | None = None
-    objective: float | None = None
-    bound: float | None = None
-    decision: dict[str, Any] | None = None
+    answer: Answer
+    # Whether it was made on exactly this instance; None where that is not told.
     about: Callable[[Instance], bool] | None = None
+
+    @property
+    def by(self) -> str:
+        """Method and solver, for the record."""
+        method, solver = self.answer.method, self.answer.solver
+        return f"{method} ({solver})"[:200] if solver else method
 
 
 @dataclass(frozen=True)
 class Change:
-    """What the findings of one instance come to. before: None where there was no record; after:
-    None where none can be.
-
-    refused: a line for each finding that is not to be believed.
-    """
+    """What the findings of one instance come to."""
 
     entry: Entry
-    before: BestKnown | None
-    after: BestKnown | None
-    refused: tuple[str, ...]
+    before: BestKnown | None  # None where there was no record
+    after: BestKnown | None  # None where none can be
+    refused: tuple[str, ...]  # a line for each finding that is not to be believed
 
     @property
     def news(self) -> bool:
@@ -69,18 +69,13 @@ class Change:
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
-        figures = {
-            name: {
-                key: getattr(record, key, None)
-                for key in ("objective", "bound", "found_by", "proved_by")
-            }
-            for name, record in (("before", self.before), ("after", self.after))
-        }
+        keys = ("objective", "bound", "found_by", "proved_by")
+        records = {"before": self.before, "after": self.after}
         return {
             "problem": self.entry.problem,
             "instance": self.entry.name,
             "changed": self.news,
-            **figures,
+            **{n: {key: getattr(r, key, None) for key in keys} for n, r in records.items()},
         }
 
 
@@ -92,34 +87,25 @@ def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
             where=f"{where}: {answer.method}",
             problem=answers.problem,
             instance=answers.instance,
-            method=answer.method,
-            by=f"{answer.method} ({answer.solver})"[:200] if answer.solver else answer.method,
-            status=answer.status,
-            objective=answer.objective,
-            bound=answer.bound,
-            decision=answer.decision,
+            answer=answer,
         )
 
 
 def shelf(folder: Path | None) -> list[Entry]:
-    """Where records lie: the packaged library, or every instance file in a folder and below."""
+    """Where records lie: the packaged library, or every instance file in a folder and below (other
+    JSON may lie beside them)."""
     if folder is None:
         return library()
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder))
-    found = []
+    entries = []
     for path in sorted(folder.rglob("*.json*")):
         record = record_name(path.name)
-        if record is not None and is_instance(path):
+        value = None if record is None else read_json(path)
+        if record and isinstance(value, dict) and value.get("format") == "hetplan-instance":
             made = load_instance(path)
-            found.append(Entry(made.problem, made.name, path, path.with_name(record)))
-    return found
-
-
-def is_instance(path: Path) -> bool:
-    """Whether it says so itself; other JSON may lie beside instances."""
-    value = read_json(path)
-    return isinstance(value, dict) and value.get("format") == "hetplan-instance"
+            entries.append(Entry(made.problem, made.name, path, path.with_name(record)))
+    return entries
 
 
 def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[Change]:
@@ -140,42 +126,29 @@ def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[C
 def change(entry: Entry, findings: Sequence[Finding]) -> Change:
     """The record of one instance after its findings."""
     instance, before = entry.load(), entry.best_known()
-    usable, refused = [], []
+    usable: list[tuple[Finding, Claim]] = []
+    refused = []
     for finding in findings:
         if finding.about is not None and not finding.about(instance):
             refused.append(f"{finding.where}: is about another instance called {entry.name}")
             continue
         try:
-            usable.append((finding, claim_of(finding, instance)))
+            claim = claim_of(finding.answer, instance, finding.where, "decision")
+            usable.append((finding, claim))
         except InputError as error:
             refused.append(str(error))
     known = [] if before is None else [claim_of_record(before, instance)]
-    verdicts = judge([claim for _, claim in usable] + known, instance)
-    for (finding, _), verdict in zip(usable, verdicts, strict=False):
-        refused += [f"{finding.where}: {complaint}" for complaint in verdict.complaints]
-    if known and verdicts[-1].complaints:
-        refused += [
-            f"{entry.name}: the record itself: {complaint}" for complaint in verdicts[-1].complaints
-        ]
-        return Change(entry, before, before, tuple(refused))
-    good = [(f, v) for (f, _), v in zip(usable, verdicts, strict=False) if not v.complaints]
-    return Change(
-        entry, before, with_bound(with_decision(before, good), good, instance), tuple(refused)
-    )
-
-
-def claim_of(finding: Finding, instance: Instance) -> Claim:
-    """The finding with its decision read; raises InputError where that is malformed."""
-    decision = finding.decision
-    return Claim(
-        source=finding.method,
-        decision=None
-        if decision is None
-        else parse_decision(decision, instance, finding.where, "decision"),
-        status=finding.status,
-        objective=finding.objective,
-        bound=finding.bound,
-    )
+    verdicts = judge([*(claim for _, claim in usable), *known], instance)
+    own = verdicts.pop() if known else None
+    judged = [(f, verdict) for (f, _), verdict in zip(usable, verdicts, strict=True)]
+    refused += [f"{f.where}: {complaint}" for f, v in judged for complaint in v.complaints]
+    after = before
+    if own is not None and own.complaints:
+        refused += [f"{entry.name}: the record itself: {complaint}" for complaint in own.complaints]
+    else:
+        good = [(f, v) for f, v in judged if not v.complaints]
+        after = with_bound(with_decision(before, good), good, instance)
+    return Change(entry, before, after, tuple(refused))
 
 
 def claim_of_record(record: BestKnown, instance: Instance) -> Claim:
@@ -191,24 +164,21 @@ def with_decision(
 ) -> BestKnown | None:
     """The record with the best decision; as it was where none is better."""
     priced = [(v.objective, f) for f, v in good if v.objective is not None]
-    if not priced:
+    objective, finding = min(priced, key=lambda pair: pair[0], default=(0.0, None))
+    if finding is None or (before is not None and objective >= before.objective * (1 - NEWS)):
         return before
-    objective, finding = min(priced, key=lambda pair: pair[0])
-    if before is not None and objective >= before.objective * (1 - NEWS):
-        return before
-    assert finding.decision is not None
-    if before is not None:
-        return replace_in(
-            before, objective=objective, found_by=finding.by, decision=finding.decision
-        )
-    return BestKnown(
-        format=BEST_FORMAT,
-        version=BEST_VERSION,
-        problem=finding.problem,
-        instance=finding.instance,
-        objective=objective,
-        found_by=finding.by,
-        decision=finding.decision,
+    old = {} if before is None else before.model_dump()
+    return BestKnown.model_validate(
+        {
+            "format": BEST_FORMAT,
+            "version": BEST_VERSION,
+            "problem": finding.problem,
+            "instance": finding.instance,
+            **old,
+            "objective": objective,
+            "found_by": finding.by,
+            "decision": finding.answer.decision,
+        }
     )
 
 
@@ -219,43 +189,34 @@ def with_bound(
     the objective."""
     exact = {method.name for method in instance.family.methods if method.exact}
     proved = [
-        (f.bound, f)
+        (f.answer.bound, f.by)
         for f, v in good
-        if f.bound is not None
-        and f.method in exact
+        if f.answer.bound is not None
+        and f.answer.method in exact
         and (f.about is not None or v.objective is not None)
     ]
     if record is None or not proved:
         return record
-    bound, finding = max(proved, key=lambda pair: pair[0])
+    bound, by = max(proved)
     bound = min(bound, record.objective)
-    if record.bound is not None and bound <= record.bound * (1 + NEWS):
-        # rounding may leave a bound a hair above a better decision
-        return (
-            record
-            if record.bound <= record.objective
-            else replace_in(record, bound=record.objective)
-        )
-    return replace_in(record, bound=bound, proved_by=finding.by)
+    if record.bound is None or bound > record.bound * (1 + NEWS):
+        return replaced(record, bound=bound, proved_by=by)
+    # rounding may leave a bound a hair above a better decision
+    return replaced(record, bound=min(record.bound, record.objective))
 
 
-def replace_in(record: BestKnown, **fields: Any) -> BestKnown:
+def replaced(record: BestKnown, **fields: Any) -> BestKnown:
     """The record with other values, checked."""
     return BestKnown.model_validate({**record.model_dump(), **fields})
 
 
 def write(change: Change) -> None:
-    """Put the new record in its place, whole; raises InputError where it cannot be written."""
+    """Put the new record in its place, whole; raises InputError where the library is no folder (a
+    zip archive, say)."""
+    file = change.entry.best_file
+    if not isinstance(file, Path):
+        raise InputError(
+            "its library is not a folder that can be written to", where=change.entry.name
+        )
     assert change.after is not None
-    write_text(
-        place(change.entry.best_file, change.entry.name),
-        to_json(change.after.model_dump(mode="json")),
-    )
-
-
-def place(resource: Traversable, name: str) -> Path:
-    """The file of a record; raises InputError where the library is no folder (a zip archive,
-    say)."""
-    if not isinstance(resource, Path):
-        raise InputError("its library is not a folder that can be written to", where=name)
-    return resource
+    write_text(file, to_json(change.after.model_dump(mode="json")))

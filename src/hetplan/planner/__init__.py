@@ -1,1 +1,16 @@
-"""The planner: one workload posed as each paper's problem, all solved, and their plans ranked."""
+"""One workload posed as several papers' problems, all solved; plans replayed, ranked, explained.
+
+Here stand the names alone, so that completing a command loads nothing else.
+"""
+
+# Strategy -> "module:class", imported when it is used. Adding one is a file and a line here.
+STRATEGIES: dict[str, str] = {
+    "amp": "hetplan.planner.amp:Amp",
+    "poplar": "hetplan.planner.poplar:Poplar",
+    "astra": "hetplan.planner.astra:Astra",
+    "ditto": "hetplan.planner.ditto:Ditto",
+    "dp": "hetplan.planner.data_parallel:DataParallel",
+    "hap": "hetplan.planner.hap:Hap",
+}
+ALL = "all"  # of them
+AUTO = "auto"  # every precision that all devices have

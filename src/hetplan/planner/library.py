@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
+from hetplan.planner import AUTO
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, chosen
@@ -27,7 +28,6 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
 TIME_LIMIT = 60.0
-AUTO = "auto"
 # What `auto` stands for; of equals the first wins, and bf16 needs no loss scaling.
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 

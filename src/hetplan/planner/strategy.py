@@ -1,7 +1,7 @@
-"""The strategies that the planner knows, and what each has to offer.
+"""What a strategy has to offer, and how it is asked.
 
-Adding one is a file with a class, and a line in `STRATEGIES`. `planner/data_parallel.py` is the
-shortest.
+Adding one is a file with a class, and a line in `hetplan.planner.STRATEGIES`.
+`planner/data_parallel.py` is the shortest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.names import unknown_name
+from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.candidate import Candidate, Method
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, PlanDevice, PlanWorkload, Replica, Stage
@@ -21,17 +22,6 @@ from hetplan.solvers.run import Progress, Run
 
 # Strategy -> name -> value, as JSON types.
 Settings = Mapping[str, Mapping[str, object]]
-
-# Name -> "module:class", imported when it is used.
-STRATEGIES: dict[str, str] = {
-    "amp": "hetplan.planner.amp:Amp",
-    "poplar": "hetplan.planner.poplar:Poplar",
-    "astra": "hetplan.planner.astra:Astra",
-    "ditto": "hetplan.planner.ditto:Ditto",
-    "dp": "hetplan.planner.data_parallel:DataParallel",
-    "hap": "hetplan.planner.hap:Hap",
-}
-ALL = "all"
 
 
 class Problem(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 from hetplan.errors import InputError, one_line
 from hetplan.studies.rows import Row
 from hetplan.studies.tasks import Task
-from hetplan.studies.work import as_task, failed
+from hetplan.studies.work import failed
 from hetplan.studies.workers import run_tasks
 
 # How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
@@ -27,12 +27,12 @@ CONNECT_SECONDS = 20
 RENEW_EVERY = "5s"
 
 
-def perform_there(given: dict[str, Any], memory_bytes: int | None) -> Row:
+def perform_there(task: Task, memory_bytes: int | None) -> Row:
     """On a worker: one task in its own process."""
     # A nanny's worker is daemonic, and Python lets such a process have no children, lest they
     # outlive it. A task does not: it ends when the pipe to the worker closes.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    return next(run_tasks([as_task(given)], 1, memory_bytes=memory_bytes, stop=lambda: False))
+    return next(run_tasks([task], 1, memory_bytes=memory_bytes, stop=lambda: False))
 
 
 def dask() -> Any:
@@ -124,10 +124,7 @@ def run_on(
             if task is None:
                 return
             known[task.key] = task
-            future = client.submit(
-                perform_there, task.as_dict(), memory_bytes, key=task.key, pure=False
-            )
-            pending.add(future)
+            pending.add(client.submit(perform_there, task, memory_bytes, key=task.key, pure=False))
 
     submit(AHEAD * max(1, sum(client.nthreads().values())))
     for future in pending:

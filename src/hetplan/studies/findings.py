@@ -8,17 +8,24 @@ predicted iteration times in seconds.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+from hetplan.errors import InputError
+from hetplan.instances.envelope import Instance
+from hetplan.instances.library import find
 from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row
 
 # Excess up to this is called the optimum: the gap at which proofs may stop.
 SAME = 2 * OPTIMAL_GAP
+PROVEN = ("optimal", "infeasible")
 
 
 @dataclass(frozen=True)
@@ -38,24 +45,19 @@ class Reference:
 @dataclass(frozen=True)
 class Summary:
     """One method on one problem. Shares from 0 to 1; excesses and seconds None where no run has
-    any.
-
-    solved: runs with a decision. proven: runs that ended with a proof (optimal or infeasible).
-    missed: of the solved runs on instances whose optimum is proven, the share above it. worst: the
-    row of the largest excess.
-    """
+    any."""
 
     problem: str
     method: str
     exact: bool
     runs: int
-    solved: int
-    proven: int
-    missed: float | None
+    solved: int  # runs with a decision
+    proven: int  # runs that ended with a proof (optimal or infeasible)
+    missed: float | None  # of the solved on instances with a proven optimum, the share above it
     median_excess: float | None
     mean_excess: float | None
     worst_excess: float | None
-    worst: Row | None
+    worst: Row | None  # the one of that excess
     median_seconds: float | None
     most_seconds: float | None
     most_bytes: int | None
@@ -114,7 +116,7 @@ class Study:
             exact=rows[0]["exact"],
             runs=len(rows),
             solved=len(solved),
-            proven=sum(row["status"] in ("optimal", "infeasible") for row in rows),
+            proven=sum(row["status"] in PROVEN for row in rows),
             missed=sum(excess > SAME for excess in certain) / len(certain) if certain else None,
             median_excess=over(statistics.median, excesses),
             mean_excess=over(statistics.fmean, excesses),
@@ -122,9 +124,7 @@ class Study:
             worst=None if worst is None else worst[1],
             median_seconds=over(statistics.median, seconds),
             most_seconds=max(seconds, default=None),
-            most_bytes=max(
-                (row["peak_bytes"] for row in rows if row["peak_bytes"] is not None), default=None
-            ),
+            most_bytes=max(filter(None, (row["peak_bytes"] for row in rows)), default=None),
         )
 
     def worst_cases(self, count: int) -> list[tuple[float, Row]]:
@@ -185,7 +185,7 @@ def over(function: Callable[[Sequence[float]], float], values: Sequence[float]) 
 def cactus(rows: Iterable[Row]) -> list[float]:
     """Seconds of the runs that ended with a proof, ascending: the k-th is when k instances are
     proven."""
-    return sorted(row["seconds"] for row in rows if row["status"] in ("optimal", "infeasible"))
+    return sorted(row["seconds"] for row in rows if row["status"] in PROVEN)
 
 
 def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, list[float]]:
@@ -197,7 +197,7 @@ def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, lis
     """
     seconds: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for row in study.of(problem):
-        if row["method"] in methods and row["status"] in ("optimal", "infeasible"):
+        if row["method"] in methods and row["status"] in PROVEN:
             seconds[row["instance"], row["seed"]][row["method"]] = max(row["seconds"], 1e-6)
     ratios: dict[str, list[float]] = {method: [] for method in methods}
     for times in seconds.values():
@@ -211,3 +211,52 @@ def instances_of(study: Study) -> list[tuple[str, str, str]]:
     """(set, problem, instance) of the rows, each instance once."""
     found = {instance_of(row): row["set"] for row in study.rows}
     return [(name, *instance) for instance, name in found.items()]
+
+
+# Where a row's details say how large its instance is.
+SIZE_KEY = "instance_size"
+# Problem -> what is counted, and how, of the instance's data.
+SIZES: Mapping[str, tuple[str, Callable[[Any], int]]] = {
+    "amp": ("devices × layers", lambda data: len(data.devices) * len(data.layers)),
+    "astra": (
+        "stages × layers × types",
+        lambda data: data.stages * data.layers * len(data.device_types),
+    ),
+    "hap": ("triples × devices", lambda data: len(data.triples) * len(data.devices)),
+    "poplar": (
+        "devices × largest micro-batch",
+        lambda data: sum(len(d.step_seconds) for d in data.devices),
+    ),
+    "ditto": (
+        "devices × layers",
+        lambda data: (
+            sum(kind.nodes * kind.devices_per_node for kind in data.device_types)
+            * len(data.device_types[0].forward_seconds)
+        ),
+    ),
+}
+
+
+def size_of(instance: Instance) -> int | None:
+    """How large an instance is; None for a problem without a measure."""
+    measure = SIZES.get(instance.problem)
+    return None if measure is None else measure[1](instance.data)
+
+
+def row_size(row: Row) -> int | None:
+    """Of a row's instance: as its details say, else of the library's instance of that name; None
+    where unknown."""
+    told = json.loads(row["details_json"] or "{}").get(SIZE_KEY)
+    return int(told) if told is not None else library_size(row["problem"], row["instance"])
+
+
+@cache
+def library_size(problem: str, name: str) -> int | None:
+    """Of a packaged instance; None where there is none of that name."""
+    entry = find(f"{problem}/{name}")
+    if entry is None:
+        return None
+    try:
+        return size_of(entry.load())
+    except InputError:  # from a later version of the format: its size is not known here
+        return None

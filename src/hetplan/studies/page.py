@@ -7,40 +7,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
+from hetplan.formulations import family
 from hetplan.solvers.result import relative_gap
 from hetplan.studies.charts import as_svg, charts
-from hetplan.studies.findings import Study, Summary, instances_of
+from hetplan.studies.findings import SIZES, Study, Summary, instances_of, row_size
 from hetplan.studies.rows import Row
-from hetplan.studies.sizes import SIZES, row_size
 from hetplan.text import bytes_text, number_text, percent_text, seconds_text
 
 WORST = 20
+FIGURES = "Objectives are predicted iteration times; seconds of solves and memory are measured."
 HEADER = (
-    "method", "proves optima", "runs", "solved", "proven", "misses the optimum", "median above", "mean above",
-    "most above", "speed-up of the best", "median time", "longest", "peak memory",
-)  # fmt: skip
+    *("method", "proves optima", "runs", "solved", "proven", "misses the optimum"),
+    *("median above", "mean above", "most above", "speed-up of the best"),
+    *("median time", "longest", "peak memory"),
+)
 CASES = ("instance", "method", "above the best known", "best known", "time")
 INSTANCES = ("instance", "set", "problem", "size", "best known", "bound", "gap", "found by")
 ROWS = (
-    "set",
-    "problem",
-    "instance",
-    "method",
-    "seed",
-    "status",
-    "objective",
-    "bound",
-    "gap",
-    "time",
-    "memory",
-    "message",
+    *("set", "problem", "instance", "method", "seed", "status"),
+    *("objective", "bound", "gap", "time", "memory", "message"),
 )
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1b1b1b }
-table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block; overflow-x: auto }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem;
+  color: #1b1b1b }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block;
+  overflow-x: auto }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right;
+  white-space: nowrap }
 th:first-child, td:first-child, td.text { text-align: left } th { border-bottom: 2px solid #888 }
-tr:target { background: #fff3c4 } figure { margin: 1.2rem 0 } figcaption { font-size: 13px; color: #555 }
+tr:target { background: #fff3c4 } figure { margin: 1.2rem 0 }
+figcaption { font-size: 13px; color: #555 }
 svg { max-width: 100%; height: auto } .warn { color: #a00000; font-weight: 600 }
 """
 
@@ -137,43 +133,41 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
 
 def html(study: Study, title: str) -> str:
     """The page."""
-    return "\n".join(_html(study, title)) + "\n"
+    return "\n".join(lines(study, title)) + "\n"
 
 
-def _html(study: Study, title: str) -> Iterator[str]:
-    from hetplan.formulations import family
-
+def lines(study: Study, title: str) -> Iterator[str]:
+    """The page's parts."""
     yield "<!DOCTYPE html>"
     yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<style>{STYLE}</style></head><body>"
     yield f"<h1>{escape(title)}</h1>"
-    yield "<p>Objectives are predicted iteration times; seconds of solves and memory are measured.</p><ul>"
+    yield f"<p>{FIGURES}</p><ul>"
     yield from (f"<li>{escape(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
     yield from (f'<p class="warn">{escape(line)}</p>' for line in study.conflicts())
     for problem in study.problems:
-        found = family(problem)
-        yield f'<h2 id="{problem}">{problem}: {escape(found.title)}</h2><p>{escape(found.paper)}</p>'
+        own = family(problem)
+        yield f'<h2 id="{problem}">{problem}: {escape(own.title)}</h2><p>{escape(own.paper)}</p>'
         yield from table(HEADER, [cells(summary) for summary in study.summaries(problem)])
-        for caption, made in charts(study, problem).items():
-            yield f"<figure>{as_svg(made)}<figcaption>{problem}: {escape(caption)}</figcaption></figure>"
+        for text, made in charts(study, problem).items():
+            caption = f"<figcaption>{problem}: {escape(text)}</figcaption>"
+            yield f"<figure>{as_svg(made)}{caption}</figure>"
     worst = study.worst_cases(WORST)
     if worst:
         yield '<h2 id="worst">Worst cases of the heuristics</h2>'
         links = [{0: anchor(row), 1: f"row-{row['key']}"} for _, row in worst]
         yield from table(CASES, [case_cells(study, *pair) for pair in worst], links=links)
-    yield '<h2 id="instances">Instances</h2><p><code>hetplan instances show NAME</code> shows one of the library.</p>'
+    yield '<h2 id="instances">Instances</h2>'
+    yield "<p><code>hetplan instances show NAME</code> shows one of the library.</p>"
     listed = instances_of(study)
     keys = [f"instance-{problem}-{instance}" for _, problem, instance in listed]
     yield from table(INSTANCES, [instance_cells(study, *one) for one in listed], keys=keys)
     yield '<h2 id="rows">All runs</h2>'
-    yield from table(
-        ROWS,
-        [row_cells(row) for row in study.rows],
-        keys=[f"row-{row['key']}" for row in study.rows],
-        links=[{2: anchor(row)} for row in study.rows],
-    )
+    keys = [f"row-{row['key']}" for row in study.rows]
+    links = [{2: anchor(row)} for row in study.rows]
+    yield from table(ROWS, [row_cells(row) for row in study.rows], keys=keys, links=links)
     yield "</body></html>"
 
 
@@ -207,24 +201,15 @@ def table(
 
 def markdown(study: Study, title: str) -> str:
     """The same without pictures and raw rows."""
-    from hetplan.formulations import family
-
-    lines = [
-        f"# {title}",
-        "",
-        "Objectives are predicted iteration times; seconds and memory are measured.",
-        "",
-    ]
-    lines += [f"- {line}" for line in origin(study.rows)] + [""]
-    lines += [f"**{line}**" for line in study.conflicts()]
+    text = [f"# {title}", "", FIGURES, "", *(f"- {line}" for line in origin(study.rows)), ""]
+    text += [f"**{line}**" for line in study.conflicts()]
     for problem in study.problems:
-        lines += [f"## {problem}: {family(problem).title}", ""]
-        lines += [*pipes(HEADER, [cells(summary) for summary in study.summaries(problem)]), ""]
-    worst = study.worst_cases(WORST)
+        summaries = [cells(summary) for summary in study.summaries(problem)]
+        text += [f"## {problem}: {family(problem).title}", "", *pipes(HEADER, summaries), ""]
+    worst = [case_cells(study, *pair) for pair in study.worst_cases(WORST)]
     if worst:
-        lines += ["## Worst cases of the heuristics", ""]
-        lines += [*pipes(CASES, [case_cells(study, *pair) for pair in worst]), ""]
-    return "\n".join(lines)
+        text += ["## Worst cases of the heuristics", "", *pipes(CASES, worst), ""]
+    return "\n".join(text)
 
 
 def pipes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

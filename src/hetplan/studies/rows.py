@@ -1,4 +1,6 @@
-"""A study's rows: one small Parquet file each under DIR/rows, written whole or not at all.
+"""A study and its rows: tasks that have no row yet are done, and each row is written as it ends.
+
+Rows are one small Parquet file each under DIR/rows, written whole or not at all.
 
 A file per row needs no lock and no repair: whatever kills a study, finished rows stay and
 unfinished ones were never there. Any Parquet reader takes the folder as one table.
@@ -8,12 +10,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
+from hetplan.instances.answers import Answer
+from hetplan.instances.envelope import Instance
+from hetplan.instances.update import Finding
+from hetplan.studies.tasks import Subject, Task, task_key
 
 FOLDER = "rows"
 # Many rows in one file.
@@ -79,22 +88,16 @@ def schema() -> Any:
 
 def write_row(folder: Path, row: Row) -> None:
     """Add a row, atomically; one of the same key is replaced."""
-    pa = arrow()
-    table = pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS}], schema=schema())
-    buffer = io.BytesIO()
-    pa.parquet.write_table(table, buffer, compression="zstd")
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / FOLDER / f"{row['key']}.parquet", buffer.getvalue())
+    write_rows(folder / FOLDER / f"{row['key']}.parquet", [row])
 
 
-def write_rows(path: Path, rows: list[Row]) -> None:
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Many rows as one file, to keep; as the file PACKED in a folder `rows` they are a study
     again."""
     pa = arrow()
-    table = pa.Table.from_pylist(
-        [{name: row.get(name) for name in COLUMNS} for row in rows], schema=schema()
-    )
+    cells = [{name: row.get(name) for name in COLUMNS} for row in rows]
     buffer = io.BytesIO()
+    table = pa.Table.from_pylist(cells, schema=schema())
     pa.parquet.write_table(table, buffer, compression="zstd", compression_level=19)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, buffer.getvalue())
@@ -137,3 +140,74 @@ def read_rows(folder: Path) -> list[Row]:
 def text(value: object) -> str:
     """Compact JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+Runner = Callable[[Iterable[Task]], Iterator[Row]]
+
+
+@dataclass
+class Tally:
+    """How far a study is."""
+
+    total: int
+    known: int  # rows from before
+    counts: Counter[str] = field(default_factory=Counter)  # rows of now, by status
+
+    @property
+    def done(self) -> int:
+        """Rows there are."""
+        return self.known + sum(self.counts.values())
+
+    def text(self) -> str:
+        """`12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
+        parts = [f"{n} {status}" for status, n in sorted(self.counts.items())]
+        earlier = [f"{self.known} from before"] if self.known else []
+        told = ", ".join(earlier + parts)
+        return f"{self.done} of {self.total} runs" + (f": {told}" if told else "")
+
+
+def carry_out(
+    tasks: Sequence[Task],
+    folder: Path,
+    runner: Runner,
+    watch: Callable[[Tally], None] | None = None,
+) -> Tally:
+    """Do what has no row in `folder` yet; the tally at the end, or where the runner stopped
+    early."""
+    there = keys(folder)
+    left = [task for task in tasks if task.key not in there]
+    tally = Tally(len(tasks), len(tasks) - len(left))
+    if watch is not None:
+        watch(tally)
+    for row in runner(left):
+        write_row(folder, row)
+        tally.counts[row["status"]] += 1
+        if watch is not None:
+            watch(tally)
+    return tally
+
+
+def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
+    """What rows with a decision or a bound say for best-known records; a row's key tells exactly
+    which instance it is of."""
+    for row in rows:
+        if row["decision_json"] is None and row["bound"] is None:
+            continue
+        decision = row["decision_json"]
+        answer = Answer(
+            decision=None if decision is None else json.loads(decision),
+            **{key: row[key] for key in ("method", "status", "objective", "bound", "solver")},
+        )
+        yield Finding(
+            where=f"{where}: {row['instance']} by {row['method']} (row {row['key']})",
+            problem=row["problem"],
+            instance=row["instance"],
+            answer=answer,
+            about=partial(made_on, row),
+        )
+
+
+def made_on(row: Row, instance: Instance) -> bool:
+    """Whether the row's key is that of this instance, its method and its options."""
+    key = task_key(Subject(instance).digest, row["method"], json.loads(row["options_json"]))
+    return bool(key == row["key"])

@@ -7,15 +7,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.instances.envelope import Instance, load_instance
 from hetplan.instances.library import Entry, find, library
-from hetplan.instances.sets import SETS, in_set
-from hetplan.instances.shelf import record_name
+from hetplan.instances.shelf import SETS, in_set, record_name
 from hetplan.names import unknown_name
 from hetplan.solvers.options import Options
 
@@ -25,11 +24,10 @@ HEURISTICS, EXACT = "heuristics", "exact-methods"
 
 @dataclass(frozen=True)
 class Subject:
-    """An instance of the study. best, bound: what the library knows of it, None where it is not the
-    library's."""
+    """An instance of the study."""
 
     instance: Instance
-    best: float | None = None
+    best: float | None = None  # what the library knows of it, None where it is not the library's
     bound: float | None = None
 
     @property
@@ -41,16 +39,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Task:
-    """One solve, as JSON types: it travels to other processes and machines.
-
-    document: the instance file's content. options: as `Options.as_dict`.
-    """
+    """One solve, of JSON types: it travels to other processes and machines."""
 
     key: str
     set: str
-    document: dict[str, Any]
+    document: dict[str, Any]  # the instance file's content
     method: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # as `Options.as_dict`
     best_known: float | None
     bound_known: float | None
 
@@ -69,10 +64,6 @@ class Task:
         """Seconds for the solve."""
         limit = self.options["time_limit"]
         return None if limit is None else float(limit)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON types."""
-        return asdict(self)
 
 
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
@@ -102,7 +93,9 @@ def named(name: str) -> Iterator[Subject]:
         yield of_file(Path(name))
         return
     entry = find(name)
-    entries = [entry] if entry is not None else [e for e in library() if in_set(e, name)]
+    entries = (
+        [entry] if entry is not None else [e for e in library() if in_set(e.problem, e.name, name)]
+    )
     if not entries:
         known = [*SETS, *dict.fromkeys(e.problem for e in library())]
         raise unknown_name(

@@ -1,23 +1,32 @@
-"""One task from beginning to row, in the process that is to do it."""
+"""One task from beginning to row, in the process that is to do it; and where and with what its
+figures are taken."""
 
 from __future__ import annotations
 
+import os
+import platform
+import resource
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from hetplan import __version__
 from hetplan.errors import HetplanError, one_line
+from hetplan.formulations import family
 from hetplan.instances.answers import result_document
 from hetplan.instances.envelope import parse_instance
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run
-from hetplan.studies.machine import machine, peak_bytes, versions
+from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import Row, text
-from hetplan.studies.sizes import KEY, size_of
 from hetplan.studies.tasks import Task
 
 Tell = Callable[[Progress], None]
+PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
 
 
 def perform(task: Task, tell: Tell | None = None) -> Row:
@@ -38,7 +47,7 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
         **{name: found[name] for name in ("seconds", "build_seconds", "solve_seconds")},
         "peak_bytes": peak_bytes(),
         "decision_json": None if found["decision"] is None else text(found["decision"]),
-        "details_json": text({**found["details"], KEY: size_of(instance)}),
+        "details_json": text({**found["details"], SIZE_KEY: size_of(instance)}),
     }
 
 
@@ -69,8 +78,6 @@ def failed(
 
 def outline(task: Task, begun: str) -> Row:
     """What is known of a row before its solve."""
-    from hetplan.formulations import family
-
     return {
         "key": task.key,
         "set": task.set,
@@ -94,6 +101,47 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def as_task(value: dict[str, Any]) -> Task:
-    """Back from `Task.as_dict`."""
-    return Task(**value)
+@cache
+def machine() -> dict[str, Any]:
+    """Processor, cores, system and Python of this machine."""
+    return {
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """hetplan and what it solves with; absent where not installed."""
+    found = {"hetplan": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def processor() -> str:
+    """The processor's name as its maker gives it, where the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_bytes() -> int:
+    """This process's peak resident memory. On Linux ru_maxrss begins at the parent's; VmHWM does
+    not."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    # in KiB on Linux, in bytes on macOS
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

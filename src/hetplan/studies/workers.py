@@ -23,7 +23,7 @@ from hetplan.errors import one_line
 from hetplan.solvers.run import Progress
 from hetplan.studies.rows import Row
 from hetplan.studies.tasks import Task
-from hetplan.studies.work import as_task, failed, now, perform
+from hetplan.studies.work import failed, now, perform
 
 # Seconds beyond its time limit before a task is killed: methods may overrun by a last step, and
 # start late under load.
@@ -42,21 +42,38 @@ PRELOAD = [
 
 @dataclass
 class Running:
-    """A task in its process. bound: the best that it has reported."""
+    """A task in its process."""
 
     task: Task
     process: Any
     pipe: Connection
-    deadline: float | None
     begun: str = field(default_factory=now)
     started: float = field(default_factory=time.monotonic)
-    bound: float | None = None
+    bound: float | None = None  # the best that it has reported
     row: Row | None = None
 
     @property
     def seconds(self) -> float:
         """Since it was started."""
         return time.monotonic() - self.started
+
+    @property
+    def late(self) -> bool:
+        """Whether it should have stopped long ago."""
+        limit = self.task.time_limit
+        grace = max(GRACE_SECONDS, GRACE_SHARE * (limit or 0.0))
+        return limit is not None and self.seconds > limit + grace
+
+    def failed(self, reason: str, stop: str = "error") -> Row:
+        """The row of a task that did not come to an end of its own."""
+        return failed(
+            self.task,
+            reason,
+            stop=stop,
+            seconds=self.seconds,
+            bound=self.bound,
+            begun=self.begun,
+        )
 
 
 def run_tasks(
@@ -103,22 +120,15 @@ def server() -> Any:
 def start(context: Any, task: Task, memory_bytes: int | None) -> Running:
     """The task in a new process."""
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=child, args=(task.as_dict(), theirs, memory_bytes), daemon=True
-    )
+    process = context.Process(target=child, args=(task, theirs, memory_bytes), daemon=True)
     process.start()
     theirs.close()
-    limit = task.time_limit
-    deadline = (
-        None
-        if limit is None
-        else time.monotonic() + limit + max(GRACE_SECONDS, GRACE_SHARE * limit)
-    )
-    return Running(task, process, ours, deadline)
+    return Running(task, process, ours)
 
 
 def settled(one: Running) -> Row | None:
     """The row of a task that has ended or had to be; None while it runs."""
+    dead = not one.process.is_alive()  # asked first: what it sent before is read below
     with contextlib.suppress(EOFError, OSError):  # it died: its exit code tells how
         while one.pipe.poll():
             kind, value = one.pipe.recv()
@@ -126,20 +136,15 @@ def settled(one: Running) -> Row | None:
                 one.bound = value
             else:
                 one.row = value
-    if one.row is not None:
+    row = one.row
+    if row is None and dead:
+        row = one.failed(death(one.process.exitcode))
+    elif row is None and one.late:
+        late = one.seconds - (one.task.time_limit or 0)
+        row = one.failed(f"killed: still running {late:.0f} s after its time limit", "limit")
+    if row is not None:
         end(one)
-        return one.row
-    if not one.process.is_alive():
-        code = one.process.exitcode
-        end(one)
-        return failed(one.task, death(code), seconds=one.seconds, bound=one.bound, begun=one.begun)
-    if one.deadline is not None and time.monotonic() > one.deadline:
-        end(one)
-        reason = f"killed: still running {one.seconds - (one.task.time_limit or 0):.0f} s after its time limit"
-        return failed(
-            one.task, reason, stop="limit", seconds=one.seconds, bound=one.bound, begun=one.begun
-        )
-    return None
+    return row
 
 
 def death(code: int | None) -> str:
@@ -161,13 +166,13 @@ def end(one: Running) -> None:
     one.process.join()
 
 
-def child(given: dict[str, Any], pipe: Connection, memory_bytes: int | None) -> None:
+def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
     """In the task's process: solve, send bounds now and then and the row at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's own process decides
     threading.Thread(target=follow, args=(pipe,), daemon=True).start()
     if memory_bytes is not None:
         limit_memory(memory_bytes)
-    task, lock, last = as_task(given), threading.Lock(), [0.0]
+    lock, last = threading.Lock(), [0.0]
 
     def tell(progress: Progress) -> None:
         if progress.bound is not None and time.monotonic() - last[0] > TELL_SECONDS:
