@@ -1,5 +1,5 @@
-"""The networks of `networks` as ordinary PyTorch modules that return their loss, to be traced or
-trained.
+"""The networks of `spmd.networks` as ordinary PyTorch modules that return their loss, to be traced
+or trained.
 
 Written as they usually are: separate projections of queries, keys and values, views and
 transpositions between them.
@@ -7,7 +7,6 @@ transpositions between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,33 +22,22 @@ Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class Attention(nn.Module):
-    """Self-attention over heads, optionally causal and with rotary positions."""
+    """Self-attention over heads, [b, s, h] -> [b, s, h]; Llama's is causal, rotary, without
+    biases."""
 
-    def __init__(
-        self,
-        s: Transformer,
-        tokens: int,
-        *,
-        causal: bool = False,
-        rotary: bool = False,
-        bias: bool = True,
-    ):
+    def __init__(self, t: Transformer, tokens: int, *, causal: bool):
         super().__init__()
-        self.s, self.causal, self.rotary = s, causal, rotary
+        self.t, self.causal, biased = t, causal, t.attention_bias
         self.cos: Any
         self.sin: Any
         self.query, self.key, self.value, self.out = (
-            nn.Linear(s.hidden, s.hidden, bias=bias) for _ in range(4)
+            nn.Linear(t.hidden, t.hidden, bias=biased) for _ in range(4)
         )
-        if rotary:
-            half = s.head_dim // 2
+        if t.rotary:
+            half = t.head_dim // 2
             angle = torch.arange(tokens)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
             self.register_buffer("cos", torch.cat([angle.cos(), angle.cos()], dim=-1))
             self.register_buffer("sin", torch.cat([angle.sin(), angle.sin()], dim=-1))
-
-    def heads(self, x: Tensor) -> Any:
-        """[b, s, h] -> [b, n, s, d]."""
-        return x.view(x.shape[0], x.shape[1], self.s.heads, self.s.head_dim).transpose(1, 2)
 
     def turned(self, x: Tensor) -> Any:
         """Rotary positions."""
@@ -57,81 +45,62 @@ class Attention(nn.Module):
         return x * self.cos + torch.cat([-other, one], dim=-1) * self.sin
 
     def forward(self, x: Tensor) -> Any:
-        """[b, s, h] -> [b, s, h]."""
-        q, k, v = self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))
-        if self.rotary:
+        """Projections, attention, projection."""
+        heads = (*x.shape[:2], self.t.heads, self.t.head_dim)
+        q, k, v = (
+            project(x).view(heads).transpose(1, 2) for project in (self.query, self.key, self.value)
+        )
+        if self.t.rotary:
             q, k = self.turned(q), self.turned(k)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(x.shape))
 
 
 class FeedForward(nn.Module):
-    """Up, GELU, down."""
+    """Up, GELU, down; or SwiGLU."""
 
-    def __init__(self, s: Transformer):
+    def __init__(self, t: Transformer):
         super().__init__()
+        biased, width = t.feed_forward_bias, t.feed_forward
+        self.gate = nn.Linear(t.hidden, width, bias=biased) if t.gated else None
         self.up, self.down = (
-            nn.Linear(s.hidden, s.feed_forward),
-            nn.Linear(s.feed_forward, s.hidden),
+            nn.Linear(t.hidden, width, bias=biased),
+            nn.Linear(width, t.hidden, bias=biased),
         )
-        self.gelu = nn.GELU(approximate="tanh")
 
     def forward(self, x: Tensor) -> Any:
         """[b, s, h] -> [b, s, h]."""
-        return self.down(self.gelu(self.up(x)))
-
-
-class GatedFeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, s: Transformer):
-        super().__init__()
-        self.gate, self.up = (nn.Linear(s.hidden, s.feed_forward, bias=False) for _ in range(2))
-        self.down = nn.Linear(s.feed_forward, s.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Any:
-        """[b, s, h] -> [b, s, h]."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
 class Experts(nn.Module):
     """Two experts of all per token, one group per sample (GShard)."""
 
-    def __init__(self, s: Transformer, experts: int, tokens: int):
+    def __init__(self, t: Transformer, experts: int, tokens: int):
         super().__init__()
-        self.router = nn.Linear(s.hidden, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, s.feed_forward, s.hidden) / s.hidden**0.5)
-        self.down = nn.Parameter(
-            torch.randn(experts, s.hidden, s.feed_forward) / s.feed_forward**0.5
-        )
+        self.router = nn.Linear(t.hidden, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, t.feed_forward, t.hidden) / t.hidden**0.5)
+        self.down = nn.Parameter(torch.randn(experts, t.hidden, t.feed_forward) / t.hidden**0.5)
         self.active = min(2, experts)
         self.capacity = min(tokens, max(1, -(-2 * self.active * tokens // experts)))
-        self.gelu = nn.GELU(approximate="tanh")
 
     def forward(self, x: Tensor) -> Any:
         """[b, s, h] -> [b, s, h]."""
         weights = route(torch.softmax(self.router(x), dim=-1), self.active, self.capacity)
         y = torch.einsum("bsec,bsh->bech", (weights > 0).to(x.dtype), x)
-        y = torch.einsum(
-            "becf,ehf->bech", self.gelu(torch.einsum("bech,efh->becf", y, self.up)), self.down
-        )
-        return torch.einsum("bsec,bech->bsh", weights, y)
+        y = F.gelu(torch.einsum("bech,efh->becf", y, self.up), approximate="tanh")
+        return torch.einsum("bsec,bech->bsh", weights, torch.einsum("becf,ehf->bech", y, self.down))
 
 
 class Block(nn.Module):
     """Attention and feed-forward with norms before (`first`) or behind the sums."""
 
-    def __init__(
-        self, attention: nn.Module, feed: nn.Module, norms: Callable[[], nn.Module], *, first: bool
-    ):
+    def __init__(self, t: Transformer, attention: nn.Module, feed: nn.Module, *, first: bool):
         super().__init__()
-        self.attention, self.feed, self.norm1, self.norm2, self.first = (
-            attention,
-            feed,
-            norms(),
-            norms(),
-            first,
-        )
+        self.attention, self.feed, self.first = attention, feed, first
+        self.norm1, self.norm2 = norm(t), norm(t)
 
     def forward(self, x: Tensor) -> Any:
         """[b, s, h] -> [b, s, h]."""
@@ -142,107 +111,52 @@ class Block(nn.Module):
         return self.norm2(x + self.feed(x))
 
 
-class Vit(nn.Module):
-    """On unfolded patches, a mean in place of the class token."""
+def norm(t: Transformer) -> nn.Module:
+    """LayerNorm or RMSNorm."""
+    return nn.LayerNorm(t.hidden) if t.norm == "layer" else nn.RMSNorm(t.hidden, eps=1e-5)
 
-    def __init__(self, s: Transformer, patches: int, pixels: int, classes: int):
+
+class Network(nn.Module):
+    """(inputs, labels) -> the loss. embed: of the inputs, with positions and a norm behind the blocks.
+    bert: norms behind embedding and sums; experts: of every second block; pooled: the mean over
+    tokens has the loss."""
+
+    def __init__(
+        self,
+        t: Transformer,
+        tokens: int,
+        embed: nn.Module | None,
+        *head: nn.Module,
+        bert: bool = False,
+        experts: int | None = None,
+        causal: bool = False,
+        pooled: bool = False,
+    ):
         super().__init__()
-        self.embed = nn.Linear(pixels, s.hidden)
-        self.positions = nn.Parameter(torch.randn(patches, s.hidden))
-        self.blocks = nn.ModuleList(
-            Block(Attention(s, patches), FeedForward(s), lambda: nn.LayerNorm(s.hidden), first=True)
-            for _ in range(s.layers)
-        )
-        self.norm, self.classify = nn.LayerNorm(s.hidden), nn.Linear(s.hidden, classes)
-
-    def forward(self, patches: Tensor, labels: Tensor) -> Any:
-        """The loss."""
-        x = self.embed(patches) + self.positions
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.classify(self.norm(x).mean(dim=1)), labels)
-
-
-class Bert(nn.Module):
-    """Norms behind the sums; with `experts`, every second block has them."""
-
-    def __init__(self, s: Transformer, tokens: int, vocabulary: int, experts: int | None):
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, s.hidden)
-        self.positions = nn.Parameter(torch.randn(tokens, s.hidden))
-        self.norm = nn.LayerNorm(s.hidden)
+        self.embed, self.head, self.pooled = embed, nn.Sequential(*head), pooled
+        self.positions = nn.Parameter(torch.randn(tokens, t.hidden)) if embed else None
+        self.norm = norm(t) if embed else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(
-                Attention(s, tokens),
-                Experts(s, experts, tokens)
-                if experts is not None and i % 2 == 1
-                else FeedForward(s),
-                lambda: nn.LayerNorm(s.hidden),
-                first=False,
+                t,
+                Attention(t, tokens, causal=causal),
+                Experts(t, experts, tokens) if experts is not None and i % 2 else FeedForward(t),
+                first=not bert,
             )
-            for i in range(s.layers)
+            for i in range(t.layers)
         )
-        self.transform, self.transform_norm = nn.Linear(s.hidden, s.hidden), nn.LayerNorm(s.hidden)
-        self.decode = nn.Linear(s.hidden, vocabulary)
+        self.bert = bert
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
-        """The loss."""
-        x = self.norm(self.words(tokens) + self.positions)
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        """The mean over all labels."""
+        if self.embed is not None:
+            x = self.embed(x) + self.positions
+        x = self.norm(x) if self.bert else x
         for block in self.blocks:
             x = block(x)
-        x = self.transform_norm(F.gelu(self.transform(x), approximate="tanh"))
-        return F.cross_entropy(self.decode(x).flatten(0, 1), labels.flatten())
-
-
-class Gpt2(nn.Module):
-    """Norms first, causal, the head tied to the embedding."""
-
-    def __init__(self, s: Transformer, tokens: int, vocabulary: int):
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, s.hidden)
-        self.positions = nn.Parameter(torch.randn(tokens, s.hidden))
-        self.blocks = nn.ModuleList(
-            Block(
-                Attention(s, tokens, causal=True),
-                FeedForward(s),
-                lambda: nn.LayerNorm(s.hidden),
-                first=True,
-            )
-            for _ in range(s.layers)
-        )
-        self.norm = nn.LayerNorm(s.hidden)
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
-        """The loss."""
-        x = self.words(tokens) + self.positions
-        for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.norm(x), self.words.weight)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-class LlamaBlocks(nn.Module):
-    """Blocks alone on embedded tokens, 16 classes behind them."""
-
-    def __init__(self, s: Transformer, tokens: int):
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            Block(
-                Attention(s, tokens, causal=True, rotary=True, bias=False),
-                GatedFeedForward(s),
-                lambda: nn.RMSNorm(s.hidden, eps=1e-5),
-                first=True,
-            )
-            for _ in range(s.layers)
-        )
-        self.classify = nn.Linear(s.hidden, 16, bias=False)
-
-    def forward(self, embedded: Tensor, labels: Tensor) -> Any:
-        """The loss."""
-        x = embedded
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.classify(x).flatten(0, 1), labels.flatten())
+        x = x if self.bert else self.norm(x)
+        logits = self.head(x.mean(dim=1) if self.pooled else x)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 class Vgg19(nn.Module):
@@ -269,56 +183,33 @@ class Vgg19(nn.Module):
         return F.cross_entropy(self.head(self.pool(self.features(images)).flatten(1)), labels)
 
 
-def network(name: str, batch: int, devices: int, *, tiny: bool = False, meta: bool = False) -> Made:
-    """The network of that name as `models.model` has it, with example arguments; on the meta device
-    if asked."""
+def network(name: str, b: int, m: int, *, tiny: bool = False, meta: bool = False) -> Made:
+    """The network of that name as `networks.model` has it, for b samples and m devices, with
+    example arguments; on the meta device if asked."""
     with torch.device("meta" if meta else "cpu"):
-        return _makers()[name](batch, devices, tiny)
-
-
-def _makers() -> dict[str, Callable[[int, int, bool], Made]]:
-    def tokens(published: int, tiny: bool, devices: int) -> int:
-        return 2 * devices if tiny else published
-
-    def vit(layers: int) -> Callable[[int, int, bool], Made]:
-        def make(b: int, m: int, t: bool) -> Made:
-            n = tokens(196, t, m)
-            return Vit(sizes(layers, t, m), n, 768, 10), (
-                torch.randn(b, n, 768),
-                torch.randint(10, (b,)),
+        if name == "vgg19":
+            module: nn.Module = Vgg19(m if tiny else 64, 7, 10, m if tiny else 4096)
+            return module, (torch.randn(b, 3, 32, 32), torch.randint(10, (b,)))
+        s = 2 * m if tiny else {"vit": 196, "gpt2": 1024, "llama-blocks": 2048}.get(name, 128)
+        if name == "llama-blocks":
+            t = Transformer(
+                **vars(sizes(4, tiny, m, 4096, 32, 11008))
+                | {"gated": True, "norm": "rms", "rotary": True, "attention_bias": False}
+                | {"feed_forward_bias": False}
             )
-
-        return make
-
-    def words(
-        build: Callable[[Transformer, int, int], nn.Module], length: int, vocabulary: int
-    ) -> Callable[..., Made]:
-        def make(b: int, m: int, t: bool) -> Made:
-            n, v = tokens(length, t, m), 6 * m if t else vocabulary
-            return build(sizes(12, t, m), n, v), (
-                torch.randint(v, (b, n)),
-                torch.randint(v, (b, n)),
-            )
-
-        return make
-
-    def moe(b: int, m: int, t: bool) -> Made:
-        return words(lambda s, n, v: Bert(s, n, v, m), 128, 30522)(b, m, t)
-
-    def llama(b: int, m: int, t: bool) -> Made:
-        s, n = sizes(4, t, m, 4096, 32, 11008), tokens(2048, t, m)
-        return LlamaBlocks(s, n), (torch.randn(b, n, s.hidden), torch.randint(16, (b, n)))
-
-    def vgg(b: int, m: int, t: bool) -> Made:
-        images = torch.randn(b, 3, 32, 32), torch.randint(10, (b,))
-        return Vgg19(m if t else 64, 7, 10, m if t else 4096), images
-
-    return {
-        "vgg19": vgg,
-        "vit": vit(12),
-        "vit-24": vit(24),
-        "bert-base": words(lambda s, n, v: Bert(s, n, v, None), 128, 30522),
-        "bert-moe": moe,
-        "gpt2": words(Gpt2, 1024, 50257),
-        "llama-blocks": llama,
-    }
+            module = Network(t, s, None, nn.Linear(t.hidden, 16, bias=False), causal=True)
+            return module, (torch.randn(b, s, t.hidden), torch.randint(16, (b, s)))
+        t = sizes(12, tiny, m)
+        if name == "vit":
+            module = Network(t, s, nn.Linear(768, t.hidden), nn.Linear(t.hidden, 10), pooled=True)
+            return module, (torch.randn(b, s, 768), torch.randint(10, (b,)))
+        v = 6 * m if tiny else {"gpt2": 50257}.get(name, 30522)
+        words, decode = nn.Embedding(v, t.hidden), nn.Linear(t.hidden, v, bias=name != "gpt2")
+        if name == "gpt2":
+            decode.weight = words.weight
+            module = Network(t, s, words, decode, causal=True)
+        else:
+            dense, gelu = nn.Linear(t.hidden, t.hidden), nn.GELU(approximate="tanh")
+            experts = m if name == "bert-moe" else None
+            module = Network(t, s, words, dense, gelu, norm(t), decode, bert=True, experts=experts)
+        return module, (torch.randint(v, (b, s)), torch.randint(v, (b, s)))

@@ -83,7 +83,7 @@ class Walker:
             name, tuple(value.shape), below=None if value.is_floating_point() else 2
         )
         if not value.is_meta:  # a module without numbers gives a program without them
-            self.data[name] = value.detach()
+            self.data[name] = value.detach().clone()
         return Tensor(name, tuple(value.shape))
 
     def same(self, value: Tensor, note: str | None = None) -> Tensor:
