@@ -12,7 +12,7 @@ import numpy as np
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.solvers import highs
-from hetplan.solvers.linear_model import LinearModel
+from hetplan.solvers.model import Model
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -166,7 +166,7 @@ def least_cost(data: HapData, signature: Signature) -> float | None:
     nothing fits."""
     stages, comm, (fixed_bytes, *shared_bytes) = signature
     m, g = len(data.devices), data.segments
-    model = LinearModel("oracle")
+    model = Model("oracle")
     B = model.continuous("B", (g, m))
     M = model.continuous("M", g)
     T = model.continuous("T", len(stages))

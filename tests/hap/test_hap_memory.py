@@ -16,7 +16,6 @@ from hetplan.formulations.hap.data import HapData, HapDecision, Memory
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.listing import show
-from hetplan.formulations.hap.rounding import best_lengths, round_ratios
 from hetplan.instances.envelope import Instance
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
@@ -223,18 +222,6 @@ def test_more_memory_is_never_dearer(seed: int, factor: float) -> None:
         assert more >= none * (1 - 2e-6) - 1e-9
     if none is not None:
         assert plenty == pytest.approx(none, rel=2e-6, abs=1e-9)
-
-
-def test_whole_numbers_fit_in_memory() -> None:
-    """Of three rows two go to the fast device; where only one fits there, one does; where none do,
-    that is told."""
-    decision = HapDecision(program=[1, 2], ratios=[[2 / 3, 1 / 3]])
-    assert best_lengths(theory(), decision, 3).lengths == [[2, 1]]
-    less = theory(memory={"device_bytes": [5.0, 9.0]})
-    found = best_lengths(less, decision, 3)
-    assert found.lengths == [[1, 2]] and found.fits and not round_ratios(less, decision, 3).fits
-    none = theory(memory={"device_bytes": [5.0, 5.0]})
-    assert not best_lengths(none, decision, 3).fits
 
 
 def test_what_is_held_is_shown() -> None:

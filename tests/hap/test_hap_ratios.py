@@ -3,10 +3,8 @@ numbers."""
 
 from __future__ import annotations
 
-import itertools
 import random
 
-import numpy as np
 import pytest
 
 from hap.hap_cases import _signature, least_cost
@@ -16,13 +14,12 @@ from hetplan.formulations.hap.data import (
     Compute,
     Device,
     HapData,
-    HapDecision,
     Triple,
 )
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.rounding import best_lengths, round_ratios, shard_lengths
+from hetplan.formulations.hap.rounding import shard_lengths
 from hetplan.formulations.hap.theories import stages_only
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -129,29 +126,3 @@ def test_rounding_by_hand() -> None:
     assert shard_lengths([0.05] * 20, 10).count(1) == 10
     with pytest.raises(InputError, match="length of a dimension"):
         shard_lengths([1.0], 0)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_best_lengths_equal_enumeration(seed: int) -> None:
-    data = given(seed, 2, 1, shared_only=False)
-    data = data.model_copy(update={"devices": data.devices[:3]})
-    decision = solve(FAMILY, data, "auto", Run(Options(threads=1))).decision
-    assert isinstance(decision, HapDecision)
-    n, m = 7, len(data.devices)
-    problem = compile_problem(data)
-    stages = problem.stages(decision.program)
-
-    def cost(lengths: tuple[int, ...]) -> float:
-        speeds = np.array([d.flops_per_second for d in data.devices])
-        ratios = np.array(lengths) / n
-        busy = (stages.F[:, None] + stages.S * ratios[None, :]) / speeds
-        return float(stages.constant + stages.comm[0] * ratios.max() + busy.max(axis=1).sum())
-
-    best = min(cost(row) for row in itertools.product(range(n + 1), repeat=m) if sum(row) == n)
-    found = best_lengths(data, decision, n, Run(Options(threads=1)))
-    near = round_ratios(data, decision, n)
-    assert sum(found.lengths[0]) == sum(near.lengths[0]) == n
-    assert found.seconds == pytest.approx(best, rel=1e-7)
-    assert found.bound is not None and found.bound <= best * (1 + 1e-9)
-    assert near.seconds >= best * (1 - 1e-9)
-    assert near.loss is not None and near.loss >= -1e-9

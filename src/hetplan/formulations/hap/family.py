@@ -29,22 +29,22 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.cpsat:solve",
+            f"{_HERE}.model:cp_sat",
             True,
             "paths in the graph of needs, ratios in steps, CP-SAT",
         ),
         Method(
-            "milp", f"{_HERE}.milp:solve", True, "paths in the graph of needs times ratios, HiGHS"
+            "milp", f"{_HERE}.model:milp", True, "paths in the graph of needs times ratios, HiGHS"
         ),
         Method(
             "pyomo",
-            f"{_HERE}.pyomo_model:solve",
+            f"{_HERE}.model:pyomo",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),
         Method(
             "paper",
-            f"{_HERE}.paper:solve",
+            f"{_HERE}.alternation:solve",
             False,
             "A* for fixed ratios and the ratio programme for a fixed program, in turn",
             "HAP, §3.1, Fig. 10, §4.5, §5",

@@ -28,23 +28,25 @@ COMBINED: tuple[Combine, ...] = (sum, max)
 BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
-def greedy_program(theory: Theory, price: Price, combine: Combine = sum) -> list[int]:
+def greedy_program(
+    theory: Theory, price: Price, combine: Combine = sum, done: frozenset[int] = frozenset()
+) -> list[int]:
     """Triple numbers, in order, of the program that derives each property as cheaply as sums tell,
-    or maxima."""
-    _, by = derivations(theory, price, combine)
+    or maxima. done: triples that cost nothing any more."""
+    by = derivations(theory, lambda s: 0.0 if s.index in done else price(s), combine)[1]
     order: list[int] = []
-    done: set[int] = set()
+    derived: set[int] = set()
     stack: list[tuple[int, bool]] = [] if theory.goal is None else [(theory.goal, False)]
     while stack:
         p, ready = stack.pop()
-        if p in done:
+        if p in derived:
             continue
         if ready:
-            done.add(p)
+            derived.add(p)
             order.append(theory.steps[by[p]].index)
             continue
         stack.append((p, True))
-        stack += [(q, False) for q in theory.steps[by[p]].pre if q not in done]
+        stack += [(q, False) for q in theory.steps[by[p]].pre if q not in derived]
     return theory.program(order)
 
 

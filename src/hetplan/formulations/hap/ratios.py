@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
-from hetplan.solvers.linear_model import SMALLEST, Columns, LinearModel
-from hetplan.solvers.native import Scale
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
@@ -140,24 +140,19 @@ def _two_types(problem: HapProblem, stages: Stages) -> Floats:
 
 def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
     """Row generation over HiGHS; rows enter where the incumbent ratios violate them."""
-    from hetplan.solvers import highs
-
     start = np.tile(problem.proportional, (problem.g, 1))
     estimate = problem.seconds(stages, start)
     best, least = start, estimate if problem.fits(stages, start) else np.inf
     if estimate <= 0 and np.isfinite(least):
         return _told(problem, stages, start, "nothing to share")
-    unit = highs.objective_unit(estimate) if estimate > 0 else 1.0
     # those that bind where ratios follow speed up to one of the speeds
     points = [np.tile(row, (problem.g, 1)) for row in _capped(problem)]
     rows = {(s, int(d)) for at in points for s, d in enumerate(_slowest(problem, stages, at))}
     bound: float | None = None
     for margin in (0.0, MARGIN):
         for _ in range(MAX_ROUNDS):
-            model, ratio, T = _programme(problem, stages, rows, unit, margin)
-            answer = highs.solve(
-                model, _exactly(run), Scale(per_unit=unit), report=lambda i, b: None
-            )
+            model, ratio, T = _programme(problem, stages, rows, estimate, margin)
+            answer = minimise("milp", model, _exactly(run), report=lambda i, b: None)
             if answer.stop is Stop.INFEASIBLE and not margin:
                 return _none_fits(problem)
             if answer.x is None or answer.bound is None:
@@ -170,7 +165,7 @@ def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
             if seconds < least and problem.fits(stages, point):
                 best, least = point, seconds
             busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
-            late = busy - answer.values(T)[:, None] / unit > VIOLATION * estimate
+            late = busy - answer.values(T)[:, None] > VIOLATION * estimate
             new = {(int(s), int(d)) for s, d in np.argwhere(late)} - rows
             if not new:
                 break
@@ -192,33 +187,34 @@ def _slowest(problem: HapProblem, stages: Stages, ratios: Floats) -> Floats:
 
 
 def _programme(
-    problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], unit: float, margin: float
-) -> tuple[LinearModel, Columns, Columns]:
-    """The linear programme in units of 1/unit seconds with the given rows; its columns of B [g, K]
-    and T. margin: share of the memory that is left free."""
-    model = LinearModel("hap-ratios")
+    problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], estimate: float, margin: float
+) -> tuple[Model, Columns, Columns]:
+    """The linear programme with the given rows, its columns of B [g, K] and of T.
+
+    estimate: about what it costs. margin: share of the memory that is left free.
+    """
+    size = estimate if estimate > 0 else 1.0
+    model = Model("hap-ratios", totals=Totals(least=size, largest=size))
     ratio = model.continuous("ratio", (problem.g, problem.K))
     top = model.continuous("top", problem.g)
-    T = model.continuous("stage", len(stages.F))
-    model.constant = stages.constant * unit
-    model.minimize(top, _trimmed(stages.comm * unit))
-    model.minimize(T, 1.0)
+    T = model.seconds("stage", len(stages.F))
+    model.constant = stages.constant
+    model.minimize(top, stages.comm)
+    model.minimize(T)
     for k in range(problem.g):
         model.equal("whole", ratio[k], problem.counts.astype(float), to=1.0)
         for d in range(problem.K):
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
     fit_memory(model, problem, stages, ratio, margin)
     for s, d in sorted(rows):
-        work = _trimmed(stages.S[s] * (unit / problem.speeds[d]))
-        model.row(
-            "stage", np.append(T[s], ratio[:, d]), np.append(1.0, -work),
-            lower=float(stages.F[s] * unit / problem.speeds[d]),
-        )  # fmt: skip
+        values = np.append(1.0, -stages.S[s] / problem.speeds[d])
+        fixed = float(stages.F[s] / problem.speeds[d])
+        model.row("stage", np.append(T[s], ratio[:, d]), values, lower=fixed)
     return model, ratio, T
 
 
 def fit_memory(
-    model: LinearModel, problem: HapProblem, stages: Stages, ratio: Columns, margin: float
+    model: Model, problem: HapProblem, stages: Stages, ratio: Columns, margin: float
 ) -> None:
     """Each type's bytes; in units of the largest coefficient, those too small for a solver become
     0."""
@@ -227,15 +223,6 @@ def fit_memory(
     for d, room in enumerate(problem.capacity * (1 - margin) - stages.fixed_bytes):
         unit = max(float(stages.shared_bytes.max()), abs(float(room)))
         if unit > 0:
-            model.row(
-                "memory",
-                ratio[:, d],
-                _trimmed(stages.shared_bytes / unit),
-                upper=float(room) / unit,
-            )
-
-
-def _trimmed(values: Floats) -> Floats:
-    """Coefficients too small for a solver become 0, which only lowers the cost (by 1e-12 of it at
-    most)."""
-    return np.where(values < SMALLEST, 0.0, values)
+            parts = stages.shared_bytes / unit
+            parts = np.where(parts < SMALLEST, 0.0, parts)
+            model.row("memory", ratio[:, d], parts, upper=float(room) / unit)

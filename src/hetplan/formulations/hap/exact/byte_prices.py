@@ -16,7 +16,8 @@ import numpy as np
 from hetplan.formulations.hap.exact.means import Means, Prices
 from hetplan.formulations.hap.graph import Graph, lengths, path
 from hetplan.formulations.hap.problem import Floats, HapProblem
-from hetplan.solvers.linear_model import SMALLEST, LinearModel
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Run
 
 # All memory of a device costs at most so many times what everything costs at most.
@@ -98,13 +99,11 @@ def _master(
     problem: HapProblem, x: Floats, paths: Sequence[Path], run: Run
 ) -> tuple[float, Prices, Floats] | None:
     """(What no prices exceed as far as the paths tell, prices that reach it, the paths' shares)."""
-    from hetplan.solvers import highs
-
     assert problem.capacity is not None
     most = problem.most_seconds or 1.0
-    unit, room = 1e3 / most, np.where(problem.capacity > 0, problem.capacity, 1.0)
-    model = LinearModel("hap-prices")
-    level = model.continuous("level", lower=None)
+    room = np.where(problem.capacity > 0, problem.capacity, 1.0)
+    model = Model("hap-prices", totals=Totals(least=most, largest=most))
+    level = model.seconds("level", lower=None)
     w = model.continuous("w", problem.K)
     u = model.continuous("u", (problem.g, problem.K))
     # of a device's memory, in `most`
@@ -116,13 +115,12 @@ def _master(
     columns = np.concatenate([[level], w, u.ravel(), price])
     for p in paths:
         for at in x:
-            busy = (p.busy + (p.share * at).sum(axis=0)) * unit
-            top = (p.top[:, None] * at).ravel() * unit
-            over = (p.fixed_bytes + p.shared_bytes @ at - problem.capacity) / room * 1e3
-            values = np.concatenate([[1.0], -busy, -top, -over])
-            values = np.where(np.abs(values) < SMALLEST, 0.0, np.clip(values, -1e12, 1e12))
-            model.row("cut", columns, values, upper=p.alone * unit)
-    answer = highs.solve(model, run.part(), report=lambda i, b: None)
+            busy = p.busy + (p.share * at).sum(axis=0)
+            top = (p.top[:, None] * at).ravel()
+            over = (p.fixed_bytes + p.shared_bytes @ at - problem.capacity) / room * most
+            values = np.concatenate([-busy, -top, np.clip(-over, -1e9 * most, 1e9 * most)])
+            model.row("cut", columns, np.append(1.0, values), upper=p.alone)
+    answer = minimise("milp", model, run.part(), report=lambda i, b: None)
     if answer.x is None or answer.row_dual is None or answer.objective is None:
         return None
     shares = np.abs(answer.row_dual[-len(paths) * len(x) :]).reshape(len(paths), -1).sum(axis=1)
@@ -132,4 +130,4 @@ def _master(
         tops / tops.sum(axis=1, keepdims=True),
         np.maximum(answer.values(price), 0.0) * most / room,
     )
-    return -answer.objective / unit, prices, shares
+    return -answer.objective, prices, shares

@@ -244,4 +244,5 @@ def _mixtures(F: Floats, S: Floats) -> Floats:
     """[s, 1 + g]: rows of work scaled to sum 1 and rounded, to be compared."""
     rows = np.column_stack([F, S])
     total = rows.sum(axis=1, keepdims=True)
-    return np.round(np.divide(rows, total, out=np.zeros_like(rows), where=total > 0), DIGITS) + 0.0
+    shares = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
+    return np.asarray(np.round(shares, DIGITS) + 0.0)  # no negative zeros

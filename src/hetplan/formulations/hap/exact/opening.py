@@ -196,11 +196,11 @@ class _States:
 
     def left(self, arcs: dict[int, tuple[Ints, Ints]]) -> Graph:
         """The graph of what is open."""
-        tail = np.repeat(list(arcs), [len(heads) for heads, _ in arcs.values()]).astype(np.int64)
-        head, step = np.concatenate(
-            [np.array(pair) for pair in arcs.values()] or [[[], []]], axis=1
+        lists = [(np.full(len(heads), u), heads, steps) for u, (heads, steps) in arcs.items()]
+        none = np.zeros(0, dtype=np.int64)
+        tail, head, step = (
+            np.concatenate([none, *(row[column] for row in lists)]) for column in range(3)
         )
-        head, step = head.astype(np.int64), step.astype(np.int64)
         open_ = self.is_open(self.g[tail] + self.cost[step] + self.h[head])
         tail, head, step = tail[open_], head[open_], step[open_]
         # {goal} first, and the empty state always

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from hetplan.formulations.hap import milp
+from hetplan.formulations.hap import model
 from hetplan.formulations.hap.common import NONE_FITS, Posed, ended, pose
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.exact.byte_prices import first_prices
@@ -95,8 +95,6 @@ def _searched(
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
     """Cells, then the programme where it may do better."""
-    from hetplan.solvers import highs
-
     problem, built = incumbent.theory.problem, time.perf_counter()  # type: ignore[union-attr]
     free = problem.g * (problem.K - 1)
     many = problem.K**problem.g > parameters.vertices
@@ -116,8 +114,8 @@ def _searched(
             message=NONE_FITS, details=details,
         )  # fmt: skip
     if not proven and not run.should_stop and (many or (small and (several or proof is None))):
-        return milp.search(
-            highs.solve, posed, run, known=incumbent.decision, floor=bound, details=details
+        return model.search(
+            "milp", posed, run, known=incumbent.decision, floor=bound, details=details
         )
     late = not proven and run.should_stop
     return ended(

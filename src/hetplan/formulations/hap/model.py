@@ -1,0 +1,320 @@
+"""Problem `hap` for general solvers, over the graph of all orders (module `graph`).
+
+Sets   arcs a of the graph, K device types d of n_d devices, segments k.
+Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd; l_ad seconds
+       that type d has computed since the last (in reading order) synchronisation when arc a begins;
+       t_a seconds of the stage that ends with arc a (a communication, or a computation into the
+       empty set); m_a = z_a max_d B_kd.
+Min    sum_a t_a + sum_comm (fixed z_a + shared m_a)   s.t.
+(1) z is a path from {goal} to the empty set through no node twice
+(2) w is a flow along z: what enters a node leaves it, it begins as B;  (3) sum_d n_d w_akd = z_a
+(4) l is a flow that gains (F z_a + S w_akd) / v_d on a computation and starts anew after a
+communication
+(5) l_ad <= U z_a     (6) t_a >= l_ad (+ the computation's own seconds)     (7) m_a >= w_akd
+(8) with memory  sum_a (fixed_bytes z_a + shared_bytes w_akd) <= device_bytes_d, k the segment of a
+(9) of programs found that no ratios fit after all (tolerances), not all triples together
+With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs
+a triple twice holds no less than the program without the second time.
+
+Theories too wide for that graph have the canonical one, whose paths stand for sets of triples in
+any order. There (10) one maximum over the whole program replaces the stages' maxima (4)-(6): a
+lower bound of the problem. Memory does not depend on the order.
+
+CP-SAT takes ratios in steps of 1 / GRID. Every rounding lowers the cost, so that its bound holds;
+the decision's ratios are re-optimised, and what rounding hid remains as a small gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.hap.common import NONE_FITS, Posed, ended, pose
+from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.first import fitting_program, simple_bound
+from hetplan.formulations.hap.graph import WIDE, Flags, Graph, choose
+from hetplan.formulations.hap.problem import Floats, HapProblem
+from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.solvers.general import UNBUILT, label, minimise
+from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
+from hetplan.solvers.native import stopped
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run, Stopped
+
+# Nodes of the graph beyond which the model is relaxed (no general solver gets far there), and given
+# up.
+STATES = CANONICAL_STATES = 8_000
+# Steps of a ratio in CP-SAT, and what all roundings together may come to, relative to the cost; finer
+# units make its search crawl.
+GRID, ROUNDING = 2**16, 2e-5
+# A triple that takes more than so many times what some program does, or that fills a device's
+# memory so many times over, counts as doing it so often.
+MOST_TIMES = 4096.0
+# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; ratios are
+# priced exactly later.
+SLACK = 1e-8
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The arcs with their costs, and their columns."""
+
+    problem: HapProblem
+    graph: Graph
+    upper: float  # a cost in seconds that some program does not exceed
+    fixed: Floats  # [A, K] seconds on each type
+    shared: Floats  # [A, K]
+    z: Columns  # [A]
+    w: Columns  # [A, g, K]
+    own: Columns  # [A, K] the columns w of each arc's segment
+
+    @property
+    def comm(self) -> Flags:
+        """[A] which are collectives."""
+        return self.graph.work.comm
+
+
+def sets_of(model: Model, graph: Graph, upper: float) -> Sets:
+    """Arcs, z and w."""
+    problem, work = graph.theory.problem, graph.work
+    slow = np.where(work.comm[:, None], 1.0, problem.speeds[-1] / problem.speeds)
+    segment = np.array([graph.theory.steps[s].segment for s in graph.label], dtype=np.int64)
+    count, most = len(graph.head), MOST_TIMES * upper
+    z = model.binary("z", count)
+    w = model.continuous("w", (count, problem.g, problem.K), 0.0, 1.0, grid=GRID)
+    return Sets(
+        problem, graph, upper,
+        fixed=np.minimum(work.fixed[:, None] * slow, most),
+        shared=np.minimum(work.shared[np.arange(count), segment][:, None] * slow, most),
+        z=z, w=w, own=w[np.arange(count), segment],
+    )  # fmt: skip
+
+
+def follow_a_path(model: Model, s: Sets) -> None:  # (1)
+    """One unit from {goal} to the empty set; each node is left at most once."""
+    for u in range(s.graph.n - 1):
+        out, into = s.z[s.graph.tail == u], s.z[s.graph.head == u]
+        values = np.repeat([1.0, -1.0], [len(out), len(into)])
+        model.equal("path", np.append(out, into), values, to=float(u == s.graph.start))
+        model.row("once", out, upper=1.0)
+
+
+def carry_the_ratios(model: Model, s: Sets) -> None:  # (2)
+    """What enters a node leaves it; at {goal} the ratios enter."""
+    ratio = model.continuous("ratio", (s.problem.g, s.problem.K), 0.0, 1.0, grid=GRID)
+    for k in range(s.problem.g):
+        model.equal("whole", ratio[k], s.problem.counts, to=1.0)
+    for u in range(s.graph.n - 1):
+        out, into = s.w[s.graph.tail == u], s.w[s.graph.head == u]
+        for k, d in np.ndindex(*ratio.shape):
+            begins = [ratio[k, d]] if u == s.graph.start else []
+            columns = [*out[:, k, d], *into[:, k, d], *begins]
+            values = np.repeat([1.0, -1.0], [len(out), len(into) + len(begins)])
+            model.equal("carry", columns, values, to=0.0)
+
+
+def share_out(model: Model, s: Sets) -> None:  # (3)
+    """The ratios on a chosen arc sum to 1, on any other they vanish."""
+    for z, w in zip(s.z, s.w, strict=True):
+        for row in w:
+            model.equal("share", np.append(row, z), np.append(s.problem.counts, -1.0), to=0.0)
+
+
+def pay_for_stages(model: Model, s: Sets) -> None:  # (4), (5), (6)
+    """Load per type along the path; a stage costs the largest."""
+    load = model.seconds("load", (len(s.z), s.problem.K), upper=s.upper)
+    ends = np.flatnonzero(s.comm | (s.graph.head == s.graph.n - 1))
+    stage = model.seconds("stage", len(ends), upper=s.upper)
+    model.minimize(stage)
+    for a, d in np.ndindex(*load.shape):
+        model.row("only", [load[a, d], s.z[a]], [1.0, -s.upper], upper=0.0)
+    for t, a in zip(stage, ends, strict=True):
+        for d in range(s.problem.K):
+            own = 0.0 if s.comm[a] else 1.0
+            columns = [t, load[a, d], s.z[a], s.own[a, d]]
+            values = [1.0, -1.0, -own * s.fixed[a, d], -own * s.shared[a, d]]
+            model.row("slowest", columns, values, lower=0.0)
+    for u in range(s.graph.n - 1):
+        out = np.flatnonzero(s.graph.tail == u)
+        into = np.flatnonzero((s.graph.head == u) & ~s.comm)
+        for d in range(s.problem.K):
+            columns = [load[out, d], load[into, d], s.z[into], s.own[into, d]]
+            ones = np.repeat([1.0, -1.0], [len(out), len(into)])
+            values = [ones, -s.fixed[into, d], -s.shared[into, d]]
+            # equal at the optimum: a larger load only costs
+            model.row("load", np.concatenate(columns), np.concatenate(values), lower=0.0)
+
+
+def pay_for_communication(model: Model, s: Sets) -> None:  # (7)
+    """fixed z + shared max_d w."""
+    comm = np.flatnonzero(s.comm)
+    model.minimize(s.z[comm], s.fixed[comm, 0])
+    paying = comm[s.shared[comm, 0] > 0]
+    largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=GRID)
+    model.minimize(largest, s.shared[paying, 0])
+    for m, a in zip(largest, paying, strict=True):
+        for w in s.own[a]:
+            model.row("largest", [m, w], [1.0, -1.0], lower=0.0)
+
+
+def fit_memory(model: Model, s: Sets) -> None:  # (8)
+    """Each type's bytes, as parts of its memory (of a byte where it has none); what is too small
+    becomes 0. What would fill it alone is in no program."""
+    if s.problem.capacity is None:
+        return
+    steps = [s.graph.theory.steps[n] for n in s.graph.label]
+    fixed, shared = np.array([(step.fixed_bytes, step.shared_bytes) for step in steps]).T
+    for d, room in enumerate(s.problem.capacity.tolist()):
+        unit = room if room > 0 else 1.0
+        model.fix(s.z[fixed > room], 0.0)
+        parts = np.concatenate([np.minimum(fixed, 2.0 * unit), shared]) / unit
+        parts = np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
+        columns = np.concatenate([s.z, s.own[:, d]])
+        model.row("memory", columns, parts, upper=room / unit * (1 + SLACK))
+
+
+def forbid(model: Model, s: Sets, program: Sequence[int]) -> None:  # (9)
+    """These triples (numbers), which no ratios fit in memory, together: nor does anything with more
+    of them."""
+    chosen, steps = set(program), s.graph.theory.steps
+    positions = [n for n, step in enumerate(steps) if step.index in chosen]
+    model.row("forbidden", s.z[np.isin(s.graph.label, positions)], upper=len(positions) - 1.0)
+
+
+def bound_by_the_whole(model: Model, s: Sets) -> None:  # (10)
+    """The busiest type's time over the whole program, instead of the sum of the stages' maxima."""
+    total = model.seconds("total", upper=s.upper)
+    model.minimize(total)
+    work = np.flatnonzero(~s.comm)
+    for d in range(s.problem.K):
+        columns = np.concatenate([[total], s.z[work], s.own[work, d]])
+        values = np.concatenate([[1.0], -s.fixed[work, d], -s.shared[work, d]])
+        model.row("total", columns, values, lower=0.0)
+
+
+def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> tuple[Model, Sets]:
+    """The model of programs that cost at most `upper`; none costs less than `least`."""
+    totals = Totals(least=least, largest=upper, roundings=graph.n * GRID, error=ROUNDING)
+    model = Model("hap", run, totals)
+    s = sets_of(model, graph, upper)
+    # what alone takes longer than some program does is in no better one
+    model.fix(s.z[s.fixed.max(axis=1) > upper * (1 + SLACK)], 0.0)
+    follow_a_path(model, s)
+    carry_the_ratios(model, s)
+    share_out(model, s)
+    pay_for_communication(model, s)
+    fit_memory(model, s)
+    if graph.ordered:
+        pay_for_stages(model, s)
+    else:
+        bound_by_the_whole(model, s)
+    return model, s
+
+
+def cp_sat(data: HapData, run: Run) -> Outcome[HapDecision]:
+    """The optimum up to the rounding of the ratios, or what there is when time runs out."""
+    return _solve("cp-sat", data, run)
+
+
+def milp(data: HapData, run: Run) -> Outcome[HapDecision]:
+    """Proven optimum up to HiGHS's tolerances, or what there is when time runs out."""
+    return _solve("milp", data, run)
+
+
+def pyomo(data: HapData, run: Run) -> Outcome[HapDecision]:
+    """The same through Pyomo."""
+    return _solve("pyomo", data, run)
+
+
+def _solve(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
+    posed = pose(data, run)
+    return posed if isinstance(posed, Outcome) else search(method, posed, run)
+
+
+def search(
+    method: str,
+    posed: Posed,
+    run: Run,
+    *,
+    known: Sequence[int] | None = None,
+    floor: float = 0.0,
+    details: Mapping[str, object] | None = None,
+) -> Outcome[HapDecision]:
+    """The model of a reduced theory by a general solver, the ratios of the program read out
+    re-optimised.
+
+    known: a program (triple numbers) that fits. floor: a bound in seconds.
+    """
+    problem, theory = posed.problem, posed.theory
+    begun, solver = time.perf_counter(), label(method, run.options)
+    if known is None:
+        program, least = fitting_program(theory, run)
+    else:
+        program = list(known)
+        least = best_ratios(problem, problem.stages(program), run).seconds
+    floor = max(floor, simple_bound(theory))
+    run.report(incumbent=least if np.isfinite(least) else None, bound=floor)
+
+    def known_so_far(stop: Stop, message: str) -> Outcome[HapDecision]:
+        return ended(
+            posed, program, run=run, stop=stop, bound=floor, built=begun, solver=solver,
+            message=message, details=details,
+        )  # fmt: skip
+
+    if least <= 0:
+        return known_so_far(Stop.OPTIMAL, "")
+    graph = choose(theory, STATES, CANONICAL_STATES, run)
+    if graph is None:
+        if run.should_stop:
+            return known_so_far(stopped(run), UNBUILT)
+        return known_so_far(Stop.LIMIT, "the theory is too wide for this method")
+    upper = least if np.isfinite(least) else problem.most_seconds or 1.0
+    try:
+        model, s = build(graph, floor, upper, run)
+    except Stopped:
+        return known_so_far(stopped(run), UNBUILT)
+    built = time.perf_counter()
+    while True:
+        answer = minimise(method, model, run)
+        if not answer.has_solution:
+            break
+        found = theory.program(walked(graph, answer.values(s.z)))
+        ratios = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel))
+        if ratios.seconds <= least:
+            program, least = found, ratios.seconds
+        if answer.stop is not Stop.OPTIMAL or not ratios.impossible:
+            break
+        forbid(model, s, found)
+    stop, message = answer.stop, answer.message
+    if stop is Stop.INFEASIBLE:
+        if problem.capacity is not None and not np.isfinite(least):
+            return ended(
+                posed, None, run=run, stop=stop, bound=None, built=built, solver=answer.solver,
+                message=NONE_FITS,
+            )  # fmt: skip
+        stop = Stop.ERROR
+    if not graph.ordered:
+        stop, message = Stop.LIMIT if stop is Stop.OPTIMAL else stop, message or WIDE
+    elif method == "cp-sat":
+        message = message or f"ratios rounded down to 1/{GRID} in the model"
+    counts = {"states": graph.n, "arcs": len(graph.head)}
+    return ended(
+        posed, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0), built=built,
+        solver=answer.solver, message=message,
+        details={**(details or {}), **answer.statistics, **counts},
+    )  # fmt: skip
+
+
+def walked(graph: Graph, chosen: Floats) -> list[int]:
+    """The program (triple numbers) of a path given by its arcs' values [A]."""
+    arcs: list[int] = []
+    u, seen = graph.start, set()
+    while u < graph.n - 1 and u not in seen:
+        seen.add(u)
+        out = np.arange(graph.first[u], graph.first[u + 1])
+        arcs.append(int(out[np.argmax(chosen[out])]))
+        u = int(graph.head[arcs[-1]])
+    return graph.program(arcs)
