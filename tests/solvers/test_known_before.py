@@ -20,7 +20,7 @@ from hetplan.formulations.amp.general.tables import Tables
 from hetplan.formulations.amp.problem import compile_problem as compile_amp
 from hetplan.formulations.astra import model as astra_model
 from hetplan.formulations.astra.evaluate import evaluate as evaluate_astra
-from hetplan.formulations.ditto import arcs
+from hetplan.formulations.ditto import model as ditto_model
 from hetplan.formulations.ditto.evaluate import evaluate as evaluate_ditto
 from hetplan.formulations.ditto.problem import compile_problem as compile_ditto
 from hetplan.formulations.ditto.problem import infeasible_because as ditto_infeasible
@@ -105,7 +105,9 @@ def test_ditto_bound_and_template(seed: int) -> None:
     problem = compile_ditto(data)
     if ditto_infeasible(problem) is not None or best is None:
         return
-    known = arcs.known_before(arcs.list_arcs(problem, Run()))
+    posed = ditto_model.formulate(data, Run())
+    assert not isinstance(posed, Outcome)
+    known = posed.known
     assert known.bound is not None and known.bound <= best.objective
     if known.decision is not None:
         assert evaluate_ditto(data, known.decision).objective == pytest.approx(

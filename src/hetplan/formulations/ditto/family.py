@@ -28,12 +28,15 @@ FAMILY = Family(
             "bounded search over θ, shortest paths inside",
         ),
         Method(
-            "cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model over stages as arcs of a path"
+            "cp-sat",
+            f"{_HERE}.model:formulate",
+            True,
+            "one CP-SAT model over stages as arcs of a path",
         ),
-        Method("milp", f"{_HERE}.milp:solve", True, "one mixed-integer programme, HiGHS"),
+        Method("milp", f"{_HERE}.model:formulate", True, "one mixed-integer programme, HiGHS"),
         Method(
             "pyomo",
-            f"{_HERE}.pyomo_model:solve",
+            f"{_HERE}.model:formulate",
             True,
             "the same programme through Pyomo, for any solver",
         ),

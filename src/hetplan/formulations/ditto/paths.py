@@ -110,15 +110,16 @@ class Parts:
         if np.prod(shape.astype(float)) > MOST_CELLS:
             order = np.lexsort((cost, *key))
             same = (np.diff(key[:, order], axis=1) == 0).all(axis=0)
-            return order[np.append(True, ~same)]
+            cheapest: Numbers = order[np.append(True, ~same)]
+            return cheapest
         strides = np.append(np.cumprod(shape[:0:-1])[::-1], 1)
         flat = strides @ key
         least = np.full(shape, np.inf)
         np.minimum.at(least.ravel(), flat, cost)
-        cheapest = np.flatnonzero(least.ravel()[flat] == cost)
+        lowest = np.flatnonzero(least.ravel()[flat] == cost)
         for axis in range(1, len(shape)):
             np.minimum.accumulate(least, axis=axis, out=least)
-        kept = cheapest[np.unique(flat[cheapest], return_index=True)[1]]
+        kept = lowest[np.unique(flat[lowest], return_index=True)[1]]
         needed = np.ones(len(kept), dtype=np.bool_)
         for axis in range(1, len(shape)):
             inner = key[axis, kept] > 0

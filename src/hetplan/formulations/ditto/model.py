@@ -1,0 +1,321 @@
+"""Problem `ditto` as a path in two phases, for the general solvers (CP-SAT, HiGHS, Pyomo).
+
+Sets   arcs q = (r, a, b): layers [a, b) as one stage under option r (a kind i and its x devices);
+       peaks p = (q, j): arc q as k*, with j stages behind it.
+Data   t_q seconds of a stage; D_i devices of kind i; N_b micro-batches; S_max the most stages
+       possible; alive_q the most micro-batches in flight whose memory the group of arc q holds.
+Vars   before_q, after_q in {0, 1}: arc q is a stage in front of k*, or behind it;
+       peak_p in {0, 1}: p is k* with its number of stages behind;  theta: seconds of k*.
+Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q peak_p   s.t.
+(1) arcs form a path from layer 0 to layer L:  in front of k*, then k*, then behind it
+(2) theta = sum_p t_p peak_p, for each layer l:  sum_{q covers l} t_q (before_q + after_q) <= theta
+    (a stage behind k* may be longer by the tie; one row per layer, because one arc covers it)
+(3) sum_p j_p peak_p = sum_q after_q
+(4) for each kind i:  devices of the stages on i <= D_i
+(5) number of stages <= N_b
+(6) with memory, for each layer a:  stages that begin at a or later <= alive_q of the one that
+    begins at a
+The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of docs/method-ditto.md). Of equally
+slow stages k* may be any: the first makes T least. A template known beforehand of price U leaves
+out what costs more on its own: a peak (q, j) if (N_b - j) t_q and the least time of the layers
+outside q exceed U, and arcs slower than every peak left.
+Source: hetplan, for Ditto's problem (Section 3) with Oobleck's cost (SOSP 2023, Section 4.1.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.exact import first_template
+from hetplan.formulations.ditto.problem import (
+    MEMORY_TOLERANCE,
+    DittoProblem,
+    Floats,
+    Ints,
+    Stages,
+    compile_problem,
+    infeasible_because,
+    tie,
+)
+from hetplan.solvers.general import Formulation, Known
+from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+# Beyond this many variables no general solver makes sense of the model.
+MOST_VARIABLES = 1_000_000
+# Prices are compared with this relative allowance, for the rounding of sums in another order.
+ALLOWANCE = 1e-9
+# Two stages that the evaluator tells apart must stay apart in CP-SAT, since T jumps with the place
+# of the slowest: rounding errors, relative to the least objective, far below the evaluator's tie.
+FINEST = 1e-11
+
+
+@dataclass(frozen=True)
+class Arcs:
+    """The stages that can occur, as arrays.
+
+    option, first, last, seconds, devices, kind [Q]; alive [Q]: at most S_max.
+    peak_arc, behind [P]: arc and number of stages behind it, of each peak.
+    start: the template known beforehand, None without one; price: its T.
+    """
+
+    problem: DittoProblem
+    option: Ints
+    first: Ints
+    last: Ints
+    seconds: Floats
+    devices: Ints
+    kind: Ints
+    alive: Ints
+    peak_arc: Ints
+    behind: Ints
+    start: Stages | None
+    price: float | None
+
+    def __len__(self) -> int:
+        return len(self.option)
+
+    @property
+    def tie(self) -> float:
+        """How much longer than k* a stage behind it may be, in seconds."""
+        return tie(float(self.seconds.max(initial=0.0)))
+
+    def peaks_of(self, arcs: Ints) -> Ints:
+        """Peaks whose arc is among `arcs`."""
+        return np.flatnonzero(np.isin(self.peak_arc, arcs))
+
+    @property
+    def totals(self) -> Totals:
+        """Bounds on the optimum and on the objective of any template among the arcs."""
+        p = self.problem
+        roundings = p.micro_batches + 2 * p.most_stages
+        largest = roundings * float(self.seconds.max(initial=0.0))
+        least = least_objective(p)
+        return Totals(least=least, largest=largest, roundings=roundings, error=FINEST)
+
+    def stages(self, answer: ModelAnswer) -> Stages:
+        """The template of a solver's answer, in order."""
+        used = answer.counts("before") + answer.counts("after")
+        peaks = self.peak_arc[np.flatnonzero(answer.counts("peak"))]
+        chosen = np.append(np.flatnonzero(used), peaks)
+        ordered = sorted(chosen.tolist(), key=lambda q: int(self.first[q]))
+        return [(int(self.first[q]), int(self.last[q]), int(self.option[q])) for q in ordered]
+
+    def roles(self) -> tuple[Ints, Ints, Ints]:
+        """The start template as (arcs before, peaks, arcs after); raises ValueError without one."""
+        if self.start is None:
+            raise ValueError("no template is known beforehand")
+        number = {
+            (int(a), int(b), int(r)): q
+            for q, (a, b, r) in enumerate(zip(self.first, self.last, self.option, strict=True))
+        }
+        arcs = [number[stage] for stage in self.start]
+        times = self.seconds[arcs]
+        k = int(np.argmax(times >= times.max() - tie(float(times.max()))))
+        peaks = np.flatnonzero((self.peak_arc == arcs[k]) & (self.behind == len(arcs) - 1 - k))
+        return np.array(arcs[:k], dtype=np.int64), peaks, np.array(arcs[k + 1 :], dtype=np.int64)
+
+
+def list_arcs(problem: DittoProblem) -> Arcs:
+    """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
+    solver."""
+    p = problem
+    start = first_template(p)
+    price = None if start is None else p.price(start)
+    fits = p.option_devices <= p.devices[p.option_kind]
+    option, first, last = np.nonzero(np.isfinite(p.time) & fits[:, None, None])
+    seconds, alive = p.time[option, first, last], micro_batches_held(p, option, first, last)
+    layer = np.concatenate([[0.0], np.cumsum(p.weight.min(axis=0))])
+    outside = layer[-1] - (layer[last] - layer[first])
+    behind = np.arange(p.most_stages)
+    alone = (p.micro_batches - behind)[None, :] * seconds[:, None] + outside[:, None]
+    # Any stage behind needs a layer of its own, and memory for as many micro-batches.
+    possible = (alone <= (np.inf if price is None else price * (1 + ALLOWANCE))) & (
+        alive[:, None] > behind[None, :]
+    )
+    possible &= (p.layers - last)[:, None] >= behind[None, :]
+    slowest = float(seconds[possible.any(axis=1)].max(initial=0.0))
+    kept = (alive >= 1) & (seconds <= slowest + tie(slowest))
+    peak_arc, which = np.nonzero(possible[kept])
+    variables = 2 * int(kept.sum()) + len(peak_arc)
+    if variables > MOST_VARIABLES:
+        raise UnsupportedError(
+            f"a model of {variables} variables is too large for a general solver",
+            expected=f"at most {MOST_VARIABLES} (method exact takes more)",
+        )
+    option, first, last = option[kept], first[kept], last[kept]
+    return Arcs(
+        problem=p,
+        option=option,
+        first=first,
+        last=last,
+        seconds=seconds[kept],
+        devices=p.option_devices[option],
+        kind=p.option_kind[option],
+        alive=alive[kept],
+        peak_arc=peak_arc,
+        behind=behind[which],
+        start=start,
+        price=price,
+    )
+
+
+def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -> Ints:
+    """[Q] how many micro-batches in flight the group's memory holds beside the states, at most
+    S_max."""
+    each = p.activation[last] - p.activation[first]
+    room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - (p.state[last] - p.state[first])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        held = np.where(room < 0, 0.0, np.where(each > 0, np.floor(room / each), p.most_stages))
+    return np.minimum(held, p.most_stages).astype(np.int64)
+
+
+def least_objective(problem: DittoProblem) -> float:
+    """A simple lower bound on T (0 when layers are free): W + (N_b - S_max) theta, every layer on
+    its best option.
+
+    T = sum_k t_k + (N_b - S + k* - 1) theta + sum_{k >= k*} t_k >= sum_k t_k + (N_b - S) theta,
+    with sum_k t_k >= W, the work of all layers; the slowest stage theta takes no less than any
+    layer, nor than W / S, but for the tie.
+    """
+    layers = problem.weight.min(axis=0)
+    work, stages = float(layers.sum()), problem.most_stages
+    longest = max(float(layers.max(initial=0.0)), work / stages)
+    theta = max(0.0, longest - tie(longest))
+    return (work + (problem.micro_batches - stages) * theta) * (1 - ALLOWANCE)
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The columns: before, after [Q], peak [P], theta; `arcs` says what they stand for."""
+
+    arcs: Arcs
+    before: Columns
+    after: Columns
+    peak: Columns
+    theta: Columns
+
+    def every(self, chosen: Ints, values: Floats | Ints) -> tuple[Columns, Floats]:
+        """The columns of some arcs in all roles, each with its arc's value (values [Q])."""
+        peaks = self.arcs.peaks_of(chosen)
+        columns = np.concatenate([self.before[chosen], self.after[chosen], self.peak[peaks]])
+        arcs = np.concatenate([chosen, chosen, self.arcs.peak_arc[peaks]])
+        return columns, values[arcs].astype(float)
+
+
+def follow_a_path(model: Model, v: Variables) -> None:  # (1)
+    """Stages in front of k* lead from layer 0 up to it, stages behind it from there to layer L."""
+    arcs, layers = v.arcs, v.arcs.problem.layers
+    for at in range(layers + 1):
+        ends, begins = np.flatnonzero(arcs.last == at), np.flatnonzero(arcs.first == at)
+        arriving = v.before[ends]
+        leaving = np.append(v.before[begins], v.peak[arcs.peaks_of(begins)])
+        signs = np.repeat([1.0, -1.0], [len(arriving), len(leaving)])
+        source = -1.0 if at == 0 else 0.0
+        model.equal("path_in_front", np.append(arriving, leaving), signs, to=source)
+        arriving = np.append(v.after[ends], v.peak[arcs.peaks_of(ends)])
+        leaving = v.after[begins]
+        signs = np.repeat([1.0, -1.0], [len(arriving), len(leaving)])
+        target = 1.0 if at == layers else 0.0
+        model.equal("path_behind", np.append(arriving, leaving), signs, to=target)
+
+
+def keep_below_the_slowest(model: Model, v: Variables) -> None:  # (2)
+    """No stage in front of k* is slower than it, none behind it by more than the tie."""
+    arcs = v.arcs
+    slowest = arcs.seconds[arcs.peak_arc]
+    model.equal("theta", np.append(v.peak, v.theta), np.append(slowest, -1.0), to=0.0)
+    behind = np.maximum(arcs.seconds - arcs.tie, 0.0)
+    for layer in range(arcs.problem.layers):
+        q = np.flatnonzero((arcs.first <= layer) & (layer < arcs.last))
+        columns = np.concatenate([v.before[q], v.after[q], [v.theta]])
+        values = np.concatenate([arcs.seconds[q], behind[q], [-1.0]])
+        model.row("slowest", columns, values, upper=0.0)
+
+
+def count_stages_behind(model: Model, v: Variables) -> None:  # (3)
+    """k* knows how many stages lie behind it."""
+    values = np.append(v.arcs.behind, -np.ones(len(v.after)))
+    model.equal("count", np.append(v.peak, v.after), values, to=0.0)
+
+
+def keep_to_devices(model: Model, v: Variables) -> None:  # (4)
+    """Each kind gives what it has."""
+    for i, available in enumerate(v.arcs.problem.devices.tolist()):
+        of_kind = np.flatnonzero(v.arcs.kind == i)
+        model.row("devices", *v.every(of_kind, v.arcs.devices), upper=available)
+
+
+def keep_to_micro_batches(model: Model, v: Variables) -> None:  # (5)
+    """No more stages than micro-batches."""
+    stages = np.concatenate([v.before, v.after, v.peak])
+    model.row("stages", stages, upper=v.arcs.problem.micro_batches)
+
+
+def fit_memory(model: Model, v: Variables) -> None:  # (6)
+    """A stage holds as many micro-batches as there are stages from it on."""
+    arcs = v.arcs
+    if not arcs.problem.has_memory:
+        return
+    most = arcs.problem.most_stages
+    for a in range(arcs.problem.layers):
+        taken = np.where(arcs.first == a, most - arcs.alive, 0) + 1
+        model.row("memory", *v.every(np.flatnonzero(arcs.first >= a), taken), upper=most)
+
+
+def minimise_time(model: Model, v: Variables) -> None:
+    """T, written with theta."""
+    arcs = v.arcs
+    model.minimize(v.before, arcs.seconds)
+    model.minimize(v.after, 2 * arcs.seconds)
+    owed = arcs.problem.micro_batches - arcs.behind
+    model.minimize(v.peak, owed * arcs.seconds[arcs.peak_arc])
+
+
+def build(arcs: Arcs, run: Run | None = None) -> Model:
+    """The whole model, with the known template as its start."""
+    model = Model("ditto", run, arcs.totals)
+    v = Variables(
+        arcs,
+        before=model.binary("before", len(arcs)),
+        after=model.binary("after", len(arcs)),
+        peak=model.binary("peak", len(arcs.peak_arc)),
+        theta=model.seconds("theta"),
+    )
+    follow_a_path(model, v)
+    keep_below_the_slowest(model, v)
+    count_stages_behind(model, v)
+    keep_to_devices(model, v)
+    keep_to_micro_batches(model, v)
+    fit_memory(model, v)
+    minimise_time(model, v)
+    if arcs.start is not None:
+        before, peaks, after = arcs.roles()
+        model.start = np.zeros(model.size)
+        model.start[np.concatenate([v.before[before], v.peak[peaks], v.after[after]])] = 1.0
+        model.start[v.theta] = arcs.seconds[arcs.peak_arc[peaks]].sum()
+    return model
+
+
+def formulate(data: DittoData, run: Run) -> Formulation[DittoDecision] | Outcome[DittoDecision]:
+    """The model, with a simple bound and the first template of `exact`."""
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        return Outcome(stop=Stop.INFEASIBLE, message=reason)
+    arcs = list_arcs(problem)
+    return Formulation(
+        build=lambda: build(arcs, run),
+        read=lambda answer: problem.decision(arcs.stages(answer)),
+        infeasible="proven by the solver: no template fits in memory",
+        known=Known(
+            bound=least_objective(problem),
+            decision=None if arcs.start is None else problem.decision(arcs.start),
+            objective=arcs.price,
+        ),
+    )
