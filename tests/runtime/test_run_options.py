@@ -129,9 +129,9 @@ def test_a_model_of_ones_own_needs_no_prediction(
     path.write_text(to_json(document))
     asked: list[Job] = []
     monkeypatch.setattr("hetplan.runtime.launch.launch", lambda job, tell: asked.append(job))
-    monkeypatch.setattr(
-        "hetplan.runtime.measured.Measured.table", lambda own: Table("", ("rank",), ())
-    )
+    measured = "hetplan.runtime.measured.Measured"
+    monkeypatch.setattr(f"{measured}.table", lambda own: Table("", ("rank",), ()))
+    monkeypatch.setattr(f"{measured}.document", lambda own: {})
     assert main(["run", str(path), "--factory", "parity.cases:two"]) == 0
     assert [job.rehearsal for job in asked] == [None]
     assert "hetplan: no prediction: unknown model 'mine'" in capsys.readouterr().err

@@ -101,10 +101,10 @@ class ModelFile(Document):
 
     def without_rule(self) -> Mapping[str, int]:
         """Operators that no rule describes, with how often they are called in both passes."""
-        found: Counter[str] = Counter()
+        missing: Counter[str] = Counter()
         for layer in self.layers:
-            found.update(op.name for op in self.operator_lists[layer.operators] if not op.ruled)
-        return dict(found.most_common())
+            missing.update(op.name for op in self.operator_lists[layer.operators] if not op.ruled)
+        return dict(missing.most_common())
 
     def spec(self) -> ModelSpec:
         """As a model that can be loaded; it has no other sequence length, and no tensor

@@ -48,17 +48,17 @@ def read_hostfile(path: str) -> list[Host]:
         if not text:
             continue
         where = f"{path}: line {number}"
-        found = SLOTS.match(text)
-        if found is None:
+        match = SLOTS.match(text)
+        if match is None:
             raise InputError("not usable", where=where, got=text, expected="HOST slots=N")
-        slots = int(found["slots"] or 1)
+        slots = int(match["slots"] or 1)
         if not 1 <= slots <= MOST_HOSTS:
             raise InputError(
                 "slots is not usable", where=where, got=slots, expected=f"1 to {MOST_HOSTS}"
             )
-        if found["host"] in hosts:
-            raise InputError("host stands twice", where=where, got=found["host"])
-        hosts[found["host"]] = slots
+        if match["host"] in hosts:
+            raise InputError("host stands twice", where=where, got=match["host"])
+        hosts[match["host"]] = slots
     if not hosts:
         raise InputError("no host", where=path, expected="lines HOST slots=N")
     return [Host(name, slots) for name, slots in hosts.items()]
@@ -95,13 +95,13 @@ def _split(text: str) -> list[str]:
 def _expand(part: str, text: str) -> list[str]:
     if "[" not in part and "]" not in part:
         return [part]
-    found = BRACKETS.match(part)
-    if found is None:
+    match = BRACKETS.match(part)
+    if match is None:
         raise InputError(
             "not usable", where="node list", got=text, expected="such as gpu[01-04,07]"
         )
     names = []
-    for piece in found["inside"].split(","):
+    for piece in match["inside"].split(","):
         first, dash, last = piece.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash) and len(piece) < 24):
             raise InputError("not a range", where="node list", got=piece, expected="such as 01-04")
@@ -113,7 +113,7 @@ def _expand(part: str, text: str) -> list[str]:
                 got=piece,
                 expected=f"1 to {MOST_HOSTS} nodes, rising",
             )
-        names += [f"{found['before']}{n:0{len(first)}d}{found['after']}" for n in numbers]
+        names += [f"{match['before']}{n:0{len(first)}d}{match['after']}" for n in numbers]
     return names
 
 
@@ -142,10 +142,10 @@ def _words(name: str) -> set[str]:
     Drivers do not say SXM of an H100 with HBM3 or of an H200, which come in that form.
     """
     words = WORD.findall(name.lower())
-    found = {*words, *map("".join, pairwise(words))}
-    if "h200" in found or {"h100", "hbm3"} <= found:
-        found |= {"sxm", "sxm5"}
-    return found
+    known = {*words, *map("".join, pairwise(words))}
+    if "h200" in known or {"h100", "hbm3"} <= known:
+        known |= {"sxm", "sxm5"}
+    return known
 
 
 def cluster_document(
@@ -196,8 +196,8 @@ def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
     speeds = [
         speed / 1000 for path in root.glob("net/*/speed") if (speed := _leading(path)) is not None
     ]
-    found = [rate for rate in rates if rate is not None] or speeds
-    return max((rate for rate in found if rate > 0), default=None)
+    speeds_known = [rate for rate in rates if rate is not None] or speeds
+    return max((rate for rate in speeds_known if rate > 0), default=None)
 
 
 def _leading(path: Path) -> float | None:
@@ -206,5 +206,5 @@ def _leading(path: Path) -> float | None:
         text = path.read_text()
     except OSError:
         return None
-    found = re.match(r"-?\d+(\.\d+)?", text.strip())
-    return float(found[0]) if found else None
+    match = re.match(r"-?\d+(\.\d+)?", text.strip())
+    return float(match[0]) if match else None

@@ -35,12 +35,12 @@ class Foreign:
 
     def __getitem__(self, key: Key) -> Foreign:
         """The entry `key` of an object or a list; raises InputError where there is none."""
-        found = self.get(key)
-        if found is None:
+        entry = self.get(key)
+        if entry is None:
             raise InputError(
                 "required key is missing", where=Foreign(None, self.where, (*self.path, key)).place
             )
-        return found
+        return entry
 
     def get(self, key: Key) -> Foreign | None:
         """The entry `key`, or None; raises InputError where this is no object (for a name) or list

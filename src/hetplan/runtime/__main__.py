@@ -99,7 +99,7 @@ def serve(job: Job) -> None:
         raise UnsupportedError(
             "running plans needs torch: pip install 'hetplan[runtime]'"
         ) from None
-    from hetplan.runtime.execution.rank import is_lost, look_after, told
+    from hetplan.runtime.execution.rank import error_text, is_lost, look_after
     from hetplan.runtime.execution.worker import check_job, train
     from hetplan.runtime.launch import RankError
     from hetplan.runtime.measured import Measured
@@ -117,14 +117,14 @@ def serve(job: Job) -> None:
     reports: list[object] = []
     try:
         watch = Recorder()
-        place = job.plan.told(dist.get_rank())
+        place = job.plan.rank_text(dist.get_rank())
         with asked_to_stop() as stopping, look_after(watch, job.hang_seconds, place):
             train(job, watch, reports.append, stopping)
     except HetplanError:
         raise
     except Exception as error:
-        text = f"lost a peer: {told(error)}" if is_lost(error) else told(error)
-        raise RankError(f"{job.plan.told(dist.get_rank())}: {text}") from error
+        text = f"lost a peer: {error_text(error)}" if is_lost(error) else error_text(error)
+        raise RankError(f"{job.plan.rank_text(dist.get_rank())}: {text}") from error
     everyone: list[list[object]] | None = (
         [[] for _ in range(job.plan.world_size)] if dist.get_rank() == 0 else None
     )

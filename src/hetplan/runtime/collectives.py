@@ -86,11 +86,11 @@ def measure_collectives(
             mine = next((i for i, group in enumerate(members) if rank in group), None)
             for operation in OPERATIONS:
                 dist.barrier()
-                found = None
+                points = None
                 if mine is not None:
-                    found = _points(operation, members[mine], made[mine], place, sizes, repeats)
-                if rank == 0 and found is not None:
-                    fits.append(_fit(operation, kind, len(members[0]), found))
+                    points = _points(operation, members[mine], made[mine], place, sizes, repeats)
+                if rank == 0 and points is not None:
+                    fits.append(_fit(operation, kind, len(members[0]), points))
                     if tell is not None:
                         tell(f"{operation}, {kind}: {fits[-1].bytes_per_second / 1e9:.3g} GB/s, "
                              f"{1e6 * fits[-1].latency_seconds:.3g} us")  # fmt: skip
@@ -141,7 +141,7 @@ def _points(
     import torch
     from torch import distributed as dist
 
-    found = []
+    points = []
     for size in sizes:
         run = _operation(operation, ranks, group, place, size)
         times = torch.zeros(repeats, dtype=torch.float64)
@@ -156,12 +156,12 @@ def _points(
         slowest = times.to(place)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
         seconds = slowest.tolist()
-        found.append(
+        points.append(
             SizePoint(
                 bytes=float(size), seconds=min(seconds), median_seconds=statistics.median(seconds)
             )
         )
-    return found
+    return points
 
 
 def _operation(

@@ -74,11 +74,11 @@ def descendants(pid: int) -> list[int]:
             children.setdefault(int(fields(path)[1]), []).append(int(path.parent.name))
         except (OSError, ValueError, IndexError):  # ended meanwhile
             continue
-    found, ahead = [], list(children.get(pid, ()))
+    started, ahead = [], list(children.get(pid, ()))
     while ahead:
-        found.append(ahead.pop())
-        ahead += children.get(found[-1], ())
-    return found
+        started.append(ahead.pop())
+        ahead += children.get(started[-1], ())
+    return started
 
 
 def thread_states(pid: int, but: int | None = None) -> list[str]:
@@ -89,8 +89,8 @@ def thread_states(pid: int, but: int | None = None) -> list[str]:
 
 def cpu_seconds(pid: int) -> float:
     """Seconds of a core used by all threads."""
-    told = fields(Path(f"/proc/{pid}/stat"))
-    return (int(told[11]) + int(told[12])) / TICKS
+    stat = fields(Path(f"/proc/{pid}/stat"))
+    return (int(stat[11]) + int(stat[12])) / TICKS
 
 
 def fields(path: Path) -> list[str]:

@@ -190,16 +190,16 @@ class Supervisor:
         raise self._error(number, text, lost=self.ranks[number].lost)
 
     def _look_for_hung(self) -> None:
-        found = find_hung(
+        hung = find_hung(
             [(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone], self.job
         )
-        if found is not None:
-            raise self._error(found.number, found.text, lost=found.lost)
+        if hung is not None:
+            raise self._error(hung.number, hung.text, lost=hung.lost)
 
     def _error(self, number: int, text: str, *, lost: bool) -> RankError:
         plan = self.job.plan
         return RankError(
-            f"{plan.told(number)}: {text}", plan.places[number].device if lost else None
+            f"{plan.rank_text(number)}: {text}", plan.places[number].device if lost else None
         )
 
     def end(self) -> None:
@@ -271,11 +271,11 @@ def launch_elastic(
             node = lost_node(job, error, [loss.node for loss in losses])
             if node is None:
                 raise
-            found = again(job, (*(loss.node for loss in losses), node))
+            following = again(job, (*(loss.node for loss in losses), node))
             step = latest(job)
-            if found is None or step == end:
+            if following is None or step == end:
                 raise
-            job = replace(found, steps=end - (step or 0), resume=step is not None)
+            job = replace(following, steps=end - (step or 0), resume=step is not None)
             losses.append(
                 Loss(str(error), node, step or 0, job.plan.name, time.monotonic() - begun)
             )
@@ -297,5 +297,5 @@ def latest(job: Job) -> int | None:
     from hetplan.runtime.execution.checkpoint import complete
 
     assert job.checkpoint is not None
-    found = complete(job.checkpoint)
-    return int(found[-1].name.removeprefix("step-")) if found else None
+    folders = complete(job.checkpoint)
+    return int(folders[-1].name.removeprefix("step-")) if folders else None

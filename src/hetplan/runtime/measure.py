@@ -64,12 +64,12 @@ def measure_profile(
         if batch >= too_large.get(tensor, batch + 1):
             continue
         try:
-            found = measure_layers(model, device, tensor, batch, repeats, warm_up)
+            readings = measure_layers(model, device, tensor, batch, repeats, warm_up)
         except OutOfMemoryOnDevice as error:
             too_large[tensor] = batch
             _say(tell, f"{place}: {error}")
             continue
-        tables.append(_table(model, kind, tensor, batch, found))
+        tables.append(_table(model, kind, tensor, batch, readings))
         seconds = sum(tables[-1].seconds())
         _say(tell, f"{place}: {1e3 * seconds:.4g} ms forward and backward")
         if output is not None:
@@ -86,9 +86,9 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
     if output is None or not Path(output).exists():
         return []
     where = os.fspath(output)
-    found = load_profile(output)
+    kept = load_profile(output)
     for key in ("model", "sequence", "precision"):
-        got = getattr(found, key)
+        got = getattr(kept, key)
         expected = model.name if key == "model" else getattr(model, key)
         if got != expected:
             raise InputError(
@@ -97,11 +97,11 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
                 got=got,
                 expected=str(expected),
             )
-    if found.provenance.kind != "measured":
+    if kept.provenance.kind != "measured":
         raise InputError(
             "a predicted profile is there already", where=where, expected="another name"
         )
-    return list(found.tables)
+    return list(kept.tables)
 
 
 def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profile:
@@ -116,10 +116,10 @@ def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profi
 
 
 def _table(
-    model: Model, device: str, tensor: int, batch: int, found: dict[str, LayerReading]
+    model: Model, device: str, tensor: int, batch: int, readings: dict[str, LayerReading]
 ) -> ProfileTable:
     """Every layer with its kind's reading."""
-    rows = [found[layer.kind] for layer in model.layers]
+    rows = [readings[layer.kind] for layer in model.layers]
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
     return ProfileTable(
         device=device,

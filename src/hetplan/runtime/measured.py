@@ -46,8 +46,8 @@ class Measured:
     @property
     def losses(self) -> dict[int, float]:
         """By step."""
-        found = {**self.earlier, **{report.step: report.loss for report in self.reports[0]}}
-        return dict(sorted(found.items()))
+        losses = {**self.earlier, **{report.step: report.loss for report in self.reports[0]}}
+        return dict(sorted(losses.items()))
 
     def busy(self, rank: int) -> float:
         """Seconds of forward and backward passes."""
@@ -221,7 +221,7 @@ class Measured:
         worst, rank = max(ratios)
         if worst < SLOW * usual:
             return None
-        place = self.job.plan.told(rank)
+        place = self.job.plan.rank_text(rank)
         return f"slow: {place} took {worst:.3g} times its prediction, the others {usual:.3g}"
 
     def trace(self) -> dict[str, Any]:

@@ -48,17 +48,17 @@ def measure_operators(
 
     dtype = DTYPES[precision]
     random, kind = Random(seed), device.partition(":")[0]
-    found = []
+    measured = []
     for i in range(count):
-        found.append(_product(_sizes(random, LARGEST_FLOPS[kind]), device, dtype, repeats))
-        found.append(_elementwise(random, LARGEST_ELEMENTS[kind], device, dtype, repeats))
+        measured.append(_product(_sizes(random, LARGEST_FLOPS[kind]), device, dtype, repeats))
+        measured.append(_elementwise(random, LARGEST_ELEMENTS[kind], device, dtype, repeats))
         if tell is not None and (i + 1) % 10 == 0:
             tell(f"{2 * (i + 1)} of {2 * count} operators")
     width = ELEMENT_BYTES[precision]
     called = name or (cpu_name(torch.get_num_threads()) if device == "cpu" else device_name(device))
     spec = catalogue().get(called)
-    peak = max(2 * op.count * op.m * op.k * op.n / op.seconds for op in found)
-    bandwidth = max(op.elements * width / op.seconds for op in found)
+    peak = max(2 * op.count * op.m * op.k * op.n / op.seconds for op in measured)
+    bandwidth = max(op.elements * width / op.seconds for op in measured)
     if spec is not None and precision in spec.peak_tflops:
         peak, bandwidth = spec.peak_flops(precision), spec.memory_bytes_per_s
     return OperatorData(
@@ -68,7 +68,7 @@ def measure_operators(
         flops_per_second=peak,
         bytes_per_second=bandwidth,
         provenance=measured_here("hetplan profile operators", device),
-        operators=found,
+        operators=measured,
     )
 
 
@@ -79,11 +79,11 @@ def cpu_name(threads: int) -> str:
     except OSError:  # no Linux
         text = ""
     lines = (line.partition(":") for line in text.splitlines())
-    found = next(
+    name = next(
         (value.strip() for key, _, value in lines if key.strip() == "model name"),
         platform.machine(),
     )
-    return f"{found}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:

@@ -214,7 +214,7 @@ class Plan(Document):
         ]
         return tuple(sorted(places, key=lambda place: place.rank))
 
-    def told(self, rank: int) -> str:
+    def rank_text(self, rank: int) -> str:
         """A rank and its place, for people."""
         p = self.places[rank]
         device = self.devices[p.device]

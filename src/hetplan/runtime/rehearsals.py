@@ -206,7 +206,7 @@ def cluster_here() -> Cluster:
 
 def slowed(profile: Profile) -> Profile:
     """The profile of one device, with tables of a slower one beside it."""
-    found = []
+    tables = []
     for table in profile.tables:
         forward, backward = (
             [SLOWED * s for s in row] for row in (table.forward_seconds, table.backward_seconds)
@@ -217,8 +217,8 @@ def slowed(profile: Profile) -> Profile:
             "backward_seconds": backward,
             "readings": None,
         }
-        found += [table.model_copy(update={"device": FAST}), table.model_copy(update=slow)]
-    return Profile(**{**dict(profile), "tables": found})
+        tables += [table.model_copy(update={"device": FAST}), table.model_copy(update=slow)]
+    return Profile(**{**dict(profile), "tables": tables})
 
 
 def workload_here(model: Model, profile: Profile) -> Workload:
@@ -254,21 +254,21 @@ def rehearse_all(
     tell: Callable[[Rehearsed], None] | None = None,
 ) -> list[Rehearsed]:
     """All plans, or those named; tell: receives each when it is done."""
-    found = []
+    rehearsed = []
     for name in names or PLANS:
-        found.append(rehearse_plan(name, workload, steps=steps, scale=scale, cores=cores))
+        rehearsed.append(rehearse_plan(name, workload, steps=steps, scale=scale, cores=cores))
         if tell is not None:
-            tell(found[-1])
-    return found
+            tell(rehearsed[-1])
+    return rehearsed
 
 
-def rank_correlation(found: Sequence[Rehearsed]) -> float | None:
+def rank_correlation(rehearsed: Sequence[Rehearsed]) -> float | None:
     """Spearman's, of predicted and measured seconds; None for fewer than two plans."""
-    if len(found) < 2:
+    if len(rehearsed) < 2:
         return None
     orders = []
-    for values in ([one.predicted for one in found], [one.measured for one in found]):
-        order = sorted(range(len(found)), key=lambda i: values[i])
+    for values in ([one.predicted for one in rehearsed], [one.measured for one in rehearsed]):
+        order = sorted(range(len(rehearsed)), key=lambda i: values[i])
         orders.append({i: place for place, i in enumerate(order)})
-    n = len(found)
+    n = len(rehearsed)
     return 1.0 - 6.0 * sum((orders[0][i] - orders[1][i]) ** 2 for i in range(n)) / (n * (n * n - 1))

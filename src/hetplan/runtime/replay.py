@@ -214,14 +214,14 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
     by_owners: dict[tuple[Owner, ...], float] = {}
     for owners, size in shared_parts(plan, costs):
         by_owners[owners] = by_owners.get(owners, 0.0) + size
-    found = []
+    joined = []
     for owners, size in by_owners.items():
         traffic = ring_of(plan, owners, size, costs)
         if traffic.seconds == 0:
             continue
         halves = ("gradients", "parameters") if plan.zero else ("gradients",)
         for when in halves:
-            found.append(
+            joined.append(
                 Collective(
                     members=owners,
                     seconds=traffic.seconds / len(halves),
@@ -230,7 +230,7 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
                     ports=traffic.cards,
                 )
             )
-    return found
+    return joined
 
 
 def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], float]]:
@@ -328,18 +328,18 @@ class ZeroCosts:
         if not self.sharded or plan.world_size == 1:
             return []
         members = [(i, 0) for i in range(len(plan.replicas))]
-        found = []
+        joined = []
         if plan.zero == 1:
             half = self.per_iteration / 2
-            found.append(Collective(members=members, seconds=half))
-            found.append(Collective(members=members, seconds=half, when="parameters"))
+            joined.append(Collective(members=members, seconds=half))
+            joined.append(Collective(members=members, seconds=half, when="parameters"))
         else:
-            found.append(Collective(members=members, seconds=self.per_step, when="step"))
+            joined.append(Collective(members=members, seconds=self.per_step, when="step"))
             if self.per_iteration:
-                found.append(
+                joined.append(
                     Collective(members=members, seconds=self.per_iteration, when="parameters")
                 )
-        return found
+        return joined
 
     def update_seconds(self, plan: Plan, stage: Stage, costs: Costs) -> float:
         """The optimizer's step on the slowest device of a stage."""

@@ -37,7 +37,7 @@ class Scenario:
 def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[str, Floats]:
     """By device type [L]: half the spread of a layer's times by their sum, the median over the
     device's tables."""
-    found = {}
+    spread_of = {}
     for device in profile.devices():
         tables = [table for table in profile.tables if table.device == device]
         rows = [
@@ -46,10 +46,10 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
             if (spread := table.spread()) is not None
         ]
         size = len(profile.layers)
-        found[device] = (
+        spread_of[device] = (
             np.minimum(np.median(rows, axis=0), MOST) if rows else np.full(size, unmeasured)
         )
-    return found
+    return spread_of
 
 
 def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats]) -> Profile:
@@ -81,7 +81,7 @@ def scenarios(
     if draws < 0:
         raise InputError("draws", got=draws, expected="at least 0")
     spread = relative_spread(profile, unmeasured)
-    found = [
+    wrong = [
         Scenario(f"{device} {word}", {device: 1 + sign * share})
         for device, share in spread.items()
         for word, sign in (("slower", 1.0), ("faster", -1.0))
@@ -92,8 +92,8 @@ def scenarios(
             device: np.array([1 + random.uniform(-1, 1) * s for s in share])
             for device, share in spread.items()
         }
-        found.append(Scenario(f"draw {i + 1}", factors))
-    return found
+        wrong.append(Scenario(f"draw {i + 1}", factors))
+    return wrong
 
 
 @dataclass(frozen=True)

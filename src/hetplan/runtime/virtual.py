@@ -139,13 +139,13 @@ class Shared:
 
     def met(self, ranks: Iterable[int], slot: int, iteration: int) -> list[float]:
         """When each rank came there, once all have."""
-        found = []
+        moments = []
         for rank in ranks:
             entry = self.posts[rank, slot]
             while entry[0] < iteration:
                 time.sleep(POLL)
-            found.append(float(entry[1]))
-        return found
+            moments.append(float(entry[1]))
+        return moments
 
 
 def _array(shape: tuple[int, ...]) -> Any:

@@ -52,17 +52,17 @@ def read(path: str, settings: Settings) -> Imported:
     """A profile with one table; the backward pass has the summary's ratio to the forward pass, 2
     without one."""
     lines = lines_of(path)
-    told = {
-        found["key"]: found["value"].strip()
+    summary = {
+        match["key"]: match["value"].strip()
         for _, line in lines
-        if (found := SUMMARY.match(line.strip()))
+        if (match := SUMMARY.match(line.strip()))
     }
     tree = parse_tree(lines, path)
     ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
-    forward, backward = (_time(told.get(key)) for key in ("fwd latency", "bwd latency"))
+    forward, backward = (_time(summary.get(key)) for key in ("fwd latency", "bwd latency"))
     if forward and backward:
         ratio, guessed = backward / forward, ""
-    batch = told.get("batch size per GPU", "")
+    batch = summary.get("batch size per GPU", "")
     used = settings.micro_batch or (
         int(batch) if batch.isdecimal() and int(batch[:9]) > 0 else None
     )
@@ -109,12 +109,12 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
             if not stack:
                 return done
             continue
-        found = MODULE.match(line)
-        if found and not PARAMS.match(line.strip()):
-            module = Module(found["name"] or "", found["kind"], number)
+        match = MODULE.match(line)
+        if match and not PARAMS.match(line.strip()):
+            module = Module(match["name"] or "", match["kind"], number)
             if stack:
                 stack[-1].inner.append(module)
-            _figures(module, found["rest"])
+            _figures(module, match["rest"])
             if line.rstrip().endswith("("):
                 stack.append(module)
         elif stack:
@@ -150,5 +150,5 @@ def _has_blocks(module: Module) -> bool:
 
 
 def _time(text: str | None) -> float | None:
-    found = TIME.match(text) if text else None
-    return float(found["n"]) * UNITS[found["unit"]] if found else None
+    match = TIME.match(text) if text else None
+    return float(match["n"]) * UNITS[match["unit"]] if match else None

@@ -90,17 +90,17 @@ def read(path: str, settings: Settings) -> Imported:
 
 
 def _part(file: Path) -> Part:
-    found = NAME.match(file.name)
-    if found is None:
+    match = NAME.match(file.name)
+    if match is None:
         raise InputError(
             "name is not usable",
             where=str(file),
             expected="DeviceType.<device>_tp<degree>_bs<batch>.json",
         )
     return Part(
-        found["device"],
-        max(int(found["tensor"]), 1),
-        max(int(found["batch"]), 1),
+        match["device"],
+        max(int(match["tensor"]), 1),
+        max(int(match["batch"]), 1),
         read_foreign(file),
     )
 

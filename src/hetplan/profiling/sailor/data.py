@@ -92,7 +92,7 @@ def load_model_data(folder: Path, name: str, info: Foreign) -> ModelData:
     }
     if not tables:
         raise InputError("no profile", where=str(root), expected="<GPU>/profile.json")
-    counts = {gpu: len(next(iter(found.values())).forward) for gpu, found in tables.items()}
+    counts = {gpu: len(next(iter(table.values())).forward) for gpu, table in tables.items()}
     layers = next(iter(counts.values()))
     for gpu, count in counts.items():
         if count != layers:
@@ -137,13 +137,13 @@ def read_profile(path: str | os.PathLike[str]) -> Tables:
 
 def in_order(by_layer: Foreign) -> list[Foreign]:
     """Entries of {"0": …, "1": …, …} by number; raises InputError where one is missing."""
-    found = {key_number(key, by_layer): entry for key, entry in by_layer.items()}
-    missing = next((i for i in range(len(found)) if i not in found), None)
-    if missing is not None or not found:
+    entries = {key_number(key, by_layer): entry for key, entry in by_layer.items()}
+    missing = next((i for i in range(len(entries)) if i not in entries), None)
+    if missing is not None or not entries:
         raise InputError(
             "layer is missing", where=by_layer.place, got=missing, expected="layers from 0 on"
         )
-    return [found[i] for i in range(len(found))]
+    return [entries[i] for i in range(len(entries))]
 
 
 def _sizes(by_layer: Foreign, layers: int) -> LayerSizes:
@@ -247,14 +247,12 @@ def load_links(folder: Path) -> Links:
 
 
 def _fits(by_type: Foreign) -> Fits:
-    found: Fits = {}
+    fits: Fits = {}
     for kind, by_count in by_type.items():
-        found[kind] = {
-            key_number(count, entry, 1): _fit(entry) for count, entry in by_count.items()
-        }
-        if not found[kind]:
+        fits[kind] = {key_number(count, entry, 1): _fit(entry) for count, entry in by_count.items()}
+        if not fits[kind]:
             raise by_count.error("no fit", "{GPUs: [[a, b, c], cap]}")
-    return found
+    return fits
 
 
 def _fit(entry: Foreign) -> Fit:
@@ -348,8 +346,8 @@ def _pipeline(entry: Foreign) -> RunPipeline:
 
 def _group(entry: Foreign) -> Group:
     nodes, tensor = entry.entries(length=2)
-    found = []
+    members = []
     for node in nodes.entries(least=1):
         parts = node.entries(least=2)
-        found.append((parts[0].text(), parts[1].whole(1, 4096)))
-    return Group(tuple(found), tensor.whole(1, 4096))
+        members.append((parts[0].text(), parts[1].whole(1, 4096)))
+    return Group(tuple(members), tensor.whole(1, 4096))

@@ -114,8 +114,8 @@ def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floa
 
 def _passes(tables: Tables, degree: int, sizes: list[int]) -> Floats:
     """[2, B, L]."""
-    found = [tables[degree, batch] for batch in sizes]
-    return np.array([[m.forward for m in found], [m.backward for m in found]])
+    measured = [tables[degree, batch] for batch in sizes]
+    return np.array([[m.forward for m in measured], [m.backward for m in measured]])
 
 
 BYTES_PER_PARAM = 16
@@ -393,16 +393,16 @@ def model_of(run: Run, names: Sequence[str], load: Callable[[str], ModelData]) -
                 got=named[-1],
                 expected=", ".join(names),
             )
-        found = load(named[-1])
-        if found.layers != run.layers:
-            expected = f"{found.layers} ({found.name})"
+        model = load(named[-1])
+        if model.layers != run.layers:
+            expected = f"{model.layers} ({model.name})"
             raise NotPricedError(
                 "number of layers differs from its model's",
                 where=run.file,
                 got=run.layers,
                 expected=expected,
             )
-        return found
+        return model
     models = [load(name) for name in names]
     fitting = [m for m in models if m.layers == run.layers and run.kinds <= set(m.tables)]
     if len(fitting) != 1:

@@ -91,11 +91,11 @@ def _place(tasks: TaskList, lane: Lane, M: int, unit: int, rendezvous: bool) -> 
 def slots(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int] | None]:
     """What a stage does slot by slot: (0, m) forward, (1, m) backward of micro-batch m, None for
     nothing."""
-    found: list[tuple[int, int] | None] = [None] * (2 * (micro_batches + stages - 1))
+    timetable: list[tuple[int, int] | None] = [None] * (2 * (micro_batches + stages - 1))
     for m in range(micro_batches):
-        found[stage + 2 * m] = (0, m)
-        found[2 * stages - 1 - stage + 2 * m] = (1, m)
-    return found
+        timetable[stage + 2 * m] = (0, m)
+        timetable[2 * stages - 1 - stage + 2 * m] = (1, m)
+    return timetable
 
 
 def _passes(work: Ints, stage: int, stages: int) -> Ints:

@@ -68,29 +68,29 @@ def validate(folder: Path, framework: float | None = None) -> list[Compared]:
     names = [name for name in model_names(folder) if info.get(name) is not None]
     load = cache(lambda name: load_model_data(folder, name, info))
     predictors: dict[str, Predictor] = {}
-    found = []
+    compared = []
     for run in runs:
         try:
             model = model_of(run, names, load)
             predictor = predictors.setdefault(model.name, Predictor(model, links, framework))
-            found.append(Compared(run, predictor.predict(run)))
+            compared.append(Compared(run, predictor.predict(run)))
         except NotPricedError as error:
-            found.append(Compared(run, None, str(error)))
-    return found
+            compared.append(Compared(run, None, str(error)))
+    return compared
 
 
-def mean_error(found: list[Compared]) -> float | None:
+def mean_error(compared: list[Compared]) -> float | None:
     """Mean absolute error of the seconds; None without any."""
-    errors = [abs(c.error) for c in found if c.error is not None]
+    errors = [abs(c.error) for c in compared if c.error is not None]
     return float(np.mean(errors)) if errors else None
 
 
-def rank_correlation(found: list[Compared]) -> float | None:
+def rank_correlation(compared: list[Compared]) -> float | None:
     """Spearman's, of measured and predicted seconds, ties at their mean rank; None below three
     plans."""
     pairs = [
         (c.run.seconds, c.prediction.seconds)
-        for c in found
+        for c in compared
         if c.prediction and c.run.seconds is not None
     ]
     if len(pairs) < 3:

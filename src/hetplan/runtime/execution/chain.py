@@ -140,14 +140,14 @@ def split_dimensions(
     layers: Sequence[nn.Module], own: Sequence[Mapping[str, str]]
 ) -> dict[str, int]:
     """name -> the dimension that its layers cut; raises InputError where two cut different ones."""
-    found: dict[str, int] = {}
+    dims: dict[str, int] = {}
     for layer, names in zip(layers, own, strict=True):
         for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
-            if found.setdefault(names[inside], cut.dim) != cut.dim:
+            if dims.setdefault(names[inside], cut.dim) != cut.dim:
                 raise InputError(
                     "shared parameter is cut along two dimensions", where=names[inside]
                 )
-    return found
+    return dims
 
 
 def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:

@@ -78,10 +78,10 @@ def shapes_of(model: Distributed | DistributedProgram) -> dict[str, list[int]]:
 
 def complete(folder: str) -> list[Path]:
     """Complete checkpoints of a folder, the latest last."""
-    found = [
+    folders = [
         p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()
     ]
-    return sorted(found, key=lambda p: int(p.name[5:]))
+    return sorted(folders, key=lambda p: int(p.name[5:]))
 
 
 def check_same(folder: str, **given: object) -> None:
@@ -100,10 +100,10 @@ def check_same(folder: str, **given: object) -> None:
 
 def latest(folder: str) -> Path:
     """The latest complete checkpoint of a folder; raises InputError where there is none."""
-    found = complete(folder)
-    if not found:
+    folders = complete(folder)
+    if not folders:
         raise InputError("no complete checkpoint", where=folder)
-    return found[-1]
+    return folders[-1]
 
 
 def check_writable(folder: str) -> None:
@@ -127,15 +127,15 @@ def check_writable(folder: str) -> None:
 def load(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -> None:
     """Go on from the latest checkpoint of a folder; raises InputError where there is none, or one
     of another model."""
-    found = latest(folder)
-    record = record_of(found)
+    stored = latest(folder)
+    record = record_of(stored)
     kinds: dict[str, str] = dict(record.states)
     if record.shapes != shapes_of(model):
-        raise InputError("checkpoint is of another model", where=str(found))
+        raise InputError("checkpoint is of another model", where=str(stored))
     if isinstance(model, DistributedProgram):
-        restore(model, optimizer, kinds, lambda chunks: values_in(found, chunks))
+        restore(model, optimizer, kinds, lambda chunks: values_in(stored, chunks))
     else:
-        load_parts(model, optimizer, kinds, found)
+        load_parts(model, optimizer, kinds, stored)
     model.step = record.step
     model.updated()
 

@@ -104,32 +104,32 @@ def metadata_of(folder: Path) -> Metadata:
     file = folder / ".metadata"
     try:
         with file.open("rb") as opened:
-            found = _Careful(opened).load()
+            metadata = _Careful(opened).load()
     except OSError as error:
         raise InputError(f"checkpoint cannot be read: {error.strerror}", where=str(file)) from None
     except Exception as error:  # a damaged pickle raises whatever it likes
         raise InputError(
             f"checkpoint's metadata is damaged: {one_line(str(error))[:200]}", where=str(file)
         ) from error
-    if not isinstance(found, Metadata):
+    if not isinstance(metadata, Metadata):
         raise InputError(
-            "checkpoint's metadata is damaged", where=str(file), got=type(found).__name__
+            "checkpoint's metadata is damaged", where=str(file), got=type(metadata).__name__
         )
-    return found
+    return metadata
 
 
 def record_of(folder: Path) -> Record:
     """The record of a complete checkpoint, checked against its name and its metadata. Raises
     InputError."""
     where = str(folder / RECORD)
-    found = parse(Record, read_json(folder / RECORD), where=where)
-    if found.step != int(folder.name.removeprefix("step-")):
-        raise InputError("step", where=where, got=found.step, expected=f"{folder.name}'s")
+    record = parse(Record, read_json(folder / RECORD), where=where)
+    if record.step != int(folder.name.removeprefix("step-")):
+        raise InputError("step", where=where, got=record.step, expected=f"{folder.name}'s")
     keys = [key for key in metadata_of(folder).state_dict_metadata if key.startswith("optimizer.")]
     stored = {key.rpartition(".")[2] for key in keys}
-    if stored != set(found.states):
-        raise InputError("states", where=where, got=listed(found.states), expected=listed(stored))
-    return found
+    if stored != set(record.states):
+        raise InputError("states", where=where, got=listed(record.states), expected=listed(stored))
+    return record
 
 
 def listed(names: Iterable[str]) -> str:

@@ -171,23 +171,23 @@ class Distributed:
 
     def gradients(self) -> list[Fragment]:
         """The gradients that this rank holds, those that others hold, too, included."""
-        found = {id(p): p.grad for _, p in self.states.updated() if p.grad is not None}
-        return list(self.states.fragments(found))
+        grads = {id(p): p.grad for _, p in self.states.updated() if p.grad is not None}
+        return list(self.states.fragments(grads))
 
 
 def exactly(rows: Rows) -> Rows:
     """The same rows, or an InputError where there are more or fewer than were asked for."""
 
     def checked(first: int, last: int) -> tuple[Tensor, Tensor]:
-        found = rows(first, last)
-        for name, values in zip(("inputs", "targets"), found, strict=True):
+        batch = rows(first, last)
+        for name, values in zip(("inputs", "targets"), batch, strict=True):
             if len(values) != last - first:
                 raise InputError(
                     f"{name} of rows {first} to {last}",
                     got=f"{len(values)} rows",
                     expected=f"{last - first}",
                 )
-        return found
+        return batch
 
     return checked
 
@@ -202,18 +202,18 @@ def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
             expected="example=(inputs, targets) of a sample",
         )
     try:
-        found = batch(0, 0, 1)
+        sample = batch(0, 0, 1)
     except HetplanError:
         raise
     except Exception as error:  # the author's code
         raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
-    if not (isinstance(found, (tuple, list)) and len(found) == 2):
+    if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise InputError(
             "the model's `batch` returned something else",
-            got=type(found).__name__,
+            got=type(sample).__name__,
             expected="(inputs, targets)",
         )
-    inputs, targets = found
+    inputs, targets = sample
     return inputs, targets
 
 

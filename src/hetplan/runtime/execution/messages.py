@@ -113,7 +113,7 @@ def receivers(
 
 def streams(layout: Layout) -> list[Stream]:
     """(tag, sender, receiver) of every message between two ranks, each once."""
-    found = set()
+    messages = set()
     for place in layout.places:
         replica = layout.plan.replicas[place.replica]
         sizes = {
@@ -126,5 +126,5 @@ def streams(layout: Layout) -> list[Stream]:
                 for batch in sizes.values():
                     for rank, _ in receivers(layout, place, hop, batch, forward=forward):
                         if rank != place.rank:
-                            found.add((2 * hop + forward, place.rank, rank))
-    return sorted(found)
+                            messages.add((2 * hop + forward, place.rank, rank))
+    return sorted(messages)

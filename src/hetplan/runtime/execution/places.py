@@ -79,8 +79,8 @@ class Layout:
         replica = self.plan.replicas[place.replica]
         assert self.plan.schedule != "spmd", "programs have an order of their own"
         chunks = len(replica.stages[0].layers)
-        found = order(self.plan.schedule, len(replica.stages), place.stage, replica.steps, chunks)
-        return [(bool(b), int(c), int(m)) for b, c, m in zip(*found, strict=True)]
+        passes = order(self.plan.schedule, len(replica.stages), place.stage, replica.steps, chunks)
+        return [(bool(b), int(c), int(m)) for b, c, m in zip(*passes, strict=True)]
 
     @property
     def in_step(self) -> bool:
@@ -163,12 +163,12 @@ def bucket_plans(layout: Layout, chain: Chain, *, by_layer: bool) -> list[Bucket
             held[key] = held_by(layout, chain, place)
         for name, cut in held[key].items():
             holders[name].append((place, cut))
-    found: dict[tuple[Any, ...], list[Piece]] = defaultdict(list)
+    buckets: dict[tuple[Any, ...], list[Piece]] = defaultdict(list)
     for name, parameter in chain.parameters.items():
         layers = parameter.layers if by_layer else ()
         for owners, piece in pieces_of(parameter, holders[name]):
-            found[owners, parameter.dtype, layers].append(piece)
-    ordered = sorted(found.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
+            buckets[owners, parameter.dtype, layers].append(piece)
+    ordered = sorted(buckets.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
     return [
         BucketPlan(owners, dtype, layers, tuple(pieces))
         for (owners, dtype, layers), pieces in ordered
@@ -185,7 +185,7 @@ def pieces_of(
         row *= 1 if d == dim else length
     ranges = [(p, cut.ranges if cut.dim == dim else ((0, shape[dim]),)) for p, cut in holders]
     ends = sorted({0, shape[dim], *(end for _, cuts in ranges for both in cuts for end in both)})
-    found = []
+    pieces = []
     for first, last in pairwise(ends):
         owning = [p for p, cuts in ranges if any(a <= first and last <= b for a, b in cuts)]
         units: dict[tuple[int, int, int], int] = {}
@@ -196,5 +196,5 @@ def pieces_of(
                 "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})"
             )
         owners = tuple(sorted(p.rank for p in owning))
-        found.append((owners, Piece(name, dim, first, last, row, frozenset(units.values()))))
-    return found
+        pieces.append((owners, Piece(name, dim, first, last, row, frozenset(units.values()))))
+    return pieces

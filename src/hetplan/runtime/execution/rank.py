@@ -91,7 +91,7 @@ def rank_main(
     except (MemoryError, torch.OutOfMemoryError) as error:
         channel.tell("failed", text=f"out of memory: {one_line(str(error))[:200]}", lost=False)
     except BaseException as error:  # noqa: BLE001 (the last boundary of the process: whatever it is, it is told)
-        channel.tell("failed", text=told(error), lost=is_lost(error))
+        channel.tell("failed", text=error_text(error), lost=is_lost(error))
     finally:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
@@ -111,8 +111,8 @@ def run(
         timeout=timedelta(minutes=30),
     )
 
-    def report(found: StepReport) -> None:
-        channel.tell("step", **found.document())
+    def report(step: StepReport) -> None:
+        channel.tell("step", **step.document())
 
     train(job, watch, report, stop)
     dist.barrier()
@@ -181,7 +181,7 @@ def is_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in text for word in LOST)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error as one line; what the CPU's allocator raises has no type of its own."""
     text = one_line(str(error))[:300]
     if isinstance(error, RuntimeError) and "allocate memory" in text:

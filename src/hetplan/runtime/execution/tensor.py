@@ -118,14 +118,14 @@ def cuts_of(layer: torch.nn.Module, part: Part) -> dict[str, Cut]:
 
     What nobody names is whole on every tensor rank, and every rank computes its whole gradient.
     """
-    found: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = {}
     for prefix, module in layer.named_modules():
         tell = getattr(module, "cuts", None)
         if callable(tell):
-            found.update(
+            cuts.update(
                 {f"{prefix}.{name}" if prefix else name: c for name, c in tell(part).items()}
             )
-    return found
+    return cuts
 
 
 def join(layer: torch.nn.Module, group: TensorGroup) -> None:

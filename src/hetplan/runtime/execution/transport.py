@@ -53,11 +53,11 @@ def host_group() -> Any:
 
 def make_groups(members: Iterable[Sequence[int]], backend: str) -> dict[tuple[int, ...], Any]:
     """A group for each set of two ranks or more; the same call on every rank."""
-    found = {}
+    groups = {}
     for ranks in sorted({tuple(sorted(ranks)) for ranks in members}):
         if len(ranks) > 1:
-            found[ranks] = one_group(ranks, backend)
-    return found
+            groups[ranks] = one_group(ranks, backend)
+    return groups
 
 
 def one_group(ranks: tuple[int, ...], backend: str, number: int = 0) -> Any:
@@ -251,8 +251,8 @@ def identity(device: torch.device) -> str | None:
     """What tells a GPU from all others; None for a CPU, or without NCCL."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return None
-    told = torch.cuda.get_device_properties(device)
-    return f"{socket.gethostname()} {getattr(told, 'uuid', device.index)}"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{socket.gethostname()} {getattr(properties, 'uuid', device.index)}"
 
 
 def lane_numbers(streams: Iterable[Stream]) -> dict[int, int]:
@@ -261,14 +261,14 @@ def lane_numbers(streams: Iterable[Stream]) -> dict[int, int]:
     for tag, sender, receiver in streams:
         pairs.setdefault(tag, set()).add(frozenset((sender, receiver)))
     lanes: list[set[frozenset[int]]] = []
-    found: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for tag, used in sorted(pairs.items()):
         number = next((n for n, lane in enumerate(lanes) if not lane & used), len(lanes))
         if number == len(lanes):
             lanes.append(set())
         lanes[number] |= used
-        found[tag] = number
-    return found
+        numbers[tag] = number
+    return numbers
 
 
 def host_total(value: float) -> float:

@@ -70,8 +70,10 @@ def named(plan: Plan, model: str, seed: int) -> nn.Module:
     """The reference model of a name or a config.json."""
     from hetplan.profiling.models import load_model
 
-    told = plan.workload
-    return reference(load_model(model, sequence=told.sequence, precision=told.precision), seed=seed)
+    workload = plan.workload
+    return reference(
+        load_model(model, sequence=workload.sequence, precision=workload.precision), seed=seed
+    )
 
 
 def from_factory(text: str, plan: Plan | None) -> nn.Module:
@@ -132,9 +134,9 @@ def check_folder(job: Job) -> None:
     check_writable(job.checkpoint)
     if job.resume:
         check_same(job.checkpoint, optimizer=job.optimizer, seed=job.seed)
-    elif found := complete(job.checkpoint):
+    elif checkpoints := complete(job.checkpoint):
         raise InputError(
-            "folder holds checkpoints", where=job.checkpoint, got=found[-1].name,
+            "folder holds checkpoints", where=job.checkpoint, got=checkpoints[-1].name,
             expected="an empty one, or --resume to go on from the latest",
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ def type_of(plan: Plan, node: int) -> str:
 
 def stage_types(plan: Plan, grid: Grid) -> list[str]:
     """The device type of each stage; refuses stages over several."""
-    found = []
+    stages = []
     for j, groups in enumerate(grid.devices):
         types = {plan.devices[d].type for group in groups for d in group}
         if len(types) > 1:
@@ -59,8 +59,8 @@ def stage_types(plan: Plan, grid: Grid) -> list[str]:
                 f"a stage over several device types (stage {j}: {', '.join(sorted(types))})",
                 lost,
             )
-        found.append(types.pop())
-    return found
+        stages.append(types.pop())
+    return stages
 
 
 def layer_split(plan: Plan, grid: Grid) -> list[int]:

@@ -188,11 +188,11 @@ def local_number(plan: Plan, device: int) -> int:
 def heading(plan: Plan, framework: str, version: str) -> list[str]:
     """Comment lines, without the comment sign: what this is, for which version, and what was
     predicted."""
-    told = plan.prediction
+    prediction = plan.prediction
     lines = [f"{one_line(plan.name)}, for {framework} ({version})"]
-    if told is not None and told.predicted_seconds is not None:
+    if prediction is not None and prediction.predicted_seconds is not None:
         lines.append(
-            f"by {told.strategy}/{told.method}, {told.predicted_seconds:.6g} s per iteration "
+            f"by {prediction.strategy}/{prediction.method}, {prediction.predicted_seconds:.6g} s per iteration "
             "predicted (replayed)"
         )
     return lines
