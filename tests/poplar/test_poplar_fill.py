@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from hetplan.formulations import family
-from hetplan.formulations.poplar import fill as fill_module
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.evaluate import evaluate
-from hetplan.formulations.poplar.fill import Pool, fill, least_losses, surely_reached
-from hetplan.formulations.poplar.levels import build_levels, decode
+from hetplan.formulations.poplar.fill import Effort, Pool, fill, least_losses
+from hetplan.formulations.poplar.model import build_levels, decode
 from hetplan.formulations.poplar.problem import compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -70,36 +69,29 @@ def test_fill_equals_enumeration(seed: int) -> None:
     best = enumerated(pools)
     capacity = sum(p.copies * p.most for p in pools)
     table = least_losses(pools, capacity)
-    sure = surely_reached(pools)
     for deficit in range(capacity + 1):
-        found = fill(pools, deficit)
+        found = fill(pools, deficit, Effort())
         assert (found is not None) == (deficit in best)
         assert table[deficit] == pytest.approx(best.get(deficit, np.inf))
-        if found is None:
-            assert sure is None or deficit < sure
-        else:
+        if found is not None:
             assert found.proven
             assert sum(d * n for row in found.losses for d, n in row.items()) == deficit
             assert loss_of(pools, found.losses) == pytest.approx(best[deficit])
-    assert fill(pools, capacity + 1) is None and fill(pools, -1) is None
+    assert fill(pools, capacity + 1, Effort()) is None and fill(pools, -1, Effort()) is None
 
 
-def test_the_thinned_fill_hits_the_sum_at_little_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_the_thinned_fill_hits_the_sum_at_little_loss(seed: int) -> None:
     """200 devices of random pools: at most a few percent worse than the exact fill, and never a
     wrong sum."""
-    rng = random.Random(5)
-    for _ in range(20):
-        pools = [Pool(p.copies * 50, p.loss) for p in random_pools(rng)]
-        deficit = sum(p.copies * p.most for p in pools) // 3
-        exact = fill(pools, deficit)
-        monkeypatch.setattr(fill_module, "BUDGET", 0.0)
-        thin = fill(pools, deficit)
-        monkeypatch.undo()
-        assert (exact is None) == (thin is None)
-        if exact is not None and thin is not None:
-            assert sum(d * n for row in thin.losses for d, n in row.items()) == deficit
-            best, found = loss_of(pools, exact.losses), loss_of(pools, thin.losses)
-            assert best - 1e-9 <= found <= best + 0.02 * abs(best) + 1e-9
+    pools = [Pool(p.copies * 50, p.loss) for p in random_pools(random.Random(seed))]
+    deficit = sum(p.copies * p.most for p in pools) // 3
+    exact, thin = fill(pools, deficit, Effort()), fill(pools, deficit, Effort(fill=0.0))
+    assert (exact is None) == (thin is None)
+    if exact is not None and thin is not None:
+        assert sum(d * n for row in thin.losses for d, n in row.items()) == deficit
+        best, found = loss_of(pools, exact.losses), loss_of(pools, thin.losses)
+        assert best - 1e-9 <= found <= best + 0.02 * abs(best) + 1e-9
 
 
 @pytest.mark.parametrize("stage", [0, 3])

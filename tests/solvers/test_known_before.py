@@ -24,7 +24,7 @@ from hetplan.formulations.ditto import model as ditto_model
 from hetplan.formulations.ditto.evaluate import evaluate as evaluate_ditto
 from hetplan.formulations.ditto.problem import compile_problem as compile_ditto
 from hetplan.formulations.ditto.problem import infeasible_because as ditto_infeasible
-from hetplan.formulations.poplar import first
+from hetplan.formulations.poplar import plans
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.evaluate import evaluate as evaluate_poplar
 from hetplan.formulations.poplar.problem import compile_problem as compile_poplar
@@ -50,7 +50,7 @@ def test_poplar_bound_and_plan(seed: int) -> None:
     problem, best = compile_poplar(data), oracle(data)
     if best is None:
         return
-    known = first.known_before(problem)
+    known = plans.known_before(problem)
     assert known.bound is not None and 0 < known.bound <= best[0]
     assert known.decision is not None
     assert evaluate_poplar(data, known.decision).objective == pytest.approx(
@@ -61,7 +61,7 @@ def test_poplar_bound_and_plan(seed: int) -> None:
 @pytest.mark.parametrize("entry", library("poplar"), ids=lambda entry: entry.name)
 def test_poplar_bound_and_plan_of_the_packaged_instances(entry: Entry) -> None:
     data, record = entry.load().data, entry.best_known()
-    known = first.known_before(compile_poplar(data))
+    known = plans.known_before(compile_poplar(data))
     assert record is not None and record.objective is not None
     assert known.bound is not None and known.bound <= record.objective * (1 + 1e-12)
     assert known.decision is not None and known.objective is not None
@@ -81,7 +81,7 @@ def test_poplar_shares_add_up_where_speeds_round_badly(total: int) -> None:
         comm_seconds=0.0,
         devices=[d for d in devices for _ in (0, 1)],
     )
-    decision, seconds = first.shares_by_speed(compile_poplar(data))
+    decision, seconds = plans.shares_by_speed(compile_poplar(data))
     assert evaluate_poplar(data, decision).objective == pytest.approx(seconds, rel=1e-12)
 
 

@@ -21,7 +21,7 @@ from hetplan.solvers.general import (
     solve_with,
 )
 from hetplan.solvers.model import Model, Totals, labels
-from hetplan.solvers.options import Options
+from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 from stopping import cancelled_after, over
@@ -163,7 +163,11 @@ def test_a_start_is_handed_over_in_seconds() -> None:
         values = [1e-3, 1.1e-3, 1.2e-3, 1.3e-3, 1.4e-3, -1.0]
         model.row("end", [*on[:, machine], end], values, upper=0)
     model.minimize(end)
-    idle = {"mip_max_nodes": 0, "presolve": "off", "mip_heuristic_effort": 0.0}
+    idle: dict[str, NativeValue] = {
+        "mip_max_nodes": 0,
+        "presolve": "off",
+        "mip_heuristic_effort": 0.0,
+    }
     run = Run(Options(threads=1, native={"highs": idle}))
     assert minimise("milp", model, run).objective is None
     model.start = np.zeros(model.size)

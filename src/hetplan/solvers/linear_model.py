@@ -2,6 +2,7 @@
 
 from hetplan.solvers.model import SMALLEST, Columns, LinearArrays, Model, ModelAnswer
 
-LinearModel, MilpAnswer = Model, ModelAnswer
+LinearModel = Model
+MilpAnswer = ModelAnswer
 
 __all__ = ["SMALLEST", "Columns", "LinearArrays", "LinearModel", "MilpAnswer"]

@@ -109,7 +109,7 @@ def cover_slowest_stage(model: Model, kinds: Kinds, w: Columns) -> Columns:  # (
     step = model.binary("step", len(levels))
     model.fix(step[:1], 1)
     theta = model.staircase("theta", step, levels)
-    for q in np.flatnonzero(rung > 0):
+    for q in np.flatnonzero(rung > 0).tolist():
         above = kinds.at_least(q)
         values = np.append(np.ones(len(above)), -float(kinds.most[q]))
         model.row("reach", np.append(w[above], step[rung[q]]), values, upper=0)

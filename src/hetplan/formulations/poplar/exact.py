@@ -1,33 +1,302 @@
-"""The exact method (and `auto`): milliseconds whatever the number of devices, for curves of any
-shape."""
+"""The exact method (and `auto`): milliseconds whatever the number of devices, curves of any shape.
+
+ZeRO 0, 1. Sets k groups of n_k equal devices; A_k(T) = { g : h_k(g) <= T } the shares that a device
+takes within T seconds (h: `shares`). Find the least T for which G is a sum of n_1 members of
+A_1(T), n_2 of A_2(T), ... A_k(T) only grows with T, so a binary search over the values of h is
+right for any curve; where curves fall, A_k(T) has holes, and the sum itself is searched for
+(`fill`).
+
+ZeRO 2, 3. A step of T seconds takes any sum of n_k loads { b : t_k(b) <= T } of each group, at most
+M(T) samples, and costs T + C.
+(1) V(n), the least cost of steps with sum M(T) >= n, is an unbounded knapsack. V(G) is a bound.
+(2) In a plan that costs no more than U, a step of T seconds takes B samples only if
+    T + C + V(G - B) <= U. Of each such step the least under-utilisation is known (`fill`), and a
+    knapsack over them hits G exactly, at the least time and then the least under-utilisation.
+(3) U begins at V(G), where monotone curves always have a plan, and grows until there is one.
+
+Ties. Of all plans of the least time the one of least under-utilisation (Poplar, eq. 4) is taken,
+then the one with the fewest steps and the largest micro-batches. `tie_break` in the details says
+`proven`, or what was too much work to settle.
+Source: hetplan, for Poplar eq. 1 to 4 and Algorithm 2.
+"""
 
 from __future__ import annotations
 
+import bisect
 import time
+from collections import Counter
+from dataclasses import dataclass
 
+import numpy as np
+
+from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.exact_shares import solve_shares
-from hetplan.formulations.poplar.exact_steps import solve_steps
-from hetplan.formulations.poplar.problem import NOTHING_FITS, compile_problem
+from hetplan.formulations.poplar.fill import Effort, Filled, Pool, additions, fill, least_losses
+from hetplan.formulations.poplar.plans import (
+    known_before,
+    loads_of,
+    shares_decision,
+    steps_decision,
+)
+from hetplan.formulations.poplar.problem import (
+    NOTHING_FITS,
+    SAME_TIME,
+    Floats,
+    Group,
+    Ints,
+    PoplarProblem,
+    compile_problem,
+)
+from hetplan.formulations.poplar.shares import (
+    busiest,
+    largest_shares,
+    share_seconds,
+    sufficient_time,
+)
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
+# U in (3), relative to V(G); the last one admits every plan.
+BUDGETS = (1.0, 1.001, 1.01, 1.1, 1.5, np.inf)
+EFFORT = Effort()
+TOO_LARGE = "global batch too large for tables: a simple plan, bounded by the peak speeds"
 
-def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
-    """A decision of proven least time, ties broken towards the least under-utilisation (Poplar, eq.
-    4)."""
+
+def solve(data: PoplarData, run: Run, effort: Effort = EFFORT) -> Outcome[PoplarDecision]:
+    """A decision of proven least time, ties broken towards the least under-utilisation."""
     begun = time.perf_counter()
     problem = compile_problem(data)
-    built = time.perf_counter()
+    built = time.perf_counter() - begun
     if not problem.groups:
-        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=built - begun)
-    outcome = solve_steps(problem, run) if problem.stepwise else solve_shares(problem, run)
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=built)
+    search = solve_steps if problem.stepwise else solve_shares
+    outcome = search(problem, run, effort)
+    if outcome is None:
+        known = known_before(problem)
+        outcome = Outcome(
+            stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
+        )
+    return outcome
+
+
+def solve_shares(
+    problem: PoplarProblem, run: Run, effort: Effort
+) -> Outcome[PoplarDecision] | None:
+    """ZeRO 0 and 1; None where tables would be too large."""
+    latest = sufficient_time(problem)
+    most = largest_shares(problem, latest)
+    if sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)) > effort.shares:
+        return None
+    curves = [share_seconds(g.seconds, m)[0] for g, m in zip(problem.groups, most, strict=True)]
+    earliest = problem.total / problem.speed * (1 - 1e-12)
+    times = np.unique(np.concatenate([*curves, [latest]]))
+    times = times[(times >= earliest) & (times <= latest)]
+
+    def pools_at(limit: float) -> list[Pool]:
+        """The admissible shares; only whether they are admissible is told."""
+        return [
+            Pool.of(group.count, np.zeros(len(curve)), curve <= limit)
+            for group, curve in zip(problem.groups, curves, strict=True)
+        ]
+
+    def enough(limit: float) -> bool:
+        return sum(pool.copies * pool.most for pool in pools_at(limit)) >= problem.total
+
+    def reached(limit: float) -> bool:
+        run.check()
+        pools = pools_at(limit)
+        return (
+            fill(pools, sum(p.copies * p.most for p in pools) - problem.total, effort) is not None
+        )
+
+    first = bisect.bisect_left(times, True, hi=len(times) - 1, key=enough)
+    run.report(bound=times[first] + problem.comm)
+    if not reached(times[first]):  # mostly it is
+        first = bisect.bisect_left(times, True, lo=first + 1, hi=len(times) - 1, key=reached)
+    limit = float(times[first])
+    longest = [
+        busiest(g.seconds, len(c) - 1, limit) for g, c in zip(problem.groups, curves, strict=True)
+    ]
+    pools = [
+        Pool.of(group.count, group.peak * worth, np.isfinite(worth))
+        for group, (worth, _) in zip(problem.groups, longest, strict=True)
+    ]
+    filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)
+    assert filled is not None, "shares that reach the sum were found at this time"
+    loads = [loads_of(pool.most, row) for pool, row in zip(pools, filled.losses, strict=True)]
     return Outcome(
-        stop=outcome.stop,
-        decision=outcome.decision,
-        bound=outcome.bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
-        message=outcome.message,
-        details=outcome.details,
+        stop=Stop.OPTIMAL,
+        decision=shares_decision(problem, loads, lambda k, g: int(longest[k][1][g])),
+        bound=limit + problem.comm,
+        details={"groups": len(curves), "times": len(times), "tie_break": filled.tie_break},
     )
+
+
+@kernel
+def _knapsack(
+    steps: tuple[Floats, Floats, Ints],
+    covering: bool,
+    slack: tuple[float, float],
+    value: Floats,
+    choice: Ints,
+    lost: Floats,
+    count: Ints,
+) -> None:
+    """Fill value, choice, lost, count [total + 1]; see `knapsack`."""
+    cost, waste, size = steps
+    for n in range(1, len(value)):
+        for j in range(len(cost)):
+            before = max(0, n - size[j]) if covering else n - size[j]
+            if before >= 0:
+                value[n] = min(value[n], value[before] + cost[j])
+        if value[n] == np.inf:
+            continue
+        for j in range(len(cost)):
+            before = max(0, n - size[j]) if covering else n - size[j]
+            if before < 0 or value[before] + cost[j] > value[n] + slack[0]:
+                continue
+            wasted, more = lost[before] + waste[j], count[before] + 1
+            if wasted < lost[n] - slack[1] or (wasted <= lost[n] + slack[1] and more < count[n]):
+                lost[n] = wasted
+                count[n] = more
+                choice[n] = j
+
+
+@dataclass(frozen=True)
+class Knapsack:
+    """value [total + 1]: least cost of every n, inf where it cannot be made; chosen: the steps
+    behind the last, by index."""
+
+    value: Floats
+    chosen: list[int]
+
+
+def knapsack(
+    cost: Floats, waste: Floats, size: Ints, total: int, covering: bool, slack: tuple[float, float]
+) -> Knapsack:
+    """Steps j, each any number of times, whose sizes add up to n (`covering`: or more), for every
+    n = 0..total.
+
+    Of the plans within slack[0] a step of the least cost, the one of least waste; of those within
+    slack[1] a step of that, the one with the fewest steps.
+    """
+    value, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, np.int64)
+    lost, count = np.full(total + 1, np.inf), np.zeros(total + 1, np.int64)
+    value[0] = lost[0] = 0.0
+    _knapsack((cost, waste, size), covering, slack, value, choice, lost, count)
+    chosen, left = [], total
+    while left > 0 and choice[left] >= 0:
+        chosen.append(int(choice[left]))
+        left -= int(size[chosen[-1]])
+    return Knapsack(value, chosen)
+
+
+def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
+    """[J] min(M(T), G)."""
+    most = np.zeros(len(times), np.int64)
+    for group in problem.groups:
+        falling = np.minimum.accumulate(group.seconds[: problem.total + 1][::-1])[::-1]
+        most += group.count * (np.searchsorted(falling, times, side="right") - 1)
+    return np.minimum(most, problem.total)
+
+
+def pools_of(problem: PoplarProblem, limit: float, count: int = 1) -> list[Pool]:
+    """The admissible micro-batches of each group in `count` steps of time `limit`, worth busy time
+    at peak speed."""
+
+    def pool(group: Group) -> Pool:
+        seconds = group.seconds[: problem.total + 1]
+        within = seconds <= limit * (1 + SAME_TIME)
+        return Pool.of(group.count * count, group.peak * seconds, within)
+
+    return [pool(group) for group in problem.groups]
+
+
+def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[PoplarDecision] | None:
+    """ZeRO 2 and 3; None where tables would be too large."""
+    times = np.unique(np.concatenate([g.seconds[1 : problem.total + 1] for g in problem.groups]))
+    sizes = step_sizes(problem, times)
+    grows = np.diff(sizes, prepend=0) > 0
+    if int(grows.sum()) * problem.total > effort.steps:
+        return None
+    cost = times[grows] + problem.comm
+    slack = (SAME_TIME * float(cost.min()) / 8, 0.0)
+    cover = knapsack(cost, np.zeros(len(cost)), sizes[grows], problem.total, True, slack)
+    bound = float(cover.value[-1])
+    run.report(bound=bound)
+    counts, tie = None, ""
+    for budget in BUDGETS:
+        run.check()
+        steps = useful_steps(problem, (times, sizes), cover.value, budget * bound, effort)
+        if steps is None:
+            break
+        seconds, waste, size = steps
+        slack = (SAME_TIME * bound / 8 / max(1, len(cover.chosen)), 0.0)
+        slack = (slack[0], slack[0] * problem.speed)
+        plan = knapsack(seconds + problem.comm, waste, size, problem.total, False, slack)
+        if plan.value[-1] <= budget * bound * (1 + SAME_TIME):
+            bound = float(plan.value[-1])
+            counts, tie = Counter(seconds[plan.chosen].tolist()), "proven"
+            break
+    if counts is None:
+        counts = Counter(times[grows][cover.chosen].tolist())
+        tie = "proven for these step times"
+    filled = fill_steps(problem, counts, effort)
+    if filled is None:
+        known = known_before(problem)
+        return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=bound, message=TOO_LARGE)
+    rows, losses = [], iter(filled.losses)
+    for limit, count in counts.items():
+        pools = pools_of(problem, limit)
+        rows.append((count, [loads_of(pool.most, next(losses)) for pool in pools]))
+    return Outcome(
+        stop=Stop.OPTIMAL,
+        decision=steps_decision(problem, rows),
+        bound=bound,
+        details={
+            "groups": len(problem.groups),
+            "different_steps": len(counts),
+            "tie_break": tie if filled.proven else filled.tie_break,
+        },
+    )
+
+
+def useful_steps(
+    problem: PoplarProblem, steps: tuple[Floats, Ints], cover: Floats, budget: float, effort: Effort
+) -> tuple[Floats, Floats, Ints] | None:
+    """(2): seconds, least under-utilisation and size of every step that may be in a plan of cost
+    `budget`; None where that is too much work.
+
+    steps: times T [J] and M(T) [J]; cover [G + 1]: V.
+    """
+    times, most = steps
+    left = budget * (1 + SAME_TIME) - (times + problem.comm)
+    rest = np.searchsorted(cover, left, side="right") - 1  # V ascends
+    widths = np.where(rest >= 0, most - np.maximum(1, problem.total - rest), -1)
+    if float((widths + 1).clip(min=0).sum()) * problem.total > effort.steps:
+        return None
+    columns: list[tuple[Floats, Floats, Ints]] = []
+    work = 0.0
+    for j in np.flatnonzero(widths >= 0):
+        limit, pools = float(times[j]), pools_of(problem, float(times[j]))
+        beyond = sum(pool.copies * pool.most for pool in pools) - int(most[j])
+        work += additions(pools, beyond + int(widths[j]))
+        if work > effort.losses:
+            return None
+        losses = least_losses(pools, beyond + int(widths[j]))[beyond:]
+        full = sum(
+            pool.copies * group.peak * float(group.seconds[pool.most])
+            for pool, group in zip(pools, problem.groups, strict=True)
+        )
+        able = np.flatnonzero(np.isfinite(losses))
+        waste = problem.speed * limit - full + losses[able]
+        columns.append((np.full(len(able), limit), waste, int(most[j]) - able))
+    seconds, wastes, sizes = zip(*columns, strict=True)
+    return np.concatenate(seconds), np.concatenate(wastes), np.concatenate(sizes)
+
+
+def fill_steps(problem: PoplarProblem, counts: Counter[float], effort: Effort) -> Filled | None:
+    """Exactly G samples in steps of these times, at the least under-utilisation; None where that is
+    impossible."""
+    pools = [pool for limit, count in counts.items() for pool in pools_of(problem, limit, count)]
+    return fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)

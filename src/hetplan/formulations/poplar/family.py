@@ -32,19 +32,19 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.cpsat:solve",
+            f"{_HERE}.model:formulate",
             True,
             "counts per device group and batch, CP-SAT",
         ),
         Method(
             "milp",
-            f"{_HERE}.milp:solve",
+            f"{_HERE}.model:formulate",
             True,
             "the same counts as a mixed-integer programme, HiGHS",
         ),
         Method(
             "pyomo",
-            f"{_HERE}.pyomo_model:solve",
+            f"{_HERE}.model:formulate",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

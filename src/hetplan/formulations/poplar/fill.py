@@ -19,21 +19,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.formulations.poplar.kernels import double, merge
 from hetplan.formulations.poplar.problem import Floats
 
-# Additions after which the exact fill gives way to one with most devices fixed (about 30 ms).
-BUDGET = 3e7
-# Devices per pool and load that stay free then.
-FREE = 24
-# What a plan is told to be whose fill is not proven.
-GREEDY = "most devices fixed by a greedy"
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much work is done before something simpler is taken, in additions (about 1e9 a second).
+
+    shares: tables of the seconds of shares; steps: one knapsack over steps. Beyond, a simple plan
+    stands, with its bound. losses: the least losses of steps, for ties; beyond, ties are settled
+    for the steps of the cover alone. fill: one exact fill; beyond, all but `free` devices of each
+    pool and load are fixed by a greedy, which may cost a tie, never time. free: 24 lost nothing on
+    pools drawn at random.
+    """
+
+    shares: float = 2e9
+    steps: float = 2e9
+    losses: float = 3e8
+    fill: float = 3e7
+    free: int = 24
 
 
 @dataclass(frozen=True)
@@ -46,46 +55,36 @@ class Pool:
 
     @classmethod
     def of(cls, copies: int, worth: Floats, admissible: NDArray[np.bool_]) -> Pool:
-        """worth [most + 1] of each load; admissible [most + 1], true at its last entry."""
-        return cls(copies, np.where(admissible, worth[-1] - worth, np.inf)[::-1].copy())
+        """worth, admissible [loads] of the loads 0, 1, …; load 0 is admissible."""
+        end = int(np.flatnonzero(admissible)[-1]) + 1
+        loss = np.where(admissible[:end], worth[end - 1] - worth[:end], np.inf)
+        return cls(copies, loss[::-1].copy())
 
     @property
     def most(self) -> int:
         """D, the greatest load of one device."""
         return len(self.loss) - 1
 
-    @cached_property
-    def prefix(self) -> int:
-        """Loads 0..prefix are all admissible."""
-        missing = np.flatnonzero(np.isinf(self.loss[::-1]))
-        return int(missing[0]) - 1 if len(missing) else self.most
 
-    @cached_property
-    def longest_hole(self) -> int:
-        """The longest run of loads that are not admissible."""
-        allowed = np.flatnonzero(np.isfinite(self.loss))
-        return int(np.max(np.diff(allowed), initial=1)) - 1
+def merge(first: Floats, second: Floats, size: int) -> Floats:
+    """out[s] = min_d first[s - d] + second[d] for s = 0..size (inf: no such s)."""
+    if len(second) > len(first):
+        first, second = second, first
+    out = np.full(size + 1, np.inf)
+    for d in np.flatnonzero(np.isfinite(second[: size + 1])).tolist():
+        end = min(size + 1, d + len(first))
+        np.minimum(out[d:end], first[: end - d] + second[d], out=out[d:end])
+    return out
 
 
-def surely_reached(pools: Sequence[Pool]) -> int | None:
-    """A w such that every deficit >= w can be hit; None where this argument gives none.
-
-    Sums of sets with holes of at most L, and of intervals 0..P with P >= L in all, leave no hole:
-    so let as many devices of one pool as that takes stay within their gapless prefix and lose the
-    rest.
-    """
-    hole = max(pool.longest_hole for pool in pools)
-    if hole == 0:
-        return 0
-    found = None
-    for pool in pools:
-        if pool.prefix == 0:
-            continue
-        needed = -(-hole // pool.prefix)
-        if needed <= pool.copies:
-            width = needed * (pool.most - pool.prefix)
-            found = width if found is None else min(found, width)
-    return found
+def double(table: Floats, width: int, size: int) -> Floats:
+    """`merge` of `table` with itself over halves that differ by at most `width`."""
+    out = np.full(size + 1, np.inf)
+    for more in range(min(width, size, len(table) - 1) + 1):
+        count = min(len(table) - more, (size - more) // 2 + 1)
+        sums = out[more : more + 2 * count : 2]
+        np.minimum(sums, table[:count] + table[more : more + count], out=sums)
+    return out
 
 
 class Folded:
@@ -104,9 +103,9 @@ class Folded:
         for copies, wanted in reversed(chain[:-1]):
             below = self.levels[-1][1]
             if copies % 2 == 0:
-                self.levels.append((copies, double(below, pool.most, wanted, False)))
+                self.levels.append((copies, double(below, pool.most, wanted)))
             else:
-                self.levels.append((copies, merge(below, self.loss, wanted, False)))
+                self.levels.append((copies, merge(below, self.loss, wanted)))
 
     @property
     def table(self) -> Floats:
@@ -151,6 +150,11 @@ class Filled:
     losses: tuple[Counter[int], ...]
     proven: bool
 
+    @property
+    def tie_break(self) -> str:
+        """What is said of a plan that needs no other proof."""
+        return "proven" if self.proven else "most devices fixed by a greedy"
+
 
 def least_losses(pools: Sequence[Pool], size: int) -> Floats:
     """Least loss for each total deficit 0..size over all pools; inf where it cannot be hit."""
@@ -161,23 +165,23 @@ def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
     tables = [folded[0].table]
     for pool in folded[1:]:
         tables.append(
-            merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2), False)
+            merge(tables[-1], pool.table, min(size, len(tables[-1]) + len(pool.table) - 2))
         )
     if len(tables[-1]) <= size:  # more than all devices together can lose
         tables[-1] = np.concatenate((tables[-1], np.full(size + 1 - len(tables[-1]), np.inf)))
     return tables
 
 
-def fill(pools: Sequence[Pool], deficit: int) -> Filled | None:
+def fill(pools: Sequence[Pool], deficit: int, effort: Effort) -> Filled | None:
     """The least loss at exactly this deficit; None when it cannot be hit.
 
-    Instances beyond BUDGET keep all but a few devices per pool where a greedy along the convex
+    Instances beyond `effort.fill` keep all but a few devices per pool where a greedy along the convex
     hulls puts them; only then is the loss not proven least.
     """
     if deficit < 0 or not pools:
         return Filled(tuple(Counter({0: p.copies}) for p in pools), True) if deficit == 0 else None
-    if additions(pools, deficit) > BUDGET:
-        thinned = _fill_mostly(pools, deficit)
+    if additions(pools, deficit) > effort.fill:
+        thinned = _fill_mostly(pools, deficit, effort.free)
         if thinned is not None:
             return thinned
     return _fill_fully(pools, deficit)
@@ -223,7 +227,7 @@ def hull(loss: Floats) -> list[int]:
     return corners
 
 
-def _fill_mostly(pools: Sequence[Pool], deficit: int) -> Filled | None:
+def _fill_mostly(pools: Sequence[Pool], deficit: int, most: int) -> Filled | None:
     """Greedy along the hulls, then an exact fill of a few devices per pool; None when that cannot
     be hit."""
     placed = [Counter({0: pool.copies}) for pool in pools]
@@ -237,7 +241,7 @@ def _fill_mostly(pools: Sequence[Pool], deficit: int) -> Filled | None:
         placed[k][a] -= moved
         placed[k][b] += moved
         rest -= moved * (b - a)
-    free = [Counter({d: min(times, FREE) for d, times in row.items() if times}) for row in placed]
+    free = [Counter({d: min(times, most) for d, times in row.items() if times}) for row in placed]
     small = [Pool(row.total(), pool.loss) for row, pool in zip(free, pools, strict=True)]
     target = rest + sum(d * times for row in free for d, times in row.items())
     filled = _fill_fully(small, target)

@@ -22,7 +22,7 @@ import numpy as np
 from hetplan.formulations.poplar.awareness import Awareness, CurveDevice, explore
 from hetplan.formulations.poplar.curves import dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.decode import shares_decision, steps_decision
+from hetplan.formulations.poplar.plans import shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     Floats,

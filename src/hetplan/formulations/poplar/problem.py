@@ -17,6 +17,9 @@ from hetplan.formulations.poplar.data import PoplarData
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Times that differ by less than this part are equal: sums of the same terms in another order.
+SAME_TIME = 1e-9
+
 
 @dataclass(frozen=True)
 class Group:

@@ -1,0 +1,210 @@
+"""Problem `poplar` for general solvers: how many devices take which load, by what time.
+
+Sets   k groups of n_k equal devices; l in 1..L_k loads; v_1 < ... < v_J the different times of all
+       loads.
+Data   tau_k(l) seconds of load l: h_k(l) of a whole share (ZeRO 0, 1) or t_k(l) of a micro-batch
+       (ZeRO 2, 3); C seconds of a synchronisation.
+Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps that take v_j or
+       longer (ZeRO 0, 1: one step, s_j is 0 or 1).
+(1) sum_k,l  l y[k, l] = G
+(2) s_j >= s_(j+1)
+(3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j    for each group, each of its times v_j
+min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
+(3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a
+step that is long enough, and no variable says which. Of several plans of the least time a solver
+finds one; only the method `exact` looks for the least under-utilisation among them.
+Source: hetplan, for Poplar eq. 1 and Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
+from hetplan.formulations.poplar.plans import alone, known_before, shares_decision, steps_decision
+from hetplan.formulations.poplar.problem import (
+    NOTHING_FITS,
+    Floats,
+    Ints,
+    PoplarProblem,
+    compile_problem,
+)
+from hetplan.formulations.poplar.shares import largest_shares, share_seconds, sufficient_time
+from hetplan.solvers.general import Formulation
+from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+# Beyond this many loads or times general solvers get nowhere; the message names the method that
+# does.
+MAX_LOADS = 20_000
+TOO_LARGE = (
+    "too many different loads and times for a general model; the method exact does not need one"
+)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """seconds[k][l - 1] = tau; times [J] ascending; batch[k][l]: the micro-batch behind a share
+    (ZeRO 0, 1).
+
+    ceiling: time of some plan, without the one C of ZeRO 0, 1; floor: no plan takes less. Both in
+    seconds.
+    """
+
+    problem: PoplarProblem
+    seconds: tuple[Floats, ...]
+    batch: tuple[Ints, ...]
+    times: Floats
+    floor: float
+    ceiling: float
+
+    @property
+    def step_seconds(self) -> float:
+        """What every step costs beside its time: C for ZeRO 2 and 3."""
+        return self.problem.comm if self.problem.stepwise else 0.0
+
+    @property
+    def most_steps(self) -> int:
+        """No plan within `ceiling` has more steps."""
+        if not self.problem.stepwise:
+            return 1
+        shortest = float(self.times[0]) + self.problem.comm
+        return min(self.problem.total, int(self.ceiling / shortest * (1 + 1e-12)))
+
+    @property
+    def totals(self) -> Totals:
+        """What the writers choose their units by."""
+        return Totals(
+            least=self.floor,
+            largest=max(self.ceiling, float(self.times[-1])) + self.step_seconds,
+            roundings=self.most_steps,
+            offset=0.0 if self.problem.stepwise else self.problem.comm,
+        )
+
+
+def build_levels(problem: PoplarProblem) -> Levels | None:
+    """The model's data; None where it has more than MAX_LOADS loads and times."""
+    floor = problem.total / problem.speed * (1 - 1e-12)
+    if problem.stepwise:
+        seconds = [group.seconds[1 : problem.total + 1] for group in problem.groups]
+        batch: list[Ints] = []
+        ceiling = min(alone(problem, group)[0] for group in problem.groups)
+        floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
+    else:
+        ceiling = sufficient_time(problem)
+        most = largest_shares(problem, ceiling)
+        if sum(most) > MAX_LOADS:
+            return None
+        tables = [
+            share_seconds(group.seconds, m) for group, m in zip(problem.groups, most, strict=True)
+        ]
+        seconds, batch = [h[1:] for h, _ in tables], [b for _, b in tables]
+    times = np.unique(np.concatenate(seconds))
+    times = times[times <= ceiling * (1 + 1e-12)]
+    size = sum(len(row) for row in seconds) + len(times)
+    levels = Levels(problem, tuple(seconds), tuple(batch), times, floor, ceiling)
+    return levels if size <= MAX_LOADS else None
+
+
+def add_up_to_the_batch(model: Model, levels: Levels, y: list[Columns]) -> None:  # (1)
+    """All samples are taken."""
+    loads = np.concatenate([np.arange(1, len(columns) + 1) for columns in y])
+    model.equal("batch", np.concatenate(y), loads, to=levels.problem.total)
+
+
+def fit_into_steps(model: Model, levels: Levels, y: list[Columns], s: Columns) -> None:  # (3)
+    """Loads of v_j or longer need steps of v_j or longer."""
+    for group, row, columns in zip(levels.problem.groups, levels.seconds, y, strict=True):
+        order = np.argsort(row, kind="stable")
+        firsts = np.flatnonzero(np.diff(row[order], prepend=-1.0) > 0)
+        for first in firsts.tolist():
+            taking = columns[order[first:]]
+            step = s[np.searchsorted(levels.times, row[order[first]]) :][:1]
+            values = np.repeat([1.0, -group.count], [len(taking), len(step)])
+            model.row("fit", np.append(taking, step), values, upper=0)
+
+
+def build(levels: Levels, run: Run | None = None) -> Model:
+    """The whole model."""
+    problem, steps = levels.problem, levels.most_steps
+    model = Model("poplar", run, levels.totals)
+    y = []
+    for k, (group, row) in enumerate(zip(problem.groups, levels.seconds, strict=True)):
+        most = problem.total // np.arange(1, len(row) + 1)
+        y.append(model.integer(f"y{k}", len(row), 0, np.minimum(most, group.count * steps)))
+    s = model.integer("s", len(levels.times), 0, steps)
+    add_up_to_the_batch(model, levels, y)
+    model.minimize(model.staircase("time", s, levels.times + levels.step_seconds))  # (2)
+    fit_into_steps(model, levels, y, s)
+    return model
+
+
+def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
+    """The decision of an answer."""
+    loads = [
+        Counter({l: n for l, n in enumerate(answer.counts(f"y{k}").tolist(), 1) if n})
+        for k in range(len(levels.seconds))
+    ]
+    return decode(levels, loads, answer.counts("s").tolist())
+
+
+def decode(
+    levels: Levels, loads: Sequence[Counter[int]], at_least: Sequence[int]
+) -> PoplarDecision:
+    """A decision from y[k, l] as loads[k] = {l: devices} and s_j as at_least[j]."""
+    problem = levels.problem
+    if not problem.stepwise:
+        rows = [
+            row + Counter({0: group.count - row.total()})
+            for group, row in zip(problem.groups, loads, strict=True)
+        ]
+        return shares_decision(problem, rows, lambda k, g: int(levels.batch[k][g]))
+    queues = [
+        sorted(row.items(), key=lambda item: float(seconds[item[0] - 1]))
+        for row, seconds in zip(loads, levels.seconds, strict=True)
+    ]
+    steps = []
+    following = [*at_least[1:], 0]
+    for count in reversed([here - after for here, after in zip(at_least, following, strict=True)]):
+        # the longest steps take the longest loads first: Hall's condition makes that work
+        if count:
+            pairs = [group.count * count for group in problem.groups]
+            steps.append((count, [_take(queue, n) for queue, n in zip(queues, pairs, strict=True)]))
+    return steps_decision(problem, steps)
+
+
+def _take(queue: list[tuple[int, int]], pairs: int) -> Counter[int]:
+    """The last `pairs` entries of a queue; what is missing takes nothing."""
+    taken: Counter[int] = Counter()
+    while queue and pairs:
+        load, times = queue.pop()
+        used = min(times, pairs)
+        taken[load] += used
+        pairs -= used
+        if times > used:
+            queue.append((load, times - used))
+    taken[0] += pairs
+    return taken
+
+
+def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outcome[PoplarDecision]:
+    """The model with a fluid bound and a simple plan; no model where it would be too large."""
+    problem = compile_problem(data)
+    if not problem.groups:
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
+    known, levels = known_before(problem), build_levels(problem)
+    if levels is None:
+        return Outcome(
+            stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
+        )
+    return Formulation(
+        build=lambda: build(levels, run),
+        read=lambda answer: read(levels, answer),
+        infeasible="proven by the solver: no loads add up to the batch",
+        known=known,
+    )
