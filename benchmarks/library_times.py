@@ -1,8 +1,10 @@
 """How long the default method takes on every packaged instance, and side by side with an earlier
 run.
 
-    python benchmarks/library_times.py -o after.json [--against before.json] [--problem hap]
-    [--limit 60] python benchmarks/library_times.py --read after.json --against before.json
+    python benchmarks/library_times.py [-o after.json] [--problem hap] [--limit 60]
+    python benchmarks/library_times.py --read after.json [--against before.json]
+
+The earlier run is `library_times_before.json` unless another is named.
 
 Every instance is solved by `auto` in one process, on one thread, after the family's first instance
 was solved once untimed (that compiles its kernels). An instance that takes less than half a second
