@@ -1,6 +1,5 @@
 """Astra's own search of the segments: enumerate all (m_i) and, for each, all (n_i). Source: Astra,
-Section
-3.4.
+Section 3.4.
 
 The numbers of stages m_i run over all compositions of P, the layers n_i of the used types but the
 last over everything that leaves the last one a whole number, O(P^(M-1) N^(M-1)). All stages of a
@@ -12,10 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetplan.compiled import kernel
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.problem import (
     AstraProblem,
@@ -25,75 +24,41 @@ from hetplan.formulations.astra.problem import (
     decision_of,
     infeasible_because,
 )
+from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
-# Steps of the odometer after which the enumeration looks at the clock.
-PATIENCE = 1_000_000
+# Layers of several types are tried at once, at most about so many combinations (a hundredth of a
+# second).
+PIECE = 100_000
 
 
-@kernel
-def cheapest_layers(
-    c: Floats,
-    h: Floats,
-    most: Ints,
-    m: Ints,
-    N: int,
-    K: int,
-    best: float,
-    chosen: Ints,
-    x: Ints,
-    patience: int,
-) -> tuple[float, int, bool]:
-    """The best n for stage counts m: (cost, tried, whether that is all); `chosen` [M] receives n
-    when the cost is below `best`.
-
-    An odometer over x for all used types but the last, whose number follows from the sum: from all
-    zeros on, or from where it stood after the `patience` steps of a call before.
-    """
-    M = len(c)
-    last, fresh = -1, True
-    for i in range(M):
-        if m[i] > 0:
-            last = i
-        if x[i] > 0:
-            fresh = False
-    for i in range(M):
-        if fresh and m[i] > 0:
-            x[i] = 1
-    tried = 0
-    while patience > 0:
-        patience -= 1
-        rest = N
-        for i in range(last):
-            rest -= m[i] * x[i]
-        if rest >= m[last] and rest % m[last] == 0 and rest // m[last] <= most[last]:
-            x[last] = rest // m[last]
-            tried += 1
-            total, slowest = 0.0, 0.0
-            for i in range(last + 1):
-                if m[i] > 0:
-                    stage = c[i] * x[i] + h[i]
-                    total += m[i] * stage
-                    slowest = max(slowest, stage)
-            total += (K - 1) * slowest
-            if total < best:
-                best = total
-                for i in range(M):
-                    chosen[i] = x[i]
-        place = last - 1
-        while place >= 0:
-            if m[place] > 0:
-                # when nothing is left for the last type, growing this digit further is useless
-                if x[place] < most[place] and rest > m[last]:
-                    x[place] += 1
-                    break
-                rest += m[place] * (x[place] - 1)
-                x[place] = 1
-            place -= 1
-        if place < 0:
-            return best, tried, True
-    return best, tried, False
+def solve(data: AstraData, run: Run, piece: int = PIECE) -> Outcome[AstraDecision]:
+    """The best segments by complete enumeration; a bound only where the paper's restriction is the
+    instance's."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    reason = infeasible_because(problem)
+    if reason is not None:
+        return Outcome(stop=Stop.INFEASIBLE, message=reason)
+    search, message = Enumeration(problem, run, piece), ""
+    try:
+        for counts in stage_counts(problem.most_stages, problem.P):
+            search.try_layers(counts)
+        stop = Stop.OPTIMAL if problem.equal else Stop.DONE
+        if not search.stages:
+            message = "no numbers of layers, one per type, add up to all layers"
+            stop = Stop.INFEASIBLE if problem.equal else Stop.DONE
+    except Stopped:
+        stop = stopped(run)
+    return Outcome(
+        stop=stop,
+        decision=decision_of(problem, search.stages) if search.stages else None,
+        bound=search.best if stop is Stop.OPTIMAL else None,
+        solve_seconds=time.perf_counter() - begun,
+        message=message,
+        details={"candidates": search.tried},
+    )
 
 
 def stage_counts(limit: Ints, total: int) -> Iterator[list[int]]:
@@ -107,60 +72,81 @@ def stage_counts(limit: Ints, total: int) -> Iterator[list[int]]:
             yield [m, *rest]
 
 
-def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
-    """The best segments by complete enumeration; a bound only where the paper's restriction is the
-    instance's."""
-    begun = time.perf_counter()
-    problem = compile_problem(data)
-    reason = infeasible_because(problem)
-    if reason is not None:
-        return Outcome(
-            stop=Stop.INFEASIBLE, message=reason, solve_seconds=time.perf_counter() - begun
+@dataclass(frozen=True)
+class Partial:
+    """The layers [R, types so far] of the first used types in R ways: layers left [R], work [R] and
+    slowest stage [R] in seconds."""
+
+    layers: Ints
+    left: Ints
+    work: Floats
+    slowest: Floats
+
+    def part(self, chosen: slice) -> Partial:
+        """Some of the ways."""
+        return Partial(
+            self.layers[chosen], self.left[chosen], self.work[chosen], self.slowest[chosen]
         )
-    best, stages, tried, finished = _enumerate(problem, run)
-    if not finished:
-        stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
-    elif not problem.equal:
-        stop = Stop.DONE
-    else:
-        stop = Stop.OPTIMAL if stages else Stop.INFEASIBLE
-    return Outcome(
-        stop=stop,
-        decision=decision_of(problem, stages) if stages else None,
-        bound=best if stop is Stop.OPTIMAL else None,
-        solve_seconds=time.perf_counter() - begun,
-        message=""
-        if stages or not finished
-        else "no numbers of layers, one per type, add up to all layers",
-        details={"candidates": tried},
-    )
 
 
-def _enumerate(problem: AstraProblem, run: Run) -> tuple[float, list[tuple[int, int]], int, bool]:
-    """(best cost, its stages, candidates tried, whether the enumeration was completed)."""
-    best, tried = np.inf, 0
-    stages: list[tuple[int, int]] = []
-    chosen, x = np.zeros(problem.M, np.int64), np.zeros(problem.M, np.int64)
-    for counts in stage_counts(problem.most_stages, problem.P):
-        m, whole = np.array(counts, np.int64), False
-        x[:] = 0
-        while not whole:
-            if run.should_stop:
-                return float(best), stages, tried, False
-            cost, more, whole = cheapest_layers(
-                problem.c,
-                problem.h,
-                problem.most_layers,
-                m,
-                problem.N,
-                problem.K,
-                best,
-                chosen,
-                x,
-                PATIENCE,
+@dataclass
+class Enumeration:
+    """The best so far: `stages` as (type, layers), `best` seconds, `tried` candidates."""
+
+    problem: AstraProblem
+    run: Run
+    piece: int
+    best: float = np.inf
+    tried: int = 0
+    stages: list[tuple[int, int]] = field(default_factory=list)
+
+    def try_layers(self, counts: list[int]) -> None:
+        """All n for stage counts m. Raises `Stopped` where the run should stop."""
+        used = [i for i, m in enumerate(counts) if m]
+        one = Partial(
+            np.zeros((1, 0), np.int64), np.array([self.problem.N]), np.zeros(1), np.zeros(1)
+        )
+        self._extend(used, counts, one)
+
+    def _extend(self, used: list[int], counts: list[int], ways: Partial) -> None:
+        """Give the next type its layers, in every way; the last type takes what is left."""
+        self.run.check()
+        p, at = self.problem, ways.layers.shape[1]
+        i, m = used[at], counts[used[at]]
+        if at == len(used) - 1:
+            x = ways.left // m
+            able = np.flatnonzero((ways.left % m == 0) & (x >= 1) & (x <= p.most_layers[i]))
+            self._keep_best(used, counts, ways, able, x)
+            return
+        following = sum(counts[k] for k in used[at + 1 :])
+        most = min(int(p.most_layers[i]), (p.N - following) // m)
+        x = np.arange(1, most + 1)
+        rows = max(1, self.piece // max(1, len(x)))
+        for first in range(0, len(ways.left), rows):
+            some = ways.part(slice(first, first + rows))
+            way, number = np.nonzero(some.left[:, None] - m * x >= following)
+            stage = p.stage_seconds[i, x[number]]
+            longer = Partial(
+                np.column_stack([some.layers[way], x[number]]),
+                some.left[way] - m * x[number],
+                some.work[way] + m * stage,
+                np.maximum(some.slowest[way], stage),
             )
-            tried += int(more)
-            if cost < best:
-                best = float(cost)
-                stages = [(i, int(chosen[i])) for i in range(problem.M) for _ in range(counts[i])]
-    return float(best), stages, tried, True
+            self._extend(used, counts, longer)
+
+    def _keep_best(
+        self, used: list[int], counts: list[int], ways: Partial, able: Ints, x: Ints
+    ) -> None:
+        self.tried += len(able)
+        if not len(able):
+            return
+        stage = self.problem.stage_seconds[used[-1], x[able]]
+        total = ways.work[able] + counts[used[-1]] * stage
+        total += (self.problem.K - 1) * np.maximum(ways.slowest[able], stage)
+        least = int(np.argmin(total))
+        if total[least] < self.best:
+            self.best = float(total[least])
+            layers = [*ways.layers[able[least]].tolist(), int(x[able[least]])]
+            self.stages = [
+                (i, n) for i, n in zip(used, layers, strict=True) for _ in range(counts[i])
+            ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,9 +12,6 @@ from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-# What compiled code does at most before it looks at the clock again: less than a second.
-MOST_OPERATIONS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -62,16 +58,6 @@ class AstraProblem:
             )
         )
 
-    def caps(self, theta: float) -> Ints:
-        """[M]: the most layers of a stage of each type that keep it within `theta` (0: none)."""
-        return np.array(
-            [
-                np.searchsorted(row[1 : most + 1], theta, side="right")
-                for row, most in zip(self.stage_seconds, self.most_layers, strict=True)
-            ],
-            dtype=np.int64,
-        )
-
     @cached_property
     def ordered(self) -> bool:
         """Whether a faster type never has the slower transfer nor the smaller room.
@@ -104,14 +90,6 @@ def compile_problem(data: AstraData) -> AstraProblem:
         K=data.micro_batches,
         equal=data.equal_layers_per_type,
     )
-
-
-def portions(steps: int, operations: int) -> Iterator[tuple[int, int]]:
-    """The steps 0 to `steps` in parts [first, last) that each take a fraction of a second;
-    operations: of one step."""
-    many = max(1, MOST_OPERATIONS // max(1, operations))
-    for first in range(0, steps, many):
-        yield first, min(steps, first + many)
 
 
 def infeasible_because(problem: AstraProblem) -> str | None:
