@@ -22,7 +22,7 @@ FAMILY = Family(
             "exact",
             f"{_HERE}.exact:solve",
             True,
-            "search over the slowest stage's time, greedy or dynamic programme inside",
+            "a greedy where types are ordered, else the counted model through CP-SAT",
         ),
         Method(
             "cp-sat", f"{_HERE}.model:formulate", True, "stages counted by type and layers, CP-SAT"
