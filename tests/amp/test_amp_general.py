@@ -5,26 +5,23 @@ from __future__ import annotations
 
 import importlib
 import math
-import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from amp.cases import CASES, QUICK, data_of
-from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp import cpsat, milp, pyomo_model
 from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.formulations.amp.general.bound import best_bandwidth, least_seconds, quick_seconds
-from hetplan.formulations.amp.general.loop import Question, Reply, solve_each
-from hetplan.formulations.amp.general.tables import Tables
+from hetplan.formulations.amp.general import Ask, Parameters, Reply, ask_solver, solve_each
+from hetplan.formulations.amp.model import Programme, Question, size
 from hetplan.formulations.amp.problem import compile_problem
+from hetplan.formulations.amp.rows import best_bandwidth, quick_seconds
 from hetplan.formulations.amp.strategy import place
+from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.native import Sink
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -35,12 +32,6 @@ Case = tuple[int, int | None]
 # The last four tell whether ranks are ordered once for all stages or, wrongly, in each stage by
 # itself.
 HELD: list[Case] = [*QUICK[:20], (34, None), (111, None), (112, None), (148, None)]
-Answering = Callable[[Question, Run, Sink], Reply]
-MODELS: dict[str, Answering] = {
-    "cp-sat": cpsat.solve_configuration,
-    "milp": milp.solve_configuration,
-    "pyomo": pyomo_model.solve_configuration,
-}
 
 
 def tables_of(data: AmpData) -> list[Tables]:
@@ -63,7 +54,8 @@ def run(**options: object) -> Run:
 
 def ask(model: str, tables: Tables, lower: float = 0.0, cutoff: float | None = None) -> Reply:
     """One configuration without any help from the loop."""
-    return MODELS[model](Question(tables, lower, cutoff), run(), lambda incumbent, bound: None)
+    question = Question(tables, lower, cutoff)
+    return ask_solver(model, question, run(), lambda incumbent, bound: None)
 
 
 @pytest.mark.parametrize("case", HELD, ids=str)
@@ -113,29 +105,11 @@ def test_pyomo_solves_the_same_programmes(case: Case) -> None:
 def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(case: Case) -> None:
     data = data_of(case)
     for tables in tables_of(data):
-        best, least = cheapest(data, tables), least_seconds(tables, run())
+        best = cheapest(data, tables)
         if best is None:
             continue
-        assert least is not None
-        assert least <= best * (1 + 1e-9) and quick_seconds(tables) <= best * (1 + 1e-9)
+        assert quick_seconds(tables.problem, tables.configuration) <= best * (1 + 1e-9)
         assert tables.slowest_seconds >= best * (1 - 1e-9)
-
-
-def test_the_cheap_bound_is_exact_on_one_device_and_near_on_equal_ones() -> None:
-    alone = tables_of(instance(1, devices=1))
-    assert alone
-    for tables in alone:
-        assert least_seconds(tables, run()) == pytest.approx(
-            cheapest(instance(1, devices=1), tables)
-        )
-    gaps = []
-    for seed in range(40):
-        data = instance(seed)
-        for tables in tables_of(data):
-            best, least = cheapest(data, tables), least_seconds(tables, run())
-            if best and least is not None:
-                gaps.append(1 - least / best)
-    assert sum(gaps) / len(gaps) < 0.1
 
 
 @pytest.mark.parametrize("case", QUICK[:20], ids=str)
@@ -192,8 +166,14 @@ def test_time_out_keeps_decision_and_bound(method: str) -> None:
 
 
 def test_cancel_keeps_decision_and_bound() -> None:
+    """The user stops the run at the first model's note."""
     going = run(time_limit=None)
-    threading.Timer(1.0, going.cancel.set).start()
+
+    def watch(progress: Progress) -> None:
+        if progress.note.startswith("pp"):
+            going.cancel.set()
+
+    going.watch = watch
     result = solve(FAMILY, mixed_cluster(nodes=4, per_node=8, layers=30), "milp", going)
     assert (result.stop, result.status) == (Stop.INTERRUPTED, "feasible")
     assert result.bound is not None
@@ -229,14 +209,14 @@ def test_infeasibility_says_why() -> None:
     assert result.status == "infeasible"  # no table that both types have
 
 
-def answering(reply: Reply) -> Answering:
-    """A model that always says the same."""
+def answering(reply: Reply) -> Ask:
+    """A solver that always says the same."""
     return lambda question, run, report: reply
 
 
 def test_a_failing_back_end_is_an_error_that_keeps_incumbent_and_bound() -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    outcome = solve_each(data, run(), answering(Reply(stop=Stop.ERROR, message="broken")), "fake")
+    outcome = solve_each(data, run(), "cp-sat", answering(Reply(stop=Stop.ERROR, message="broken")))
     assert outcome.stop is Stop.ERROR and "broken" in outcome.message
     assert outcome.decision is not None and outcome.bound is not None
     assert evaluate(data, outcome.decision).objective > outcome.bound > 0  # type: ignore[operator]
@@ -248,7 +228,7 @@ def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
     cheaper than it says."""
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     bound = 1e9 if stop is Stop.OPTIMAL else None
-    outcome = solve_each(data, run(gap=0.01), answering(Reply(stop=stop, bound=bound)), "fake")
+    outcome = solve_each(data, run(gap=0.01), "cp-sat", answering(Reply(stop=stop, bound=bound)))
     assert (
         outcome.stop is Stop.OPTIMAL and outcome.decision is not None and outcome.bound is not None
     )
@@ -260,15 +240,24 @@ def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
 def test_huge_models_are_not_built() -> None:
     asked: list[Question] = []
 
-    def model(question: Question, run: Run, report: Sink) -> Reply:
+    def ask(question: Question, run: Run, report: Sink) -> Reply:
         asked.append(question)
         return Reply(stop=Stop.LIMIT)
 
-    data = mixed_cluster(nodes=8, per_node=4, layers=160)
-    outcome = solve_each(data, run(time_limit=5.0), model, "fake")
-    assert all(question.tables.terms <= 500_000 for question in asked)
+    data = mixed_cluster(nodes=2, per_node=2, layers=6)
+    outcome = solve_each(data, run(), "cp-sat", ask, Parameters(most_terms=100))
+    assert all(size(question.tables, conditions=True) <= 100 for question in asked)
     assert outcome.stop is Stop.LIMIT and "exact" in outcome.message
     assert outcome.decision is not None and outcome.bound is not None
+
+
+@pytest.mark.parametrize("conditions", [False, True])
+@pytest.mark.parametrize("devices", [8, 16])
+def test_terms_are_counted_before_they_are_written(devices: int, conditions: bool) -> None:
+    for tables in tables_of(mixed_cluster(nodes=devices // 4, per_node=4, layers=10)):
+        model = Programme(Question(tables, 0.0, None), conditions=conditions).model
+        written = sum(len(row.columns) for row in model.rows)
+        assert written / 2 <= size(tables, conditions=conditions) <= 2 * written
 
 
 def test_open_configurations_are_tried_again_with_more_time() -> None:
@@ -276,7 +265,7 @@ def test_open_configurations_are_tried_again_with_more_time() -> None:
     limits."""
     slices: dict[str, list[float]] = {}
 
-    def model(question: Question, run: Run, report: Sink) -> Reply:
+    def ask(question: Question, run: Run, report: Sink) -> Reply:
         spent = slices.setdefault(str(question.tables.configuration), [])
         spent.append(run.remaining)
         if len(slices) == 1 and len(spent) == 1:
@@ -285,19 +274,19 @@ def test_open_configurations_are_tried_again_with_more_time() -> None:
         return Reply(stop=Stop.INFEASIBLE)
 
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    outcome = solve_each(data, run(time_limit=None), model, "fake")
+    short = Parameters(first_round_seconds=0.05)
+    outcome = solve_each(data, run(time_limit=None), "cp-sat", ask, short)
     assert outcome.stop is Stop.OPTIMAL
     first, *others = slices.values()
-    assert (
-        len(first) == 2 and first[1] > 1.9 * first[0] and all(len(other) == 1 for other in others)
-    )
+    assert len(first) == 2 and first[1] > 1.5 * first[0]
+    assert all(len(other) == 1 for other in others)
     again: list[str] = []
 
     def limited(question: Question, run: Run, report: Sink) -> Reply:
         again.append(str(question.tables.configuration))
         return Reply(stop=Stop.LIMIT)
 
-    assert solve_each(data, run(time_limit=None), limited, "fake").stop is Stop.LIMIT
+    assert solve_each(data, run(time_limit=None), "cp-sat", limited).stop is Stop.LIMIT
     assert len(again) == len(set(again))
 
 

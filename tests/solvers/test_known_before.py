@@ -3,21 +3,11 @@ what is said."""
 
 from __future__ import annotations
 
-from itertools import combinations
-from random import Random
-
 import pytest
 
-from amp.mixed import mixed_cluster
 from astra.cases import oracle as astra_oracle
 from astra.cases import random_instance
 from ditto import ditto_cases
-from hetplan.formulations.amp.cells import find_cells
-from hetplan.formulations.amp.data import AmpData
-from hetplan.formulations.amp.general.linear import CONSTRAINTS, Programme, size
-from hetplan.formulations.amp.general.loop import Question
-from hetplan.formulations.amp.general.tables import Tables
-from hetplan.formulations.amp.problem import compile_problem as compile_amp
 from hetplan.formulations.astra import model as astra_model
 from hetplan.formulations.astra.evaluate import evaluate as evaluate_astra
 from hetplan.formulations.ditto import model as ditto_model
@@ -29,19 +19,9 @@ from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.evaluate import evaluate as evaluate_poplar
 from hetplan.formulations.poplar.problem import compile_problem as compile_poplar
 from hetplan.instances.library import Entry, library
-from hetplan.solvers.linear_model import LinearModel
 from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
 from poplar.poplar_cases import instance, oracle
-
-
-def uneven_links(devices: int) -> AmpData:
-    """All devices are different, all links are."""
-    even = mixed_cluster(nodes=devices // 2, per_node=2, layers=10)
-    rng, matrix = Random(0), [[0.0] * devices for _ in range(devices)]
-    for a, b in combinations(range(devices), 2):
-        matrix[a][b] = matrix[b][a] = rng.uniform(1e9, 1e10)
-    return even.model_copy(update={"bandwidth": matrix})
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -113,18 +93,3 @@ def test_ditto_bound_and_template(seed: int) -> None:
         assert evaluate_ditto(data, known.decision).objective == pytest.approx(
             known.objective, rel=1e-12
         )
-
-
-@pytest.mark.parametrize(
-    "data", [mixed_cluster(nodes=4, per_node=4, layers=12), uneven_links(8), uneven_links(12)]
-)
-def test_amp_terms_are_counted_before_they_are_written(data: AmpData) -> None:
-    problem = compile_amp(data)
-    cells = find_cells(problem)
-    for configuration in problem.configurations():
-        tables = Tables(problem, configuration, cells)
-        programme = Programme(Question(tables, 0.0, None), LinearModel("amp"))
-        for constrain in CONSTRAINTS:
-            constrain(programme)
-        written = len(programme.model.arrays().values)
-        assert written / 2 <= size(tables) <= 2 * written

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.amp.baselines import NO_CONFIGURATION
 from hetplan.formulations.amp.cuts import envelope_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.placement import by_node
 from hetplan.formulations.amp.problem import (
+    NO_CONFIGURATION,
     AmpProblem,
     Configuration,
     Ints,

@@ -17,16 +17,18 @@ import numpy as np
 from hetplan.formulations.amp.cuts import parameter_cut, uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.placement import by_node, megatron_placement
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_problem
+from hetplan.formulations.amp.problem import (
+    NO_CONFIGURATION,
+    AmpProblem,
+    Configuration,
+    compile_problem,
+)
 from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 # How many random strategies the paper tries (§4.5).
 DRAWS = 50
-NO_CONFIGURATION = (
-    "no degrees and micro-batch with a whole number of micro-batches, tables and enough layers"
-)
 
 
 @dataclass(frozen=True)

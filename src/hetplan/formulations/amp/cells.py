@@ -53,19 +53,6 @@ class Cells:
         chosen = [next(left[cell]) for cell in cell_of.ravel()]
         return np.array(chosen, dtype=np.int64).reshape(cell_of.shape)
 
-    @cached_property
-    def slow_terms(self) -> int:
-        """For each cell c and each bandwidth B from c but the highest of all: 2 and the cells at B
-        or less, summed.
-
-        What one pair of positions costs the linear model (general/linear.py).
-        """
-        total, between = 0, np.where(np.isfinite(self.bandwidth), self.bandwidth, -1.0)
-        for row in between:
-            _, counts = np.unique(row[(row >= 0) & (row < between.max())], return_counts=True)
-            total += int((2 + np.cumsum(counts)).sum())
-        return total
-
 
 def interchangeable(labels: Sequence[Hashable], matrix: Floats) -> list[list[int]]:
     """Classes of items i, i' with equal labels and matrix[i, x] = matrix[i', x] for every other x.

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 
@@ -26,14 +25,14 @@ from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.labels import search
 from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
-from hetplan.formulations.amp.orders import (
-    allowance,
-    improved,
-    placements,
-    try_placement,
-    worthwhile,
+from hetplan.formulations.amp.orders import find_first, try_orders
+from hetplan.formulations.amp.problem import (
+    NO_CONFIGURATION,
+    NO_ROOM,
+    AmpProblem,
+    Configuration,
+    compile_problem,
 )
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, compile_problem
 from hetplan.formulations.amp.rows import (
     RowModel,
     SyncBox,
@@ -61,8 +60,6 @@ class Parameters:
     widen: int = 6
     # Boxes that need more stay open: memory grows with the width.
     most_width: int = 100_000
-    # Orders tried on every configuration before anything is bounded.
-    first_orders: int = 3
     # Ways to lay out a group: listed at first, and at most.
     shapes: int = MAX_SHAPES
     most_shapes: int = MOST_SHAPES
@@ -96,27 +93,6 @@ class Search:
     ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     labels: int = 0
 
-    def find_first(self) -> None:
-        """First incumbents of every configuration, and exchanges of devices in the best."""
-        for config in self.problem.configurations():
-            self.try_orders(config, self.parameters.first_orders)
-        best = self.incumbent.decision
-        if best is not None and worthwhile(self.cells):
-            part = self.run.part(time_limit=allowance(self.run.remaining))
-            seconds = self.incumbent.objective
-            self.incumbent.offer(
-                *improved(self.problem, self.cells, best, seconds, lambda: part.should_stop)
-            )
-
-    def try_orders(self, config: Configuration, most: int | None = None) -> None:
-        """Incumbents from `orders` (the first `most` of them) for one configuration."""
-        for array in islice(placements(self.cells, config), most):
-            if self.run.should_stop:
-                return
-            found = try_placement(self.problem, config, array)
-            if found is not None:
-                self.incumbent.offer(*found)
-
     def expand(self, node: Node, threshold: float) -> Expansion[Node]:
         """The node's children; see the module's docstring."""
         model = node.model
@@ -125,7 +101,7 @@ class Search:
             bound = root_bound(model, self.run.check)
             return Expansion([(bound, replace(node, model=model))] if bound < np.inf else ())
         if node.box is None:
-            self.try_orders(node.config)
+            try_orders(self.problem, self.cells, node.config, self.incumbent, self.run)
             every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
             self.search(model, every, self.parameters.first_width)
             return Expansion(self.boxes(node, model))
@@ -185,7 +161,7 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
     configurations = list(problem.configurations())
     roots = [(quick_seconds(problem, config), Node(config)) for config in configurations]
     built = time.perf_counter()
-    state.find_first()
+    find_first(state.problem, state.cells, incumbent, run)
     while True:
         state.ceiling = incumbent.objective
         proof = branch_and_bound.search(roots, state.expand, incumbent, run)
@@ -198,12 +174,8 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
         bound = incumbent.objective if exactly and not proof.empty else bound
     elif proof.finished:
         message = "given up before the proof: the search would need too much memory"
-    if proof.empty and configurations:
-        message = "no cut and placement fits the memory, whatever the degrees and the micro-batch"
-    elif proof.empty:
-        message = (
-            "no degrees and micro-batch divide the devices and the batch with tables for every type"
-        )
+    if proof.empty:
+        message = NO_ROOM if configurations else NO_CONFIGURATION
     return Outcome(
         stop=stop,
         decision=None if incumbent.decision is None else incumbent.decision.decision(),

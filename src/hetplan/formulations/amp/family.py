@@ -26,17 +26,20 @@ FAMILY = Family(
             "bounded search over degrees, cuts and placements",
         ),
         Method(
-            "cp-sat", f"{_HERE}.cpsat:solve", True, "one CP-SAT model per degrees and micro-batch"
+            "cp-sat",
+            f"{_HERE}.general:cp_sat",
+            True,
+            "one CP-SAT model per degrees and micro-batch",
         ),
         Method(
             "milp",
-            f"{_HERE}.milp:solve",
+            f"{_HERE}.general:milp",
             True,
             "one mixed-integer programme per degrees and micro-batch, HiGHS",
         ),
         Method(
             "pyomo",
-            f"{_HERE}.pyomo_model:solve",
+            f"{_HERE}.general:pyomo",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

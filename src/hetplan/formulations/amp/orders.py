@@ -18,9 +18,13 @@ from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.cuts import envelope_cut
 from hetplan.formulations.amp.problem import AmpProblem, Configuration, Ints
 from hetplan.formulations.amp.strategy import Strategy, place
+from hetplan.solvers.branch_and_bound import Incumbent
+from hetplan.solvers.run import Run
 
 MAX_PERMUTATIONS = 6
 MAX_ROTATIONS = 4
+# Orders tried on every configuration before anything is bounded.
+FIRST_ORDERS = 3
 # Exchanges take this share of what is left of the time limit, and so many seconds without one.
 SHARE = 0.3
 SECONDS = 10.0
@@ -66,14 +70,33 @@ def try_placement(
     return placed.seconds(cut), Strategy(config, array, cut)
 
 
-def worthwhile(cells: Cells) -> bool:
-    """Whether most devices are of a kind of their own."""
-    return 2 * cells.count > int(cells.size.sum())
+def find_first(problem: AmpProblem, cells: Cells, incumbent: Incumbent[Strategy], run: Run) -> None:
+    """First incumbents: a few orders of every configuration, and exchanges in the best where most
+    devices are of a kind of their own."""
+    for config in problem.configurations():
+        try_orders(problem, cells, config, incumbent, run, FIRST_ORDERS)
+    best = incumbent.decision
+    if best is not None and 2 * cells.count > problem.devices:
+        part = run.part(time_limit=min(SECONDS, SHARE * run.remaining))
+        seconds = incumbent.objective
+        incumbent.offer(*improved(problem, cells, best, seconds, lambda: part.should_stop))
 
 
-def allowance(remaining: float) -> float:
-    """Seconds for `improved` when that many are left (infinite: no limit)."""
-    return min(SECONDS, SHARE * remaining)
+def try_orders(
+    problem: AmpProblem,
+    cells: Cells,
+    config: Configuration,
+    incumbent: Incumbent[Strategy],
+    run: Run,
+    most: int | None = None,
+) -> None:
+    """Incumbents from the orders of one configuration, the first `most` of them."""
+    for array in islice(placements(cells, config), most):
+        if run.should_stop:
+            return
+        found = try_placement(problem, config, array)
+        if found is not None:
+            incumbent.offer(*found)
 
 
 def improved(

@@ -41,6 +41,7 @@ from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import (
+    NO_CONFIGURATION,
     AmpProblem,
     Configuration,
     Floats,
@@ -194,10 +195,7 @@ def message(ranking: Ranking, best: Candidate | None) -> str:
     """What the reader must know beside the plan; empty where AMP returns exactly this."""
     told = []
     if not ranking.candidates and not ranking.skipped and ranking.finished:
-        told.append(
-            "no degrees and micro-batch with a whole number of micro-batches, tables and enough "
-            "layers"
-        )
+        told.append(NO_CONFIGURATION)
     elif best is None and ranking.candidates:
         told.append(f"none of AMP's {len(ranking.candidates)} strategies fits in memory")
     elif best is not None and not ranking.candidates[0].fits:

@@ -22,6 +22,14 @@ Ints = NDArray[np.int64]
 MEMORY_TOLERANCE = 1e-9
 
 
+# Why there is no decision.
+NO_CONFIGURATION = (
+    "no degrees and micro-batch with a whole number of micro-batches, tables for every type and "
+    "enough layers"
+)
+NO_ROOM = "no cut and placement fits the memory, whatever the degrees and the micro-batch"
+
+
 @dataclass(frozen=True)
 class Configuration:
     """Degrees and micro-batch. gas: micro-batches per pipeline and iteration (gradient accumulation

@@ -1,2 +1,0 @@
-"""AMP by general solvers: one model per configuration, written once and solved by CP-SAT, HiGHS or
-through Pyomo."""

@@ -1,0 +1,280 @@
+"""AMP's problem as a model, one per configuration (pp, dp, tp, mbs), for CP-SAT and MILP solvers.
+
+Source: AMP (NeurIPS 2022), Section 3, eq. 3-5.
+Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data
+       rank, tensor rank; n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels
+       (see tables.py).
+Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
+       n. g[j,i,S], low[..,λ]: the profile of a tensor group; the level of a tensor group, of a
+       link, of the data groups of a stage (reach[..,λ]: that level or a lower one); 0-1 for CP-SAT,
+       real for others, whose optimum has them whole wherever x is.
+       t_ij, e_ij, m_i, sigma, T >= 0 seconds.
+       min T  s.t.
+(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) sum_n y[0,n] = 1;  what ends before l
+equals what begins at l
+(3) sum_S g[S] = 1;  S covers k: sum_S g[S] >= sum_{c of type k} x[c,p] for every p of the group
+(4) sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ'];  for every pair of positions p, q that talk
+    (in a tensor group, on a lane of a link, in a data group)  reach[λ] >= x[c,p] + sum_{c':
+    bandwidth(c,c') <= B_λ} x[c',q] - 1
+(5) t_ij, e_ij and synchronisation cost what two choices cost together, say interval n and profile
+    S. For CP-SAT: where g[S] is 1, t >= sum_n cost[S,n] y[n]. For others: the sum of cost[S,n]
+    z[n,S] with joint columns sum_S z[n,S] = y[n],  sum_n z[n,S] = g[S], the convex hull of the
+    pairs
+(6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >=
+synchronisation of every j
+(7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <=
+1
+(8) the least of all equivalent placements, read as a word of cells, position by position. They are
+    equivalent if they differ by a permutation of equal cells, of the data ranks, or of the tensor
+    ranks of all groups alike. In the least word each of a class of equal cells first appears after
+    the one before it, and the first letters of the data ranks, and of the tensor ranks, ascend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations, pairwise, product
+
+import numpy as np
+
+from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.formulations.amp.strategy import Strategy
+from hetplan.formulations.amp.tables import Tables
+from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
+from hetplan.solvers.run import Run
+
+# A joint column z stands in two rows of (5) and in two of (6).
+TERMS_PER_JOINT = 4
+# (columns, values): a linear expression.
+Terms = tuple[Columns, Floats]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked: the cheapest decision of one configuration that costs at most `cutoff`
+    seconds (None: any); it costs at least `lower`."""
+
+    tables: Tables
+    lower: float
+    cutoff: float | None
+
+    @property
+    def upper(self) -> float:
+        """The cut-off, or what no decision of the configuration exceeds; 1 where all is free."""
+        worst = self.tables.slowest_seconds
+        return (worst if self.cutoff is None else min(worst, self.cutoff)) or 1.0
+
+    @property
+    def totals(self) -> Totals:
+        """For the writers. Rounded down are two values in each t_ij, one in each e_ij and in
+        sigma."""
+        pp, gas = self.tables.configuration.pipeline, self.tables.configuration.gas
+        least = min(self.lower, self.upper)
+        return Totals(least=least, largest=self.upper, roundings=2 * (gas - 1) + 3 * pp + 1)
+
+
+class Programme:
+    """The model under construction; names as in the module's docstring."""
+
+    def __init__(self, question: Question, *, conditions: bool, run: Run | None = None) -> None:
+        """conditions: state (5) as for CP-SAT."""
+        t = self.tables = question.tables
+        self.conditions, self.upper = conditions, question.upper
+        self.model = Model("amp", run, question.totals)
+        self.stages, self.ranks, self.lanes = (range(n) for n in t.shape)
+        self.groups = list(product(self.stages, self.ranks))
+        self.x = self.model.binary("x", (t.cells.count, *t.shape))
+        self.y = [self.model.binary(f"y_{j}", len(n.first)) for j, n in enumerate(t.stages)]
+        self.total = self.model.seconds("T", lower=question.totals.least, upper=self.upper)
+        self.model.minimize(self.total)
+        # t_ij, e_ij
+        self.stage: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
+        self.link: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
+        place_every_device(self)
+        cut_into_stages(self)
+        price_compute(self)
+        price_reduce(self)
+        price_links(self)
+        add_up(self)
+        fit_memory(self)
+        order_equals(self)
+
+    def choice(self, name: str, count: int) -> Columns:
+        """Columns of which one is 1."""
+        if self.conditions:
+            chosen = self.model.binary(name, count)
+        else:
+            chosen = self.model.continuous(name, count, upper=1.0)
+        self.model.equal(f"{name}_one", chosen, to=1.0)
+        return chosen
+
+    def both(self, name: str, first: Columns, second: Columns, seconds: Floats) -> Terms:  # (5)
+        """The cost of two choices of one member each, seconds [len(second), len(first)]."""
+        costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
+        if len(second) == 1:
+            return first, costs[0]
+        if self.conditions:
+            time = self.model.seconds(f"t_{name}")
+            for choice, row in zip(second, costs, strict=True):
+                # the least stands apart, so that it counts before a member is chosen
+                columns, values = np.append(first, time), np.append(row.min() - row, 1.0)
+                self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=choice)
+            return np.atleast_1d(time), np.ones(1)
+        joint = self.model.continuous(f"z_{name}", costs.shape, upper=1.0)
+        for family, mine, lines in (("first", first, joint.T), ("second", second, joint)):
+            for column, line in zip(mine, lines, strict=True):
+                signs = [1.0] * len(line) + [-1.0]
+                self.model.equal(f"{name}_{family}", [*line, column], signs, to=0.0)
+        return joint.ravel(), costs.ravel()
+
+    def at_least(self, family: str, target: Columns, parts: Iterable[Terms]) -> None:
+        """target >= the sum of the parts."""
+        columns, values = zip(*parts, strict=True)
+        self.model.row(
+            family, np.append(np.concatenate(columns), target),
+            np.append(-np.concatenate(values), 1.0), lower=0.0,
+        )  # fmt: skip
+
+    def strategy(self, answer: ModelAnswer) -> Strategy:
+        """Placement and cut of the incumbent."""
+        t = self.tables
+        chosen = [answer.values(row).argmax() for row in self.y]
+        last = [int(n.last[k]) for n, k in zip(t.stages, chosen, strict=True)]
+        placement = t.cells.devices(answer.values(self.x).argmax(axis=0))
+        return Strategy(t.configuration, placement, np.array([0, *last]))
+
+
+def place_every_device(m: Programme) -> None:  # (1)
+    """sum_c x[c,p] = 1 for every position, sum_p x[c,p] = n_c for every cell."""
+    for position in np.ndindex(m.tables.shape):
+        m.model.equal("position", m.x[(slice(None), *position)], to=1.0)
+    for c, size in enumerate(m.tables.cells.size.tolist()):
+        m.model.equal("cell", m.x[c].ravel(), to=float(size))
+
+
+def cut_into_stages(m: Programme) -> None:  # (2)
+    """A path of intervals from layer 0 to L: what ends before layer l equals what begins at l."""
+    m.model.equal("first_stage", m.y[0], to=1.0)
+    for j, (here, after) in enumerate(pairwise(m.tables.stages)):
+        for l in np.unique(here.last):
+            out, into = m.y[j][here.last == l], m.y[j + 1][after.first == l]
+            m.model.equal("boundary", [*out, *into], [1.0] * len(out) + [-1.0] * len(into), to=0.0)
+
+
+def price_compute(m: Programme) -> None:  # (3)
+    """Each group runs at a profile that covers every type it holds."""
+    profiles, cells = m.tables.profiles, m.tables.cells
+    for j, i in m.groups:
+        chosen = m.choice(f"g_{j}_{i}", len(profiles))
+        for k in range(len(m.tables.problem.types)) if len(profiles) > 1 else []:
+            covering = chosen[[k in profile.covers for profile in profiles]]
+            for r in m.lanes:
+                held = m.x[cells.type == k, j, i, r]
+                values = [1.0] * len(covering) + [-1.0] * len(held)
+                m.model.row("covered", [*covering, *held], values, lower=0.0)
+        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], chosen, m.tables.compute(j)))
+
+
+def price_reduce(m: Programme) -> None:  # (4)
+    """A tensor group all-reduces at the lowest bandwidth between two of its devices."""
+    for j, i in m.groups if len(m.tables.tensor_levels) else []:
+        pairs = [(m.x[:, j, i, r], m.x[:, j, i, s]) for r, s in combinations(m.lanes, 2)]
+        low = levels(m, f"tensor_{j}_{i}", m.tables.tensor_levels, pairs)
+        m.stage[j, i].append(m.both(f"reduce_{j}_{i}", m.y[j], low, m.tables.reduce(j)))
+
+
+def price_links(m: Programme) -> None:  # (4)
+    """A micro-batch goes to the next stage over the slowest of the group's lanes."""
+    for j, i in product(m.stages[:-1], m.ranks) if len(m.tables.link_levels) else []:
+        pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
+        low = levels(m, f"link_{j}_{i}", m.tables.link_levels, pairs)
+        m.link[j, i].append(m.both(f"send_{j}_{i}", m.y[j], low, m.tables.link(j)))
+
+
+def add_up(m: Programme) -> None:  # (4) (6)
+    """T covers every pipeline and the slowest synchronisation of any stage."""
+    sync: list[Terms] = []
+    if len(m.tables.sync_levels):
+        sigma = m.model.seconds("sigma", upper=m.upper)
+        sync = [(np.atleast_1d(sigma), np.ones(1))]
+        for j in m.stages:
+            pairs = [
+                (m.x[:, j, i, r], m.x[:, j, h, r])
+                for r in m.lanes
+                for i, h in combinations(m.ranks, 2)
+            ]
+            low = levels(m, f"sync_{j}", m.tables.sync_levels, pairs)
+            cost = m.both(f"sync_{j}", m.y[j], low, m.tables.sync(j))
+            m.at_least("synchronisation", sigma, [cost])
+    for i in m.ranks:
+        slowest = m.model.seconds(f"m_{i}", upper=m.upper)
+        for j in m.stages:
+            m.at_least("slowest_stage", slowest, m.stage[j, i])
+        wait = (np.atleast_1d(slowest), np.array([m.tables.configuration.gas - 1.0]))
+        once = [terms for j in m.stages for terms in (*m.stage[j, i], *m.link[j, i])]
+        m.at_least("pipeline", m.total, [wait, *once, *sync])
+
+
+def fit_memory(m: Programme) -> None:  # (7)
+    """No device of a stage whose layers need more than it has."""
+    capacity = m.tables.capacity[m.tables.cells.type]
+    for j, n in enumerate(m.tables.stages):
+        for room in np.unique(capacity):
+            beyond = m.y[j][n.bytes > room]
+            for i, r in product(m.ranks, m.lanes) if len(beyond) else []:
+                m.model.row("memory", [*beyond, *m.x[capacity <= room, j, i, r]], upper=1.0)
+
+
+def order_equals(m: Programme) -> None:  # (8)
+    """The least word of cells among those that symmetry makes equivalent."""
+    kinds, (_, dp, tp) = m.tables.cells.kind, m.tables.shape
+    equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1  # equal cells lie side by side
+    for c in equal.tolist():
+        mine, other = m.x[c].ravel(), m.x[c - 1].ravel()
+        for at in range(len(mine)):
+            m.model.row("equal_cells", [mine[at], *other[:at]], [1.0] + [-1.0] * at, upper=0.0)
+    for line in ([(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]):
+        for p, q in pairwise(line):
+            for c in range(1, len(kinds)):
+                here, after = m.x[(slice(c, None), *p)], m.x[(slice(c, None), *q)]
+                values = [1.0] * len(here) + [-1.0] * len(after)
+                m.model.row("equal_ranks", [*here, *after], values, upper=0.0)
+
+
+def levels(
+    m: Programme, name: str, bandwidths: Floats, pairs: list[tuple[Columns, Columns]]
+) -> Columns:  # (4)
+    """low[λ]: the lowest bandwidth over the pairs of positions, each given by its columns [K]."""
+    low = m.choice(f"low_{name}", len(bandwidths))
+    higher = m.model.continuous(f"reach_{name}", len(low) - 1, upper=1.0, grid=1)
+    reach = np.append(low[:1], higher)
+    for here, above, step in zip(reach, reach[1:], low[1:], strict=False):
+        m.model.equal(f"{name}_reach", [above, here, step], [1.0, -1.0, -1.0], to=0.0)
+    slow = slow_partners(m.tables.crossing(bandwidths), len(low) - 1)
+    for p, q in pairs:
+        for c, level, others in slow:
+            columns = [reach[level], p[c], *q[others]]
+            m.model.row(f"{name}_lowest", columns, [1.0] + [-1.0] * (1 + len(others)), lower=-1.0)
+    return low
+
+
+def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:
+    """(c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c."""
+    return [
+        (c, level, np.flatnonzero((row >= 0) & (row <= level)))
+        for c, row in enumerate(crossing)
+        for level in np.unique(row[(row >= 0) & (row < top)]).tolist()
+    ]
+
+
+def size(tables: Tables, *, conditions: bool) -> int:
+    """About how many terms the model of a configuration has; it is not built for that."""
+    pp, dp, tp = tables.shape
+    each = (len(tables.profiles), len(tables.tensor_levels), len(tables.link_levels))
+    joint = dp * sum(count for count in each if count > 1) + len(tables.sync_levels)
+    crossing = tables.crossing(tables.bandwidths)
+    slow = slow_partners(crossing, len(tables.bandwidths) - 1)
+    placing = 2 * tables.cells.count * pp * dp * tp
+    placing += tables.talking * sum(2 + len(others) for _, _, others in slow)
+    return placing + (1 if conditions else TERMS_PER_JOINT) * tables.interval_count * joint
