@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.space import Schema, Space
-from hetplan.formulations.astra.search.table import Strategies, strategies
+from hetplan.formulations.astra.search.space import Schema, Space, Strategies, strategies
 from hetplan.profiling.models import load_model
 
 SCHEMA = Schema(("A800-SXM4-80GB",))

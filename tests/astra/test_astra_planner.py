@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.pricing import Assumptions
+from hetplan.formulations.astra.search.result import Job
 from hetplan.planner.astra import Astra, PoolSearch
 from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster

@@ -11,15 +11,20 @@ import pytest
 
 from astra.settings import GPT, LLAMA, SMALL, table_of
 from hetplan.errors import InputError
-from hetplan.formulations.astra.search.efficiency import Traffic, Work
 from hetplan.formulations.astra.search.facts import ModelFacts
-from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
 from hetplan.formulations.astra.search.pool import (
     Offer,
     offer_of,
 )
-from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
+from hetplan.formulations.astra.search.pricing import (
+    Assumptions,
+    Priced,
+    iteration_seconds,
+    offload_share,
+    stage_peaks,
+)
 from hetplan.formulations.astra.search.space import NONE, Space
+from hetplan.formulations.astra.search.timing import Traffic, Work
 from hetplan.profiling.times import all_reduce_seconds, layer_time
 
 

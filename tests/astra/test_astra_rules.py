@@ -9,9 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.formulations.astra.search.rule_syntax import Source
-from hetplan.formulations.astra.search.rule_types import Column
-from hetplan.formulations.astra.search.rules import Values, compile_rule, rules_from_text
+from hetplan.formulations.astra.search.rules import (
+    Column,
+    Source,
+    Values,
+    compile_rule,
+    rules_from_text,
+)
 
 WORDS = ("selective", "full", "hybrid")
 COLUMNS = {

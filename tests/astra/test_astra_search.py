@@ -11,11 +11,8 @@ import pytest
 from astra.settings import SCHEMA
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
-from hetplan.formulations.astra.search.efficiency import Floats
 from hetplan.formulations.astra.search.engine import schema_of, search
 from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.job import Job
-from hetplan.formulations.astra.search.memory import offload_share
 from hetplan.formulations.astra.search.pool import (
     cost,
     find_device,
@@ -23,7 +20,13 @@ from hetplan.formulations.astra.search.pool import (
     homogeneous,
     offer_of,
 )
-from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_seconds
+from hetplan.formulations.astra.search.pricing import (
+    Assumptions,
+    Priced,
+    iteration_seconds,
+    offload_share,
+)
+from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.segment_figures import (
     SegmentFigures,
@@ -31,8 +34,8 @@ from hetplan.formulations.astra.search.segment_figures import (
     segment_space,
 )
 from hetplan.formulations.astra.search.segments import fastest, segment_front
-from hetplan.formulations.astra.search.space import Space
-from hetplan.formulations.astra.search.table import Strategies, strategies
+from hetplan.formulations.astra.search.space import Space, Strategies, strategies
+from hetplan.formulations.astra.search.timing import Floats
 from hetplan.profiling.models import load_model
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from astra.settings import GPT, LLAMA, SCHEMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking, tied
+from hetplan.formulations.astra.search.result import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.rules import default_rules, rules_from_text
-from hetplan.formulations.astra.search.space import Space
-from hetplan.formulations.astra.search.table import Strategies, strategies
+from hetplan.formulations.astra.search.space import Space, Strategies, strategies
 from hetplan.profiling.models import load_model
 
 
@@ -100,8 +99,7 @@ def test_pushing_rules_down_drops_the_same_rows() -> None:
     assert rows_of(strategies(GPT, SMALL, [*rules, *late], gpus=24, global_batch=256)) == rows_of(
         pushed
     )
-    from hetplan.formulations.astra.search.space import CONSTANTS, constants_of
-    from hetplan.formulations.astra.search.table import _values
+    from hetplan.formulations.astra.search.space import CONSTANTS, _values, constants_of
 
     constants = constants_of(GPT, 256)
     table = {name: _values(name, column) for name, column in raw.columns.items()}

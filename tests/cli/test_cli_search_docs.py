@@ -12,7 +12,7 @@ import pytest
 
 from fakes.cli import Call
 from hetplan.cli.search import Mode
-from hetplan.formulations.astra.search.rule_syntax import __doc__ as GRAMMAR
+from hetplan.formulations.astra.search.rules import __doc__ as GRAMMAR
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, PARAMETERS, Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")

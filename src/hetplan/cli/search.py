@@ -27,9 +27,8 @@ from hetplan.names import unknown_name
 from hetplan.text import Table, number_text, seconds_text
 
 if TYPE_CHECKING:
-    from hetplan.formulations.astra.search.job import Job
     from hetplan.formulations.astra.search.pool import Offer, Pool
-    from hetplan.formulations.astra.search.result import Candidate, Found
+    from hetplan.formulations.astra.search.result import Candidate, Found, Job
     from hetplan.formulations.astra.search.rules import Rule
     from hetplan.formulations.astra.search.space import Space
 
@@ -64,7 +63,7 @@ class Workload:
 
     def job(self) -> Job:
         """The job of the search; raises InputError."""
-        from hetplan.formulations.astra.search.job import Job
+        from hetplan.formulations.astra.search.result import Job
         from hetplan.profiling.models import load_model
 
         if self.model is None:

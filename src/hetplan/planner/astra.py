@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.plot import summary
 from hetplan.formulations.astra.search.pool import (
     Pool,
@@ -25,6 +24,7 @@ from hetplan.formulations.astra.search.pool import (
 )
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as Found
+from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.known import computed

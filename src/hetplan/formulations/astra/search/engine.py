@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.job import Job
 from hetplan.formulations.astra.search.mixed import mixed
 from hetplan.formulations.astra.search.modes import Task, uniform
 from hetplan.formulations.astra.search.pool import Offer, Pool
 from hetplan.formulations.astra.search.pricing import Assumptions
-from hetplan.formulations.astra.search.result import Found
+from hetplan.formulations.astra.search.result import Found, Job
 from hetplan.formulations.astra.search.rules import Rule, default_rules
 from hetplan.formulations.astra.search.space import Schema, Space
 from hetplan.solvers.run import Run

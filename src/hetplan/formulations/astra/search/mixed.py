@@ -20,9 +20,16 @@ from hetplan.formulations.astra.search.modes import (
     twins,
     why_nothing,
 )
-from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.pricing import Priced, after_pipeline
-from hetplan.formulations.astra.search.result import Candidate, Found, Parts
+from hetplan.formulations.astra.search.result import (
+    Candidate,
+    Found,
+    Parts,
+    best_under,
+    pareto,
+    ranking,
+    tied,
+)
 from hetplan.formulations.astra.search.segment_figures import (
     FIRST,
     LAST,
@@ -35,7 +42,7 @@ from hetplan.formulations.astra.search.segment_figures import (
     spread,
 )
 from hetplan.formulations.astra.search.segments import SegmentFront, fastest, segment_front
-from hetplan.formulations.astra.search.table import Strategies, strategies
+from hetplan.formulations.astra.search.space import Strategies, strategies
 from hetplan.solvers.run import Run
 
 

@@ -13,17 +13,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.formulations.astra.search.efficiency import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts
-from hetplan.formulations.astra.search.job import Clock, Job
-from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
-from hetplan.formulations.astra.search.pareto import best_under, pareto, ranking
 from hetplan.formulations.astra.search.pool import Offer, Pool
-from hetplan.formulations.astra.search.pricing import Assumptions, Priced, iteration_parts
-from hetplan.formulations.astra.search.result import Candidate, Found, Parts
+from hetplan.formulations.astra.search.pricing import (
+    Assumptions,
+    Priced,
+    iteration_parts,
+    offload_share,
+    stage_peaks,
+)
+from hetplan.formulations.astra.search.result import (
+    Candidate,
+    Clock,
+    Found,
+    Job,
+    Parts,
+    best_under,
+    pareto,
+    ranking,
+)
 from hetplan.formulations.astra.search.rules import Rule
-from hetplan.formulations.astra.search.space import Space
-from hetplan.formulations.astra.search.table import Strategies, joined, strategies
+from hetplan.formulations.astra.search.space import Space, Strategies, joined, strategies
+from hetplan.formulations.astra.search.timing import Floats
 
 Bools = NDArray[np.bool_]
 

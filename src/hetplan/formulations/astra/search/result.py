@@ -1,12 +1,72 @@
-"""What a search returns: counted, timed, ranked, with the proof's extent in words."""
+"""What is to be trained, and what a search returns: counted, timed, ranked, with the proof in words.
+
+Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 29-33.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.errors import InputError
 from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.search.space import Ints
+from hetplan.formulations.astra.search.timing import Floats
+from hetplan.profiling.models import Model
+from hetplan.profiling.predict import check_global_batch
+
+JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
+MOST_TOKENS = 1e18
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained. tokens: of the whole training, for money. money_limit: dollars for
+    them, None: none."""
+
+    model: Model
+    global_batch: int
+    tokens: float = JOB_TOKENS
+    money_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        check_global_batch(self.global_batch)
+        if not 0 < self.tokens <= MOST_TOKENS:
+            expected = f"more than 0, at most {MOST_TOKENS:g}"
+            raise InputError("tokens of the job", got=self.tokens, expected=expected)
+        if self.money_limit is not None and not 0 <= self.money_limit < math.inf:
+            raise InputError("money limit", got=self.money_limit, expected="dollars, at least 0")
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.global_batch * self.model.tokens_per_sample
+
+    @property
+    def iterations(self) -> float:
+        """Optimizer steps of the whole job (not rounded: money is proportional)."""
+        return self.tokens / self.tokens_per_iteration
+
+
+@dataclass
+class Clock:
+    """Seconds per phase of a search."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
+
+    def lap(self, phase: str) -> None:
+        """Credit the time since the last lap to `phase`."""
+        now = time.perf_counter()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self.begun
+        self.begun = now
+
 
 Segment = tuple[str, int, int]
 Parts = tuple[float, float, float]
@@ -100,3 +160,58 @@ class Found:
             "left_out": list(self.left_out),
             "details": dict(self.details),
         }
+
+
+Money = Floats
+# Money is seconds x GPUs x price: amounts closer than this differ by the order of multiplication
+# alone.
+ROUNDING = 1e-12
+
+
+def tied(values: Floats) -> Ints:
+    """[n] the rank of each value, ascending; values that differ by rounding alone have one.
+
+    The last digits of a sum depend on the machine, and where its arrays lie on the memory: what is
+    sorted by these ranks comes in one order everywhere, ties by place.
+    """
+    order = np.argsort(values, kind="stable")
+    ascending = values[order]
+    with np.errstate(invalid="ignore"):  # inf - inf
+        steps = np.diff(ascending) > ROUNDING * np.abs(ascending[:-1])
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])[: len(values)]
+    return ranks
+
+
+def ranking(throughput: Floats, money: Money) -> Ints:
+    """Indices by throughput, largest first, then by money, least first (eq. 33); ties keep their
+    order (`tied`).
+
+    throughput, money: [n] finite; money NaN where no price is known (then the order is by
+    throughput alone).
+    """
+    return np.lexsort((tied(np.nan_to_num(money)), tied(-throughput)))
+
+
+def pareto(throughput: Floats, money: Money) -> Ints:
+    """Indices of the pool that nothing beats in both, sorted as `ranking`.
+
+    The paper's eq. 30 asks for strictly better in both; of equals in one the better in the other is
+    kept here, and of equals in both the first, so that the set is a curve without doubles.
+    """
+    order = ranking(throughput, money)
+    cheapest = np.minimum.accumulate(np.nan_to_num(money)[order])
+    before = np.concatenate([[np.inf], cheapest[:-1]])[: len(order)]
+    return np.asarray(order[np.nan_to_num(money)[order] < before * (1 - ROUNDING)], dtype=np.int64)
+
+
+def best_under(limit: float | None, throughput: Floats, money: Money) -> int | None:
+    """The fastest whose money is within `limit` (None: no limit); None when nothing is. NaN money
+    never is."""
+    allowed: NDArray[np.bool_] = (
+        np.ones(len(throughput), bool) if limit is None else money <= limit * (1 + ROUNDING)
+    )
+    if not allowed.any():
+        return None
+    order = ranking(throughput, money)
+    return int(order[allowed[order]][0])

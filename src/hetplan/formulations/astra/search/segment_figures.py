@@ -22,14 +22,18 @@ from hetplan.errors import DisagreementError
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.exact import solve
-from hetplan.formulations.astra.search.blocks import EMBEDDING, HEAD
-from hetplan.formulations.astra.search.efficiency import Floats, Stated
 from hetplan.formulations.astra.search.facts import ModelFacts
-from hetplan.formulations.astra.search.memory import in_flight, share_needed, stage_bytes
 from hetplan.formulations.astra.search.pool import Offer
-from hetplan.formulations.astra.search.pricing import Assumptions, Priced, after_pipeline
-from hetplan.formulations.astra.search.space import Space
-from hetplan.formulations.astra.search.table import Ints, Strategies
+from hetplan.formulations.astra.search.pricing import (
+    Assumptions,
+    Priced,
+    after_pipeline,
+    in_flight,
+    share_needed,
+    stage_bytes,
+)
+from hetplan.formulations.astra.search.space import Ints, Space, Strategies
+from hetplan.formulations.astra.search.timing import EMBEDDING, HEAD, Floats, Stated
 from hetplan.solvers.result import OPTIMAL_GAP
 from hetplan.solvers.run import Run
 

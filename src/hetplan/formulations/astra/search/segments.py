@@ -1,17 +1,27 @@
 """Mode 2: the Pareto set over strategies and their segments, proven (Astra, Section 3.4 and 3.6).
 
 Strategies are taken by their lower bound; one that the set so far beats in time and money is
-skipped, the others go through the compiled search of `segment_kernels`.
+skipped. Of the others every vector of stage counts is bounded, and solved where the bound is not
+beaten either.
+
+A kind of stage is a type of device, or the first or the last stage on a type (one of each, h with
+the embedding's or the head's seconds). For stage counts m and layers n per stage, with c, h
+seconds, r(n) exposed seconds of gradient reduction and optimizer, cap the layers that fit:
+    T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h) + max_s r(n_s),      money = T sum_i m_i rate_i.
+{n: r(n) <= phi} is an interval for every phi (falling, then rising: layers hide a reduction, then
+add to it), and g n <= r(n) for all n. For fixed m the rate is fixed, so that the least T is all
+that matters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
-from hetplan.formulations.astra.search.efficiency import Floats
-from hetplan.formulations.astra.search.pareto import ROUNDING, tied
+from hetplan.formulations.astra.search.result import ROUNDING, tied
 from hetplan.formulations.astra.search.segment_figures import (
     FIRST,
     LAST,
@@ -19,12 +29,9 @@ from hetplan.formulations.astra.search.segment_figures import (
     SegmentFigures,
     Shape,
 )
-from hetplan.formulations.astra.search.segment_kernels import dominated, explore
-from hetplan.formulations.astra.search.table import Ints, Strategies
+from hetplan.formulations.astra.search.space import Ints, Strategies
+from hetplan.formulations.astra.search.timing import Floats
 from hetplan.solvers.run import Run
-
-BUFFER = 512  # points that the compiled search hands over at a time
-PATIENCE = 512  # vectors of stage counts after which it looks at the clock again
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ def segment_front(
     for r in np.argsort(tied(bound), kind="stable"):
         if bound[r] == np.inf:
             break
-        if dominated(bound[r], cheapest[r], front.seconds, front.money):
+        if front.beats(float(bound[r]), float(cheapest[r])):
             continue
         if run.should_stop:
             finished = False
@@ -80,10 +87,9 @@ def segment_front(
             low = bounds[q, r]
             if low == np.inf:
                 break
-            if not dominated(low, least[q, r], front.seconds, front.money):
-                front, whole = _explore(
-                    figures, int(r), pairs[q], exposed, sizes, front, counts, run
-                )
+            if not front.beats(float(low), float(least[q, r])):
+                search = _Search.of(_Kinds.of(figures, int(r), pairs[q], exposed, sizes), *sizes)
+                front, whole = _explore(search, int(r), pairs[q], front, counts, run)
                 finished &= whole
         if not finished:
             break
@@ -132,7 +138,8 @@ def fastest(
                 none,
                 np.zeros((1, 4), np.int64),
             )
-            better, whole = _explore(figures, int(r), pairs[q], exposed, sizes, wall, counts, run)
+            search = _Search.of(_Kinds.of(figures, int(r), pairs[q], exposed, sizes), *sizes)
+            better, whole = _explore(search, int(r), pairs[q], wall, counts, run)
             finished &= whole
             mine = better.head() if better.strategy[0] >= 0 else mine
         if len(mine.seconds):
@@ -173,6 +180,16 @@ class _Points:
             np.zeros(0), np.zeros(0), np.zeros(0, np.int64), none, none, np.zeros((0, 4), np.int64)
         )
 
+    def limits(self, paid: Floats) -> Floats:
+        """From which T on a point that costs `paid` [V] money per second is beaten [V]."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            by_money = np.where(self.money <= 0, 0.0, self.money / paid[:, None])
+        return np.asarray(np.maximum(self.seconds, by_money).min(axis=1, initial=np.inf))
+
+    def beats(self, seconds: float, money: float) -> bool:
+        """Whether some point is as good in both."""
+        return bool(((self.seconds <= seconds) & (self.money <= money)).any())
+
     def merged(self, other: _Points) -> _Points:
         """What neither set's points dominate; of equals, up to rounding, the one that was there
         before."""
@@ -198,50 +215,167 @@ class _Points:
         return self.seconds, self.money, self.strategy, self.stages, self.layers, self.ends
 
 
+@dataclass(frozen=True)
+class _Search:
+    """One strategy with its first and last stage on two types, over all vectors of stage counts.
+
+    thetas [A], phis [B]: ascending values that the slowest stage and the slowest reduction may
+    take. by_theta [A, kinds]: the most layers whose stage keeps to theta; least, most [B, kinds]:
+    the layers whose reduction keeps to phi (none: least 1 > most 0).
+    """
+
+    kinds: _Kinds
+    P: int
+    N: int
+    K: int
+    thetas: Floats
+    phis: Floats
+    by_theta: Ints
+    least: Ints
+    most: Ints
+
+    @classmethod
+    def of(cls, kinds: _Kinds, P: int, N: int, K: int) -> _Search:
+        """With the values that a stage of each kind and size has."""
+        x = np.arange(1, N + 1)
+        used = (x <= kinds.cap[:, None]) & (kinds.room[:, None] > 0)
+        seconds = kinds.c[:, None] * x + kinds.h[:, None]
+        thetas, phis = np.unique(seconds[used]), np.unique(kinds.exposed[used])
+        by_theta = [
+            np.searchsorted(row[:cap], thetas, side="right")
+            for row, cap in zip(seconds, kinds.cap, strict=True)
+        ]
+        return cls(kinds, P, N, K, thetas, phis, np.array(by_theta).T, *_allowed(kinds, phis))
+
+    def quick_bounds(self, m: Ints) -> Floats:
+        """What T is at least for each vector [V], with all layers on the fastest kind for the work
+        and divisible ones for the slowest stage."""
+        c, h = self.kinds.c, self.kinds.h
+        bound = self.N * c[0] + m @ h
+        if c[0] > 0:
+            bound += (self.K - 1) * (self.N + m @ (h / c)) / (m @ (1 / c))
+        return np.asarray(bound * (1.0 - 1e-12))
+
+    def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """What T is at least for each vector [V], and its parts: divisible layers for the slowest
+        stage and the slowest reduction, and the least work."""
+        kinds, N = self.kinds, self.N
+        c, h, g = kinds.c, kinds.h, kinds.g
+        work, _ = least_work(kinds, m, np.ones_like(c, np.int64), kinds.cap, N)
+        theta = np.where(m > 0, c + h, 0.0).max(axis=1)
+        phi = np.where(m > 0, g, 0.0).max(axis=1)
+        if c[0] > 0:
+            theta = np.maximum(theta, (N + m @ (h / c)) / (m @ (1 / c)))
+        if (g > 0).all():
+            phi = np.maximum(phi, N / (m @ (1 / g)))
+        shrink = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds
+        bound = (work + (self.K - 1) * theta + phi) * shrink
+        return bound, theta * shrink, phi * shrink, work
+
+    def least_time(
+        self, m: Ints, start: tuple[float, float, float], limit: float
+    ) -> tuple[float, Ints]:
+        """Least T below `limit` for counts m (else +inf), and the layers per kind.
+
+        start: the least work, theta and phi that m allows. All pairs of a theta and a phi between
+        these and what the limit leaves room for are priced at once.
+        """
+        work, theta, phi = start
+        more = self.K - 1
+        first = max(0, int(np.searchsorted(self.thetas, theta, side="right")) - 1)
+        last = int(np.searchsorted(work + more * self.thetas + phi, limit))
+        left = max(0, int(np.searchsorted(self.phis, phi, side="right")) - 1)
+        right = int(np.searchsorted(work + more * theta + self.phis, limit))
+        if first >= last or left >= right:
+            return np.inf, m
+        thetas, phis = self.thetas[first:last, None], self.phis[None, left:right]
+        caps = np.minimum(self.by_theta[first:last, None], self.most[None, left:right])
+        total, n = least_work(self.kinds, m, self.least[None, left:right], caps, self.N)
+        total = total + more * thetas + phis
+        best = np.unravel_index(int(total.argmin()), total.shape)
+        return float(total[best]), n[best]
+
+
+def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
+    """Blocks [V, kinds] of all vectors 0 <= m <= room that add up to `total`: every value of all
+    kinds but the last three in turn, theirs as one block."""
+    free = np.flatnonzero(room)
+    if not len(free):
+        if total == 0:
+            yield np.zeros((1, len(room)), np.int64)
+        return
+    outer, inner, last = free[:-3], free[-3:-1], free[-1]
+    axes = np.meshgrid(*(np.arange(room[i] + 1) for i in inner), indexing="ij")
+    grid = np.stack(axes, axis=-1).reshape(-1, len(inner)) if axes else np.zeros((1, 0), np.int64)
+    for values in product(*(range(room[i] + 1) for i in outer)):
+        rest = total - sum(values) - grid.sum(axis=1)
+        fits = (rest >= 0) & (rest <= room[last])
+        block = np.zeros((int(fits.sum()), len(room)), np.int64)
+        block[:, outer], block[:, inner], block[:, last] = values, grid[fits], rest[fits]
+        if len(block):
+            yield block
+
+
+def least_work(kinds: _Kinds, m: Ints, low: Ints, cap: Ints, N: int) -> tuple[Floats, Ints]:
+    """Least sum of stage times [...] for counts m and low <= layers <= cap [..., kinds], +inf where
+    there are none; and the layers per kind. Kinds are sorted by ascending c: layers beyond `low` go
+    to the fastest first."""
+    m, low, cap = np.broadcast_arrays(m, low, cap)
+    n = m * low
+    extra = N - n.sum(axis=-1)
+    possible = ~((m > 0) & (cap < low)).any(axis=-1) & (extra >= 0)
+    work = np.zeros(extra.shape)
+    for i, (c, h) in enumerate(zip(kinds.c, kinds.h, strict=True)):
+        work += m[..., i] * (c * low[..., i] + h)
+    for i, c in enumerate(kinds.c):
+        more = np.clip(np.minimum(extra, m[..., i] * (cap[..., i] - low[..., i])), 0, None)
+        n[..., i] += more
+        extra = extra - more
+        work += more * c
+    return np.where(possible & (extra == 0), work, np.inf), n
+
+
 def _explore(
-    figures: SegmentFigures,
-    r: int,
-    pair: tuple[int, int],
-    exposed: Floats,
-    sizes: tuple[int, int, int],
-    front: _Points,
-    counts: Ints,
-    run: Run,
+    search: _Search, r: int, pair: tuple[int, int], front: _Points, counts: Ints, run: Run
 ) -> tuple[_Points, bool]:
-    """One strategy with its first and last stage on the types of `pair` through the compiled
-    search; returns the front with its points, and whether these are all (the run may stop it on the
-    way)."""
-    P, N, K = sizes
-    kinds = _Kinds.of(figures, r, pair, exposed, (P, N))
-    x = np.arange(1, N + 1)
-    used = (x <= kinds.cap[:, None]) & (kinds.room[:, None] > 0)
-    thetas = np.unique((kinds.c[:, None] * x + kinds.h[:, None])[used])
-    phis = np.unique(kinds.exposed[used])
-    least, most = _allowed(kinds.exposed, phis)
-    B, M = BUFFER, len(kinds.c)
-    m = kinds.need.copy()
-    seconds, stages, layers = np.empty(B), np.empty((B, M), np.int64), np.empty((B, M), np.int64)
-    scratch = np.empty((5, M), np.int64)
-    while m[0] >= 0 and not run.should_stop:
-        found = int(explore(
-            kinds.c, kinds.h, kinds.g, kinds.cap, kinds.need, kinds.room, kinds.rate, P, N, K, thetas, phis,
-            least, most, front.seconds, front.money, m, seconds, stages, layers, counts, PATIENCE, scratch,
-        ))  # fmt: skip
-        if found:
-            money = seconds[:found] * (stages[:found] @ kinds.rate)
-            points = kinds.points(stages[:found], layers[:found], pair, len(figures.c))
-            front = front.merged(_Points(seconds[:found].copy(), money, np.full(found, r), *points))
-    return front, bool(m[0] < 0)
+    """The front with the points of strategy r whose first and last stage are on the types of
+    `pair`, and whether these are all (the run may stop it on the way). counts [2]: vectors of stage
+    counts seen, solved."""
+    kinds, types = search.kinds, front.stages.shape[1]
+    for m in stage_counts(search.P - int(kinds.need.sum()), kinds.room - kinds.need):
+        m += kinds.need
+        counts[0] += len(m)
+        m = m[search.quick_bounds(m) < front.limits(m @ kinds.rate)]
+        bound, theta, phi, work = search.lower_bounds(m)
+        paid = m @ kinds.rate
+        hopeful = np.flatnonzero(bound < front.limits(paid))
+        for v in hopeful[np.argsort(bound[hopeful], kind="stable")]:
+            if run.should_stop:
+                return front, False
+            limit = float(front.limits(paid[v : v + 1])[0])
+            if bound[v] >= limit:
+                continue
+            counts[1] += 1
+            start = (float(work[v]), float(theta[v]), float(phi[v]))
+            seconds, n = search.least_time(m[v], start, limit)
+            if seconds < limit:
+                money = np.array([seconds * paid[v]])
+                stages = kinds.points(m[v : v + 1], n[None], pair, types)
+                point = _Points(np.array([seconds]), money, np.array([r]), *stages)
+                front = front.merged(point)
+        if run.should_stop:
+            return front, False
+    return front, True
 
 
-def _allowed(exposed: Floats, phis: Floats) -> tuple[Ints, Ints]:
-    """(least, most) [phis, M]: layers whose r(n) keeps to each phi; r falls, then rises. None:
+def _allowed(kinds: _Kinds, phis: Floats) -> tuple[Ints, Ints]:
+    """(least, most) [phis, kinds]: layers whose r(n) keeps to each phi; r falls, then rises. None:
     least 1 > most 0."""
-    fine = exposed[None, :, :] <= phis[:, None, None]
+    fine = kinds.exposed[None, :, :] <= phis[:, None, None]
     some = fine.any(axis=2)
     least = np.where(some, fine.argmax(axis=2) + 1, 1)
-    most = np.where(some, exposed.shape[1] - fine[:, :, ::-1].argmax(axis=2), 0)
-    return np.ascontiguousarray(least), np.ascontiguousarray(most)
+    most = np.where(some, kinds.exposed.shape[1] - fine[:, :, ::-1].argmax(axis=2), 0)
+    return least, most
 
 
 @dataclass(frozen=True)
@@ -267,11 +401,11 @@ class _Kinds:
         r: int,
         pair: tuple[int, int],
         exposed: Floats,
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
     ) -> _Kinds:
         """Types without room for a stage between are left out."""
         first, last = pair
-        P, N = sizes
+        P, N, _ = sizes
         widest = np.minimum(figures.cap[:, :, r], N - P + 1)
         spare = figures.most[:, r] - np.bincount(
             [i for i in pair if i >= 0], minlength=len(figures.c)
