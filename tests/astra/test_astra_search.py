@@ -180,20 +180,18 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
         assert time == pytest.approx(least[int(r)], rel=1e-9)
 
 
-def test_one_strategys_segments_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_strategys_segments_can_be_stopped() -> None:
     """The clock is looked at among the stage counts of one strategy; what was found is real, and
     nothing is proven."""
     pool = heterogeneous(64, (offer_of("A800", 48), offer_of("H100", 32)))
     job = Job(load_model("gpt2", precision="bf16"), 64)
     whole = search(job, pool)
-    monkeypatch.setattr("hetplan.formulations.astra.search.segments.PATIENCE", 1)
     patient = After(10**9)
     again = search(job, pool, run=Run(cancel=patient))
     assert again.proven and again.best == whole.best and again.pareto == whole.pareto
-    explored, seen = (int(str(again.details[name])) for name in ("explored", "stage_counts_seen"))
-    assert patient.looked > explored + seen > 2 * explored
+    assert patient.looked > 2 * int(str(again.details["explored"]))
     assert whole.best is not None
-    for looks in (1, explored + seen // 2, patient.looked - 1):
+    for looks in (1, patient.looked // 2, patient.looked - 1):
         stopped = search(job, pool, run=cancelled_after(looks))
         assert not stopped.proven
         for found in stopped.pareto:

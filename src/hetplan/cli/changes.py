@@ -27,7 +27,6 @@ from hetplan.cli.options import (
     ThreadsOption,
     TimeOption,
     make_options,
-    require,
     split_list,
 )
 from hetplan.cli.output import check_target, emit, note
@@ -287,7 +286,9 @@ def templates(
     check_target(output)
     run = Run(make_options(time_limit=time_limit, gap=gap))
     posed = sources.open_instance(instance)
-    require(posed.problem == "ditto", instance, f"problem {posed.problem}", "problem ditto")
+    if posed.problem != "ditto":
+        problem = f"problem {posed.problem}"
+        raise InputError("has no templates", where=instance, got=problem, expected="ditto")
     ready = watched(
         run,
         lambda: readiness(

@@ -15,7 +15,6 @@ from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError
 from hetplan.names import unknown_name
-from hetplan.solvers.general import solve_with
 from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Result, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -56,6 +55,8 @@ class Method:
         """The function behind the method, (data, run) -> Outcome; its solver gets imported here."""
         function: Callable[[Any, Run], Any] = load(self.target)
         if self.target.endswith(":formulate"):
+            from hetplan.solvers.general import solve_with
+
             return lambda data, run: solve_with(self.name, function, data, run)
         return function
 
