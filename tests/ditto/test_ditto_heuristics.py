@@ -13,12 +13,11 @@ import pytest
 from ditto.ditto_cases import data_of, middle_instance
 from ditto.ditto_oracle import solve as oracle
 from hetplan.formulations.ditto.data import DittoData
-from hetplan.formulations.ditto.division import Division, interval_classes
 from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.formulations.ditto.folding import fold, virtual_seconds
-from hetplan.formulations.ditto.merge import merged
-from hetplan.formulations.ditto.paper import virtual_stages
+from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
+from hetplan.formulations.ditto.oobleck import Division, interval_classes
+from hetplan.formulations.ditto.paper import merged, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -95,8 +94,7 @@ def test_the_division_equals_its_recursion(seed: int) -> None:
     problem = compile_problem(data)
     if problem.devices.sum() > 8:  # beyond plain recursion
         return
-    division = Division(problem)
-    assert division.fill(Run())
+    division = Division(problem, Run())
     expected, ranked = textbook(problem), division.ranked()
     assert (expected is None) == (not ranked)
     if ranked:
@@ -142,15 +140,15 @@ def test_a_division_that_is_stopped_says_so() -> None:
 def test_interval_classes_join_equal_layers_only() -> None:
     rng = random.Random(5)
     weight = np.array([[float(rng.randint(1, 2)) for _ in range(9)] for _ in range(2)])
-    interval, begins, ends = interval_classes(weight)
+    interval, members = interval_classes(weight)
     seen: dict[int, list[list[float]]] = {}
     for a in range(9):
         for b in range(a + 1, 10):
             content = weight[:, a:b].tolist()
             assert seen.setdefault(int(interval[a, b]), content) == content
-            c = interval[a, b]
-            assert weight[:, begins[c] : ends[c]].tolist() == content
-    assert len({str(content) for content in seen.values()}) == len(seen) == len(begins)
+            begin, end = members[interval[a, b]]
+            assert weight[:, begin:end].tolist() == content
+    assert len({str(content) for content in seen.values()}) == len(seen) == len(members)
 
 
 def test_folding_rounds_the_ratio_of_totals() -> None:
@@ -161,10 +159,9 @@ def test_folding_rounds_the_ratio_of_totals() -> None:
         kind("none", [99.0] * 4, 0, 2),
     )
     folding = fold(data)
-    assert folding is not None
     assert folding.weakest.name == "old"
     assert dict(folding.factors) == {"old": 1, "new": 4}  # 3.53 is rounded up
-    assert folding.nodes(data) == 2 * 1 + 1 * 4
+    assert folding.nodes == 2 * 1 + 1 * 4
 
 
 def test_folding_with_communication_follows_its_formula() -> None:
@@ -175,7 +172,6 @@ def test_folding_with_communication_follows_its_formula() -> None:
     assert virtual_seconds(weakest, 5) == pytest.approx(60 / 5 + 10 * 4 / 5 * 0.5)
     assert virtual_seconds(weakest, 3) == pytest.approx(60 / 3 + 10 * 0.5)
     folding = fold(data, communication=True)
-    assert folding is not None
     by_hand = min(range(1, 7), key=lambda d: abs(virtual_seconds(weakest, d) - 10.0))
     assert folding.factors["new"] == by_hand
 
@@ -193,10 +189,10 @@ def test_paper_and_merge_cut_between_virtual_stages() -> None:
     run, recovered, better = Run(Options(threads=1)), 0, 0
     for seed in range(80):
         data = middle_instance(seed)
-        folded = virtual_stages(data, run, communication=False)
-        if not isinstance(folded, tuple):
+        try:
+            ends = {last for _, last in virtual_stages(data, fold(data), run)}
+        except NoTemplate:
             continue
-        ends = {last for _, last in folded[1]}
         paper, merge = solve(FAMILY, data, "paper", run), solve(FAMILY, data, "merge", run)
         assert (paper.bound, merge.bound) == (None, None)
         for result in (paper, merge):

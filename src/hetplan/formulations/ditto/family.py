@@ -55,7 +55,10 @@ FAMILY = Family(
             "Ditto, §5.3.2",
         ),
         Method(
-            "merge", f"{_HERE}.merge:solve", False, "the paper's virtual stages, merged exactly"
+            "merge",
+            f"{_HERE}.paper:solve_by_merging",
+            False,
+            "the paper's virtual stages, merged exactly",
         ),
         Method(
             "greedy",

@@ -1,40 +1,94 @@
-"""Node folding: how many devices of the weakest type each device is worth (Ditto, Section 5.3)."""
+"""What Ditto's algorithms share: folding, the virtual cluster, and how a heuristic ends.
+
+A device is worth some number of devices of the weakest type (Section 5.3). The virtual cluster has
+only such devices; Oobleck's divide and conquer makes templates for it (Sections 4 and 6).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from hetplan.formulations.ditto.data import DeviceType, DittoData
+from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision
+from hetplan.formulations.ditto.problem import (
+    DittoProblem,
+    Stages,
+    compile_problem,
+    infeasible_because,
+)
+from hetplan.solvers.native import stopped
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run, Stopped
+
+
+class NoTemplate(Exception):
+    """Why an algorithm has no template."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """What an algorithm found."""
+
+    stages: Stages
+    message: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+    stop: Stop = Stop.DONE  # a limit, where more time might have found a better one
+
+
+def conclude(
+    data: DittoData, run: Run, algorithm: Callable[[DittoProblem], Template]
+) -> Outcome[DittoDecision]:
+    """Run an algorithm; no decision where its template breaks what Ditto and Oobleck ignore.
+
+    The algorithm raises `NoTemplate`, or `Stopped` where the run should stop.
+    """
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+
+    def outcome(message: str, stop: Stop = Stop.DONE) -> Outcome[DittoDecision]:
+        spent = time.perf_counter() - begun
+        return Outcome(stop=stop, message=message, solve_seconds=spent)
+
+    reason = infeasible_because(problem)
+    if reason is not None:
+        return outcome(reason)
+    try:
+        found = algorithm(problem)
+    except NoTemplate as why:
+        return outcome(str(why))
+    except Stopped:
+        return outcome("out of time", stopped(run))
+    if len(found.stages) > problem.micro_batches:
+        count = f"{len(found.stages)} stages for {problem.micro_batches} micro-batches"
+        return outcome(f"the template found has {count}")
+    if not problem.fits(found.stages):
+        return outcome("the template found does not fit in memory, which the algorithm ignores")
+    decision = problem.decision(found.stages)
+    return replace(outcome(found.message, found.stop), decision=decision, details=found.details)
 
 
 @dataclass(frozen=True)
 class Folding:
-    """weakest: the type with the largest total. factors: d_i of each type that has nodes, by
-    name."""
+    """How many devices of the weakest type each device is worth."""
 
-    weakest: DeviceType
-    factors: Mapping[str, int]
-    devices_per_node: int
+    weakest: DeviceType  # the type with the largest total
+    factors: Mapping[str, int]  # d_i of each type that has nodes, by name
+    nodes: int  # n = sum_i n_i d_i: of the virtual cluster, of M weakest devices each (eq. 5)
 
-    def nodes(self, data: DittoData) -> int:
-        """n = sum_i n_i d_i: nodes of the virtual cluster of M weakest devices each (eq. 5)."""
-        return sum(kind.nodes * self.factors[kind.name] for kind in data.device_types if kind.nodes)
-
-
-def total_seconds(kind: DeviceType) -> float:
-    """sum_l c_i(l): the whole model's forward and backward on one device."""
-    return math.fsum(kind.forward_seconds) + math.fsum(kind.backward_seconds)
+    @property
+    def devices(self) -> int:
+        """Of the virtual cluster."""
+        return self.nodes * self.weakest.devices_per_node
 
 
-def fold(data: DittoData, *, communication: bool = False) -> Folding | None:
-    """The folding factors; None where a type costs nothing at all and the others do (no ratio
-    exists).
+def fold(data: DittoData, *, communication: bool = False) -> Folding:
+    """The folding factors.
 
     Without communication d_i = round(weakest total / total) (Section 5.3.1); with it, the d from 1
     to that number whose p(d) comes closest to the type's total (Section 5.3.2). Halves are rounded
-    up.
+    up. Raises NoTemplate where a type costs nothing at all and others do: there is no ratio.
     """
     present = [kind for kind in data.device_types if kind.nodes]
     weakest = max(present, key=total_seconds)
@@ -43,15 +97,18 @@ def fold(data: DittoData, *, communication: bool = False) -> Folding | None:
     for kind in present:
         total = total_seconds(kind)
         if total <= 0 < most or (total > 0 and most / total > 1e9):
-            return None
+            raise NoTemplate("no folding: a device type computes the model in no time")
         factor = math.floor(most / total + 0.5) if total > 0 else 1
         if communication:
-            factor = min(
-                range(1, factor + 1),
-                key=lambda d: abs(virtual_seconds(weakest, d) - total_seconds(kind)),
-            )
+            far = [abs(virtual_seconds(weakest, d) - total) for d in range(1, factor + 1)]
+            factor = 1 + far.index(min(far))
         factors[kind.name] = factor
-    return Folding(weakest, factors, data.devices_per_node)
+    return Folding(weakest, factors, sum(kind.nodes * factors[kind.name] for kind in present))
+
+
+def total_seconds(kind: DeviceType) -> float:
+    """sum_l c_i(l): the whole model's forward and backward on one device."""
+    return math.fsum(kind.forward_seconds) + math.fsum(kind.backward_seconds)
 
 
 def virtual_seconds(weakest: DeviceType, d: int) -> float:
@@ -76,3 +133,23 @@ def mean_allreduce(kind: DeviceType, devices: int) -> float:
         return 0.0
     row = kind.allreduce_seconds[str(1 << (devices - 1).bit_length())]
     return math.fsum(row) / len(row)
+
+
+def virtual_cluster(data: DittoData, folding: Folding) -> DittoData:
+    """n nodes of M weakest devices; memory is left out, as Ditto and Oobleck do."""
+    kind = folding.weakest.model_copy(update={"nodes": folding.nodes})
+    return DittoData(micro_batches=data.micro_batches, device_types=[kind])
+
+
+def single_devices(data: DittoData, folding: Folding) -> DittoData:
+    """The same devices without nodes, so that every stage has just one."""
+    weakest = folding.weakest
+    kind = DeviceType(
+        name=weakest.name,
+        nodes=folding.devices,
+        devices_per_node=1,
+        forward_seconds=weakest.forward_seconds,
+        backward_seconds=weakest.backward_seconds,
+    )
+    # Oobleck would refuse more stages than micro-batches; the virtual stages are merged afterwards.
+    return DittoData(micro_batches=max(data.micro_batches, kind.nodes), device_types=[kind])

@@ -13,62 +13,54 @@ of its stages had to join.
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 
 import numpy as np
 
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
-from hetplan.formulations.ditto.folding import Folding, fold
-from hetplan.formulations.ditto.heuristic import concluded, nothing
+from hetplan.formulations.ditto.folding import (
+    Folding,
+    NoTemplate,
+    Template,
+    conclude,
+    fold,
+    virtual_cluster,
+)
+from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.problem import (
     DittoProblem,
     Stages,
     compile_problem,
-    infeasible_because,
     total_seconds,
 )
-from hetplan.formulations.ditto.virtual import virtual_templates
-from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
 
 
 def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """The recovered template of the best virtual template that can be recovered."""
-    begun = time.perf_counter()
-    problem = compile_problem(data)
-    reason = infeasible_because(problem)
-    if reason is not None:
-        return nothing(reason, begun)
+    return conclude(data, run, lambda problem: recovered(data, problem, run))
+
+
+def recovered(data: DittoData, problem: DittoProblem, run: Run) -> Template:
+    """Every template of the virtual cluster given to real devices, and the best of these."""
     folding = fold(data)
-    if folding is None:
-        return nothing("no folding: a device type computes the model in no time", begun)
-    virtual = virtual_templates(data, folding, run)
-    if virtual is None:
-        return nothing("out of time", begun, Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
-    division, ranked = virtual
-    if not ranked:
-        return nothing(
-            "the virtual cluster has no template: too few layers or micro-batches", begun
-        )
-    best: tuple[float, Stages, int, int] | None = None
-    for _, count in ranked:
-        virtual_stages = division.template(count)
-        devices = [int(division.problem.option_devices[r]) for _, _, r in virtual_stages]
-        times = [float(division.problem.time[r, a, b]) for a, b, r in virtual_stages]
-        assigned = assign(problem, folding, [(a, b) for a, b, _ in virtual_stages], devices, times)
+    virtual = compile_problem(virtual_cluster(data, folding))
+    division = Division(virtual, run)
+    found = []
+    for _, count in division.ranked():
+        template = division.template(count)
+        devices = [int(virtual.option_devices[r]) for _, _, r in template]
+        times = [float(virtual.time[r, a, b]) for a, b, r in template]
+        assigned = assign(problem, folding, [(a, b) for a, b, _ in template], devices, times)
         stages = join_left_over(problem, assigned, times)
-        cost = problem.price(stages)
-        if best is None or cost < best[0]:
-            best = cost, stages, count, sum(r < 0 for _, _, r in assigned)
-    assert best is not None
-    _, stages, count, joined = best
-    message = (
-        f"{joined} of {count} virtual stages got no devices and joined a neighbour"
-        if joined
-        else ""
-    )
-    return concluded(problem, stages, begun, message, virtual_stages=count, joined=joined)
+        joined = sum(r < 0 for _, _, r in assigned)
+        message = f"{joined} of {count} virtual stages got no devices and joined a neighbour"
+        details = {"virtual_stages": count, "joined": joined}
+        found.append(Template(stages, message if joined else "", details))
+    if not found:
+        raise NoTemplate("the virtual cluster has no template: too few layers or micro-batches")
+    return min(found, key=lambda template: problem.price(template.stages))
 
 
 def assign(

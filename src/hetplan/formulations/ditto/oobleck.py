@@ -1,36 +1,170 @@
-"""Method `oobleck`: the exhaustive baseline of Ditto, Oobleck's divide and conquer over device
-vectors.
+"""Method `oobleck`: divide and conquer over layers, stages and device vectors.
 
-Source: Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2. All devices are used, as
-printed.
+T(S, u, v, x): layers [u, v) in S stages on exactly the devices x is split into T(s, u, k, x') and
+T(S - s, k, v, x - x') over all s, k and x'; of each state only the template of least T1 + T2 + T3
+is kept. T does not decompose (T2 and T3 depend on where the slowest stage of the whole lies), so
+this is not optimal in general. All devices are used, as printed. Of equally slow stages the first
+counts, as in the objective. Intervals of the same layers give the same answers: a state belongs to
+a class of intervals, which changes nothing but the time.
+Source: Ditto, Section 3, eq. 1-3, its exhaustive baseline; Oobleck (SOSP 2023), Section 4.1.2.
 """
 
 from __future__ import annotations
 
-import time
+import math
+from itertools import product
 
+import numpy as np
+
+from hetplan.compiled import kernel
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
-from hetplan.formulations.ditto.division import Division
-from hetplan.formulations.ditto.heuristic import concluded, nothing
-from hetplan.formulations.ditto.problem import compile_problem, infeasible_because
-from hetplan.solvers.result import Outcome, Stop
+from hetplan.formulations.ditto.folding import NoTemplate, Template, conclude
+from hetplan.formulations.ditto.problem import TIE_SECONDS, DittoProblem, Floats, Ints, Stages
+from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
+
+MOST_BYTES = 3 * 2**29
+BYTES_PER_STATE = 5 * 8 + 4 * 8
+# Columns of a state's record: T, T1, seconds of its slowest stage, T3; and in whole numbers the
+# place of the slowest stage, then the left part: its vector, stages and layers.
+TOTAL, FIRST, SLOWEST, LAST = range(4)
+PLACE, VECTOR, STAGES, LAYERS = range(4)
+
+
+@kernel
+def divide(
+    x: int, parts: Ints, fewest: Ints, most: Ints, members: Ints, interval: Ints,
+    micro_batches: int, seconds: Floats, left_part: Ints,
+) -> None:  # fmt: skip
+    """Fill the states of vector x from those of smaller ones; single stages are entered already.
+
+    parts: the vectors y with 0 < y < x. fewest, most [X]: numbers of stages that use up a vector.
+    members [C, 2]: an interval of each class; interval [L + 1, L + 1] classes. seconds, left_part
+    [X, S + 1, C, 4]: the records.
+    """
+    for y in parts:
+        z = x - y
+        for stages in range(max(2, fewest[x]), min(most[x], seconds.shape[1] - 1) + 1):
+            for s in range(max(fewest[y], stages - most[z]), min(most[y], stages - fewest[z]) + 1):
+                r = stages - s
+                for c in range(len(members)):
+                    begin, end = members[c, 0], members[c, 1]
+                    for cut in range(begin + s, end - r + 1):
+                        a, b = interval[begin, cut], interval[cut, end]
+                        left, right = seconds[y, s, a, SLOWEST], seconds[z, r, b, SLOWEST]
+                        if left >= right - TIE_SECONDS * max(1.0, right):
+                            place, slowest = left_part[y, s, a, PLACE], left
+                            last = seconds[y, s, a, LAST] + seconds[z, r, b, FIRST]
+                        else:
+                            place, slowest = s + left_part[z, r, b, PLACE], right
+                            last = seconds[z, r, b, LAST]
+                        work = seconds[y, s, a, FIRST] + seconds[z, r, b, FIRST]
+                        total = work + (micro_batches - stages + place - 1) * slowest + last
+                        if total < seconds[x, stages, c, TOTAL]:
+                            seconds[x, stages, c, TOTAL] = total
+                            seconds[x, stages, c, FIRST] = work
+                            seconds[x, stages, c, SLOWEST] = slowest
+                            seconds[x, stages, c, LAST] = last
+                            left_part[x, stages, c, PLACE] = place
+                            left_part[x, stages, c, VECTOR] = y
+                            left_part[x, stages, c, STAGES] = s
+                            left_part[x, stages, c, LAYERS] = cut - begin
 
 
 def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """The template of least T among the states (S, all layers, all devices)."""
-    begun = time.perf_counter()
-    problem = compile_problem(data)
-    reason = infeasible_because(problem)
-    if reason is not None:
-        return nothing(reason, begun)
-    division = Division(problem)
-    if not division.fill(run):
-        stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
-        return nothing("the table of states was not finished", begun, stop)
+    return conclude(data, run, lambda problem: cheapest(problem, run))
+
+
+def cheapest(problem: DittoProblem, run: Run) -> Template:
+    """The best template that the table holds."""
+    division = Division(problem, run)
     ranked = division.ranked()
     if not ranked:
-        return nothing("no template uses all devices: too few layers or micro-batches", begun)
-    return concluded(
-        problem, division.template(ranked[0][1]), begun, states=int(division.total.size)
-    )
+        raise NoTemplate("no template uses all devices: too few layers or micro-batches")
+    return Template(division.template(ranked[0][1]), details={"states": division.states})
+
+
+class Division:
+    """The table of all states of a problem's cluster.
+
+    Raises UnsupportedError where it would be too large, `Stopped` where the run should stop.
+    """
+
+    def __init__(self, problem: DittoProblem, run: Run) -> None:
+        self.problem = p = problem
+        sizes = [int(d) + 1 for d in p.devices]
+        self.interval, self.members = interval_classes(p.weight)
+        self.most_stages = min(p.layers, int(p.devices.sum()))
+        shape = (math.prod(sizes), self.most_stages + 1, len(self.members), 4)
+        self.states = math.prod(shape[:3])
+        if self.states * BYTES_PER_STATE > MOST_BYTES:
+            raise UnsupportedError(
+                f"Oobleck's divide and conquer has {self.states} states here",
+                expected=f"at most {MOST_BYTES // BYTES_PER_STATE} (method exact needs no table)",
+            )
+        self.coords = np.indices(sizes).reshape(len(sizes), -1).T
+        self.strides = np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
+        self.seconds = np.full(shape, np.inf)
+        self.left_part = np.zeros(shape, dtype=np.int64)
+        self._enter_single_stages()
+        fewest = (-(-self.coords // int(p.option_devices.max()))).sum(axis=1)
+        most = self.coords.sum(axis=1)
+        for x in range(1, len(self.coords)):
+            run.check()
+            below = np.array(list(product(*(range(int(d) + 1) for d in self.coords[x]))))
+            divide(
+                x, (below @ self.strides)[1:-1], fewest, most, self.members, self.interval,
+                p.micro_batches, self.seconds, self.left_part,
+            )  # fmt: skip
+
+    def _enter_single_stages(self) -> None:
+        p, (begins, ends) = self.problem, self.members.T
+        for r, (kind, size) in enumerate(zip(p.option_kind, p.option_devices, strict=True)):
+            if size <= p.devices[kind]:
+                here = self.seconds[size * self.strides[kind], 1]
+                here[:] = p.time[r, begins, ends][:, None]
+                here[:, TOTAL] *= p.micro_batches  # T2 of one stage alone is (N_b - 2) t
+
+    def ranked(self) -> list[tuple[float, int]]:
+        """(T, S) of the templates that use all devices, best first; S > N_b is left out."""
+        row = self.seconds[-1, :, self.interval[0, self.problem.layers], TOTAL]
+        allowed = range(1, min(self.most_stages, self.problem.micro_batches) + 1)
+        return sorted((float(row[s]), s) for s in allowed if np.isfinite(row[s]))
+
+    def template(self, stages: int) -> Stages:
+        """The stages of the state (all devices, `stages`, all layers)."""
+        return self._expanded(len(self.coords) - 1, stages, 0, self.problem.layers)
+
+    def _expanded(self, x: int, stages: int, first: int, last: int) -> Stages:
+        p = self.problem
+        if stages == 1:
+            kind = int(np.flatnonzero(self.coords[x])[0])
+            fits = (p.option_kind == kind) & (p.option_devices == self.coords[x, kind])
+            return [(first, last, int(np.flatnonzero(fits)[0]))]
+        split = self.left_part[x, stages, self.interval[first, last]]
+        y, s, cut = int(split[VECTOR]), int(split[STAGES]), first + int(split[LAYERS])
+        return self._expanded(y, s, first, cut) + self._expanded(x - y, stages - s, cut, last)
+
+
+def interval_classes(weight: Floats) -> tuple[Ints, Ints]:
+    """Intervals with the same layers in the same order share a class.
+
+    weight [R, L]. Returns classes [L + 1, L + 1] (-1 unless a < b), and a member of each [C, 2].
+    """
+    layers = weight.shape[1]
+    _, alike = np.unique(weight, axis=1, return_inverse=True)
+    kinds = alike.ravel().tolist()
+    interval = np.full((layers + 1, layers + 1), -1, dtype=np.int64)
+    known: dict[tuple[int, int], int] = {}  # (class without the last layer, last layer) -> class
+    members = []
+    for a in range(layers):
+        at = -1
+        for b in range(a + 1, layers + 1):
+            key = (at, kinds[b - 1])
+            if key not in known:
+                known[key] = len(known)
+                members.append((a, b))
+            at = interval[a, b] = known[key]
+    return interval, np.array(members, dtype=np.int64)

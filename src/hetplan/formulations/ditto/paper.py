@@ -1,111 +1,168 @@
-"""Methods `paper` and `paper-communication`: Ditto itself (Sections 5.3, 6.2 and Algorithm 2).
+"""Methods `paper`, `paper-communication` and `merge`: Ditto itself, and its stages merged exactly.
 
-Fold the cluster, let Oobleck make the uniform virtual template of n M stages with one weakest
-device each, and recover real stages by dynamic programming: a choice (i, x, x d_i) lets x devices
-of type i take x d_i consecutive virtual stages; dp[j] keeps one best template of the first j
-virtual stages, its cost and the devices it uses.
-One entry per j forgets templates that use other devices, so the programme can miss the best merge
-(method `merge` finds it). The text also speaks of merging "up to" x d_i stages; the choices it
-lists are these, and with fewer stages per device the first stages use up devices that the last ones
-lack: on the paper's clusters the programme then recovers nothing.
+Ditto (Sections 5.3, 6.2 and Algorithm 2) folds the cluster, lets Oobleck make the uniform virtual
+template of n M stages with one weakest device each, and recovers real stages by dynamic
+programming: a choice (i, x, x d_i) lets x devices of type i take x d_i consecutive virtual stages;
+dp[j] keeps one best template of the first j virtual stages, its cost and the devices it uses. One
+entry per j forgets templates that use other devices, so the programme can miss the best merge. The
+text also speaks of merging "up to" x d_i stages; the choices it lists are these, and with fewer
+stages per device the first stages use up devices that the last ones lack: on the paper's clusters
+the programme then recovers nothing.
+
+`merge` takes the virtual stages as atoms and lets the exact search choose which consecutive ones
+each real group takes. What separates it from the optimum is lost by folding and template, what
+separates `paper` from it by the recovery programme. Memory counts.
 """
 
 from __future__ import annotations
 
-import time
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.ditto.data import DittoData, DittoDecision
-from hetplan.formulations.ditto.folding import Folding, fold
-from hetplan.formulations.ditto.heuristic import concluded, nothing
+from hetplan.formulations.ditto import exact
+from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision, Memory
+from hetplan.formulations.ditto.folding import (
+    Folding,
+    NoTemplate,
+    Template,
+    conclude,
+    fold,
+    single_devices,
+)
+from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.problem import (
     DittoProblem,
+    Ints,
     Stages,
     compile_problem,
-    infeasible_because,
     total_seconds,
 )
-from hetplan.formulations.ditto.virtual import uniform_template
 from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 Atoms = list[tuple[int, int]]
 
 
 def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """Ditto, folding without communication (as in its evaluation)."""
-    return _solve(data, run, communication=False)
+    return conclude(data, run, lambda problem: ditto(data, problem, run, communication=False))
 
 
 def solve_with_communication(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """Ditto, folding with the in-node communication of Section 5.3.2."""
-    return _solve(data, run, communication=True)
+    return conclude(data, run, lambda problem: ditto(data, problem, run, communication=True))
 
 
-def _solve(data: DittoData, run: Run, *, communication: bool) -> Outcome[DittoDecision]:
-    begun = time.perf_counter()
-    problem = compile_problem(data)
-    reason = infeasible_because(problem)
-    if reason is not None:
-        return nothing(reason, begun)
-    folded = virtual_stages(data, run, communication=communication)
-    if isinstance(folded, str):
-        return nothing(folded, begun)
-    if folded is None:
-        return nothing("out of time", begun, Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
-    folding, atoms = folded
-    found = recover(problem, folding, atoms)
-    if found is None:
-        return nothing("Algorithm 2 recovers no template within the devices", begun)
-    return concluded(
-        problem, found, begun, virtual_stages=len(atoms), factors=dict(folding.factors)
-    )
+def solve_by_merging(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """The best template that cuts only between virtual stages; proves nothing about others."""
+    return conclude(data, run, lambda problem: merge(data, problem, run))
 
 
-def virtual_stages(
-    data: DittoData, run: Run, *, communication: bool
-) -> tuple[Folding, Atoms] | str | None:
-    """Folding and uniform virtual template; the reason why there is none; None when time ran
-    out."""
+def ditto(data: DittoData, problem: DittoProblem, run: Run, *, communication: bool) -> Template:
+    """Fold, divide the virtual cluster, recover."""
     folding = fold(data, communication=communication)
-    if folding is None:
-        return "no folding: a device type computes the model in no time"
-    needed = folding.nodes(data) * folding.devices_per_node
+    atoms = virtual_stages(data, folding, run)
+    stages = recover(problem, folding, atoms)
+    details = {"virtual_stages": len(atoms), "factors": dict(folding.factors)}
+    return Template(stages, details=details)
+
+
+def virtual_stages(data: DittoData, folding: Folding, run: Run) -> Atoms:
+    """The uniform virtual template of n M stages on one weakest device each, as layer ranges.
+
+    Raises NoTemplate where there are fewer layers than that (Section 6.3).
+    """
+    needed = folding.devices
     if data.layers < needed:
-        return f"Ditto needs as many layers as virtual devices: {data.layers} layers, {needed} virtual devices"
-    atoms = uniform_template(data, folding, run)
-    return None if atoms is None else (folding, atoms)
+        count = f"{data.layers} layers, {needed} virtual devices"
+        raise NoTemplate(f"Ditto needs as many layers as virtual devices: {count}")
+    division = Division(compile_problem(single_devices(data, folding)), run)
+    return [(a, b) for a, b, _ in division.template(needed)]
 
 
-def recover(problem: DittoProblem, folding: Folding, atoms: Atoms) -> Stages | None:
-    """Algorithm 2: dp[j] = (cost, devices used per kind, template) of the first j virtual
-    stages."""
-    choices = [
-        (r, int(problem.option_devices[r]) * factor(problem, folding, r))
-        for r in range(problem.options)
-    ]
+@dataclass(frozen=True)
+class Recovered:
+    """dp[j]: the one template kept of the first j virtual stages."""
+
+    cost: float
+    used: Ints  # [K] devices
+    stages: Stages
+    times: list[float]  # of the stages
+
+
+def recover(problem: DittoProblem, folding: Folding, atoms: Atoms) -> Stages:
+    """Algorithm 2; raises NoTemplate where it ends without one."""
+    names = [problem.kinds[kind].names[0] for kind in problem.option_kind]
+    widths = [x * folding.factors[n] for x, n in zip(problem.option_devices, names, strict=True)]
     none = np.zeros(len(problem.kinds), dtype=np.int64)
-    table: list[tuple[float, np.ndarray, Stages, list[float]] | None] = [(0.0, none, [], [])]
+    table: list[Recovered | None] = [Recovered(0.0, none, [], [])]
     for j in range(1, len(atoms) + 1):
-        best: tuple[float, np.ndarray, Stages, list[float]] | None = None
-        for r, y in choices:
-            before = table[j - y] if y <= j else None
+        best: Recovered | None = None
+        for r, width in enumerate(widths):
+            before = table[j - width] if width <= j else None
             if before is None:
                 continue
-            used = before[1].copy()
+            used = before.used.copy()
             used[problem.option_kind[r]] += problem.option_devices[r]
             if (used > problem.devices).any():
                 continue
-            first, last = atoms[j - y][0], atoms[j - 1][1]
-            times = [*before[3], float(problem.time[r, first, last])]
+            first, last = atoms[j - width][0], atoms[j - 1][1]
+            times = [*before.times, float(problem.time[r, first, last])]
             cost = total_seconds(problem.micro_batches, times)
-            if best is None or cost < best[0]:
-                best = cost, used, [*before[2], (first, last, r)], times
+            if best is None or cost < best.cost:
+                best = Recovered(cost, used, [*before.stages, (first, last, r)], times)
         table.append(best)
-    return None if table[-1] is None else table[-1][2]
+    if table[-1] is None:
+        raise NoTemplate("Algorithm 2 recovers no template within the devices")
+    return table[-1].stages
 
 
-def factor(problem: DittoProblem, folding: Folding, r: int) -> int:
-    """d_i of an option's kind."""
-    return folding.factors[problem.kinds[problem.option_kind[r]].names[0]]
+def merge(data: DittoData, problem: DittoProblem, run: Run) -> Template:
+    """The exact search over the instance whose layers are the virtual stages."""
+    atoms = virtual_stages(data, fold(data), run)
+    found = exact.solve(merged(data, atoms), run)
+    if found.decision is None and found.stop is not Stop.INFEASIBLE:
+        raise Stopped
+    if found.decision is None:
+        raise NoTemplate("no merge of virtual stages is feasible")
+    options = {
+        (name, int(problem.option_devices[r])): r
+        for r, kind in enumerate(problem.option_kind)
+        for name in problem.kinds[kind].names
+    }
+    stages = [
+        (atoms[stage.first][0], atoms[stage.last - 1][1], options[stage.type, stage.devices])
+        for stage in found.decision.stages
+    ]
+    details = {**found.details, "virtual_stages": len(atoms), "best_merge": found.bound}
+    stop = Stop.DONE if found.stop is Stop.OPTIMAL else found.stop
+    return Template(stages, details=details, stop=stop)
+
+
+def merged(data: DittoData, atoms: Atoms) -> DittoData:
+    """The instance whose layers are the atoms: all per-layer rows summed over each."""
+
+    def summed(row: list[float]) -> list[float]:
+        return [math.fsum(row[a:b]) for a, b in atoms]
+
+    kinds = [
+        DeviceType(
+            name=kind.name,
+            nodes=kind.nodes,
+            devices_per_node=kind.devices_per_node,
+            forward_seconds=summed(kind.forward_seconds),
+            backward_seconds=summed(kind.backward_seconds),
+            allreduce_seconds={x: summed(row) for x, row in kind.allreduce_seconds.items()},
+        )
+        for kind in data.device_types
+    ]
+    memory = data.memory
+    if memory is not None:
+        memory = Memory(
+            device_bytes=memory.device_bytes,
+            layer_state_bytes=summed(memory.layer_state_bytes),
+            layer_activation_bytes=summed(memory.layer_activation_bytes),
+        )
+    return DittoData(micro_batches=data.micro_batches, device_types=kinds, memory=memory)
