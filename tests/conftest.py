@@ -19,9 +19,7 @@ FIRST = (
     "test_readme.py",
     "runtime/test_run_faults.py",
     "runtime/test_rehearsal.py",
-    "runtime/test_rehearsed_workloads.py",
     "cli/test_cli_batch_curve.py",
-    "runtime/test_half_precision.py",
     "runtime/test_spmd_parity.py",
     "test_tutorials.py",
 )

@@ -19,7 +19,6 @@ from hetplan.profiling.times import (
     Efficiency,
     all_reduce_seconds,
     layer_time,
-    tensor_reduce_seconds,
     transfer_seconds,
 )
 from hetplan.profiling.zoo import gpt2, text_model
@@ -115,7 +114,7 @@ def test_published_layer_time_of_a_22b_model() -> None:
     )
     layer = model.layers[1]
     t = layer_time(layer, device("A100-SXM4-80GB"), "fp16", micro_batch=4, tensor=8)
-    reduce = tensor_reduce_seconds(layer, "fp16", 4, 8, bandwidth=250e9, latency=6e-6)
+    reduce = sum(all_reduce_seconds(4 * r.size("fp16"), 8, 250e9, 6e-6) for r in layer.reduces)
     assert t.forward + reduce / 2 == pytest.approx(7.7e-3, rel=0.1)
     assert t.forward + t.backward + reduce == pytest.approx(19.6e-3, rel=0.1)
 
@@ -144,13 +143,6 @@ def test_all_reduce_closed_cases() -> None:
     assert all_reduce_seconds(8e9, 4, 1e9) == pytest.approx(2 * 3 / 4 * 8)  # AMP, equation 3
     assert all_reduce_seconds(0, 4, 1e9, 1e-5) == pytest.approx(6e-5)
     assert transfer_seconds(5e9, 1e9, 1e-5) == pytest.approx(5 + 1e-5)
-
-
-def test_tensor_all_reduces_of_a_block() -> None:
-    layer = load_model("gpt2").layers[1]
-    total = tensor_reduce_seconds(layer, "fp16", 2, 4, 1e9)
-    assert total == pytest.approx(1.5 * layer.tensor_bytes("fp16") * 2 / 1e9)
-    assert tensor_reduce_seconds(layer, "fp16", 2, 1, 1e9, 1.0) == 0
 
 
 @pytest.mark.parametrize(

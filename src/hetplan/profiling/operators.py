@@ -250,14 +250,6 @@ class Layer:
         """FLOPs of the matrix products, backward."""
         return sum(flops_of(op)[1] for op in self.operators)
 
-    def traffic_bytes(self, precision: Precision) -> float:
-        """Bytes read and written, forward and backward, one sample."""
-        elements = 0.0
-        for op in self.operators:
-            back = op.moved() * op.backward_products if isinstance(op, Matmul) else op.moved_back()
-            elements += op.moved() + back
-        return elements * ELEMENT_BYTES[precision]
-
     def param_bytes(self, precision: Precision) -> float:
         """Bytes of the owned parameters."""
         return float(self.params * ELEMENT_BYTES[precision])

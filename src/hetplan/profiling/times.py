@@ -197,19 +197,6 @@ def transfer_seconds(size: float, bandwidth: float, latency: float = 0.0) -> flo
     return size / bandwidth + latency
 
 
-def tensor_reduce_seconds(
-    layer: Layer,
-    precision: Precision,
-    micro_batch: int,
-    tensor: int,
-    bandwidth: float,
-    latency: float = 0.0,
-) -> float:
-    """Seconds of a layer's tensor-parallel all-reduces, forward and backward, one micro-batch."""
-    sizes = [reduce.size(precision) * micro_batch for reduce in layer.reduces]
-    return sum(all_reduce_seconds(size, tensor, bandwidth, latency) for size in sizes)
-
-
 def _check(size: float, bandwidth: float, latency: float) -> None:
     """Refuse sizes, bandwidths and latencies that are no such thing (NaN included)."""
     if not size >= 0:

@@ -22,9 +22,9 @@ from hetplan.compiled import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 NO_PORT = -1
+FIRST, LAST, BUSY = 0, 1, 2  # what the event loop knows of a port
 COLUMNS = ("seconds", "delay", "kind", "unit", "chunk", "micro_batch", "takes", "gives")
 WHOLE = ("kind", "unit", "chunk", "micro_batch")
 
@@ -167,13 +167,15 @@ class TaskList:
 def run(tasks: Tasks) -> tuple[Floats, Floats]:
     """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a
     circle."""
-    count, ports = len(tasks), tasks.ports
-    start, end = np.full(count, np.nan), np.full(count, np.nan)
+    count = len(tasks)
+    times, ports = np.full((2, count), np.nan), np.full((3, tasks.ports), -1, np.int64)
+    ports[BUSY] = 0
     finished = _run(
         tasks.seconds, tasks.delay, tasks.port_begin, tasks.port, tasks.begin, tasks.after,
-        tasks.waits.copy(), start, end, np.zeros(2 * count), np.empty(2 * count, np.int64),
-        np.zeros(ports, np.bool_), np.full((2, ports), -1, np.int64), np.full(count, -1, np.int64),
+        tasks.waits.copy(), times, np.zeros(2 * count), np.empty(2 * count, np.int64), ports,
+        np.full(count, -1, np.int64),
     )  # fmt: skip
+    start, end = times
     if finished < count:
         stuck = int(np.flatnonzero(np.isnan(start))[0])
         raise ValueError(
@@ -222,23 +224,22 @@ def _run(
     seconds: Floats,
     delay: Floats,
     port_begin: Ints,
-    ports: Ints,
+    held: Ints,
     begin: Ints,
     after: Ints,
     waits: Ints,
-    start: Floats,
-    end: Floats,
+    times: Floats,
     key: Floats,
     heap: Ints,
-    busy: Flags,
-    queues: Ints,
+    ports: Ints,
     behind: Ints,
 ) -> int:
-    """Fill start, end [T]; how many tasks finished. Event i < T: task i lets go of its ports; T +
-    i: task i may start.
+    """Fill times [2, T], starts and ends; how many tasks finished. Event i < T: task i lets go of
+    its ports; T + i: task i may start.
 
-    The rest is scratch: key [2 T] 0, heap [2 T], busy [ports] False; queues [2, ports], the first
-    and the last task that wait at a port, and behind [T], who waits behind a task, all -1.
+    The rest is scratch: key [2 T] 0 and heap [2 T]; ports [3, ports], of each the first and the
+    last task that wait for it, -1, and whether it is busy, 0; behind [T], who waits behind a task,
+    -1.
     """
     count, size, finished = len(seconds), 0, 0
     for i in range(count):
@@ -251,40 +252,40 @@ def _run(
         place, stop = (port_begin[event], port_begin[event + 1]) if frees else (0, 1)
         if frees:
             for q in range(place, stop):
-                busy[ports[q]] = False
+                ports[BUSY, held[q]] = 0
         while place < stop:
             task = event - count  # the one that may start; or who is first in line at a free port
             if frees:
-                port = ports[place]
-                if busy[port] or queues[0, port] < 0:
+                port = held[place]
+                if ports[BUSY, port] or ports[FIRST, port] < 0:
                     place += 1
                     continue
-                task = queues[0, port]
-                queues[0, port], behind[task] = behind[task], -1
+                task = ports[FIRST, port]
+                ports[FIRST, port], behind[task] = behind[task], -1
             else:
                 place += 1
             blocked = -1
             for q in range(port_begin[task], port_begin[task + 1]):
-                if busy[ports[q]]:
-                    blocked = ports[q]
+                if ports[BUSY, held[q]]:
+                    blocked = held[q]
                     break
             if blocked >= 0:
-                if queues[0, blocked] < 0:
-                    queues[0, blocked] = task
+                if ports[FIRST, blocked] < 0:
+                    ports[FIRST, blocked] = task
                 else:
-                    behind[queues[1, blocked]] = task
-                queues[1, blocked] = task
+                    behind[ports[LAST, blocked]] = task
+                ports[LAST, blocked] = task
                 continue
-            start[task], end[task] = key[event], key[event] + seconds[task]
+            times[0, task], times[1, task] = key[event], key[event] + seconds[task]
             finished += 1
             if port_begin[task + 1] > port_begin[task]:
                 for q in range(port_begin[task], port_begin[task + 1]):
-                    busy[ports[q]] = True
-                key[task] = end[task]
+                    ports[BUSY, held[q]] = 1
+                key[task] = times[1, task]
                 size = _push(heap, size, key, task)
             for e in range(begin[task], begin[task + 1]):
                 successor = count + after[e]
-                key[successor] = max(key[successor], end[task] + delay[task])
+                key[successor] = max(key[successor], times[1, task] + delay[task])
                 waits[after[e]] -= 1
                 if waits[after[e]] == 0:
                     size = _push(heap, size, key, successor)

@@ -9,7 +9,6 @@ included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +132,3 @@ def join(layer: torch.nn.Module, group: TensorGroup) -> None:
     for module in layer.modules():
         if isinstance(getattr(module, "tensor", None), TensorGroup):
             module.tensor = group
-
-
-def is_whole(ranges: Sequence[Range], length: int) -> bool:
-    """Whether the ranges are all of a dimension, in order."""
-    return tuple(ranges) == ((0, length),)
