@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hetplan.runtime import hung
-from hetplan.runtime.hung import IDLE, Activity, Rank, find_hung
+from hetplan.runtime.hung import PATIENCE, Activity, Rank, find_hung
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch import FORK, RankError, Supervisor
 from parity.cases import CASES, Case, R, even
@@ -160,10 +160,10 @@ def test_what_waits_for_a_core_gets_longer(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_signs_of_life_are_no_work() -> None:
     activity = Activity(time.monotonic() - 5.0, (time.monotonic() - 2.0, 1.0))
-    activity.note(1.0 + IDLE)
+    activity.note(1.0 + PATIENCE.idle)
     assert activity.idle() >= 5.0
     activity.seen = (time.monotonic() - 2.0, 1.0)
-    activity.note(1.0 + 4 * IDLE)
+    activity.note(1.0 + 4 * PATIENCE.idle)
     assert activity.idle() < 1.0
 
 

@@ -19,7 +19,30 @@ from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.watch import PASSES, WAITS
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-IDLE = 0.05  # of a core: less than what computes would use, more than signs of life need
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks are waited for, beside the run's own `hang_seconds`; seconds but for idle.
+
+    More is safer on a slow machine, and tells a fault later.
+    """
+
+    starting: float = 90.0
+    """That the model, a layer's first pass or a checkpoint may take while it computes."""
+    together: float = 5.0
+    """At least that all may wait for each other: the last one's message may be on its way."""
+    spinning: float = 2.0
+    """More for ranks on GPUs: what waits for another one's kernel there seems to compute."""
+    grace: float = 1.5
+    """In which causes are told from consequences."""
+    beat: float = 0.5
+    """Between a rank's signs of life."""
+    idle: float = 0.05
+    """Share of a core: less than what computes would use, more than signs of life need."""
+
+
+PATIENCE = Patience()
 
 
 @dataclass
@@ -33,7 +56,7 @@ class Activity:
     def note(self, used: float) -> None:
         """What a process has used by now."""
         now = time.monotonic()
-        if self.seen is None or used - self.seen[1] > IDLE * (now - self.seen[0]):
+        if self.seen is None or used - self.seen[1] > PATIENCE.idle * (now - self.seen[0]):
             self.last = now
         self.seen = (now, used)
 
@@ -98,14 +121,6 @@ def fields(path: Path) -> list[str]:
     return path.read_text().rpartition(")")[2].split()
 
 
-# seconds that the model, a layer's first pass or a checkpoint may take while it computes
-STARTING = 90.0
-# seconds at least that all may wait for each other: the last one's message may be on its way
-TOGETHER = 5.0
-# seconds more for ranks on GPUs: what waits for another one's kernel there seems to compute
-SPINNING = 2.0
-
-
 @dataclass
 class Rank:
     """What the parent knows of a rank."""
@@ -161,7 +176,7 @@ def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
     longest, waiting = max((r.state.get("longest", 0.0) for _, r in alive), default=0.0), 0
     for number, rank in alive:
         if rank.state.get("what") in WAITS or rank.state.get("meeting") is not None:
-            waiting += waits_too_long(rank, max(job.hang_seconds, TOGETHER, 10 * longest))
+            waiting += waits_too_long(rank, max(job.hang_seconds, PATIENCE.together, 10 * longest))
         elif is_idle(rank, job) or computes_too_long(rank, job):
             return Hung(number, f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s", lost=True)
     if alive and waiting == len(alive):
@@ -173,9 +188,9 @@ def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
 def is_silent(rank: Rank, silent: float, limit: float) -> bool:
     """Whether a rank gives no sign, though it could get a core and loads no libraries."""
     if silent <= limit or not rank.state:
-        return silent > STARTING
+        return silent > PATIENCE.starting
     delayed = rank.starved("used", limit) or (rank.state["what"] == "start" and at_work(rank.pid))
-    return silent > STARTING or not delayed
+    return silent > PATIENCE.starting or not delayed
 
 
 def waits_too_long(rank: Rank, patience: float) -> bool:
@@ -183,7 +198,7 @@ def waits_too_long(rank: Rank, patience: float) -> bool:
     quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
     if quiet > patience and rank.activity.idle() > patience:
         return not at_work(rank.pid)
-    return bool(quiet > max(patience, STARTING))
+    return bool(quiet > max(patience, PATIENCE.starting))
 
 
 def is_idle(rank: Rank, job: Job) -> bool:
@@ -195,7 +210,7 @@ def is_idle(rank: Rank, job: Job) -> bool:
     what, limit = rank.state.get("what", "start"), job.hang_seconds
     if what not in (*PASSES, "start") or (job.virtual and what != "start"):
         return False
-    patience = limit if what in PASSES else max(limit, STARTING)
+    patience = limit if what in PASSES else max(limit, PATIENCE.starting)
     quiet = min(rank.state.get("quiet", 0.0), rank.activity.idle())
     return quiet > patience and not at_work(rank.pid)
 
@@ -211,8 +226,8 @@ def computes_too_long(rank: Rank, job: Job) -> bool:
     quiet: float = rank.state.get("quiet", 0.0)
     patience = max(limit, 10 * own)
     if what == "checkpoint" or not own:  # nothing to compare with
-        patience = max(limit, STARTING)
-    patience += SPINNING if job.device == "cuda" else 0.0
+        patience = max(limit, PATIENCE.starting)
+    patience += PATIENCE.spinning if job.device == "cuda" else 0.0
     if what == "start" or quiet <= patience:
         return False
-    return not (quiet < STARTING and rank.starved("spent", limit))
+    return not (quiet < PATIENCE.starting and rank.starved("spent", limit))

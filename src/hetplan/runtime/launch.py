@@ -25,13 +25,12 @@ from typing import Any, NoReturn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.runtime.devices import on_devices
-from hetplan.runtime.hung import Rank, find_hung
+from hetplan.runtime.hung import PATIENCE, Rank, find_hung
 from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.runtime.measured import Measured
 from hetplan.runtime.virtual import Shared
 
 FORK = multiprocessing.get_context("fork")
-GRACE = 1.5  # seconds in which causes are told from consequences
 
 
 class RankError(HetplanError):
@@ -179,7 +178,7 @@ class Supervisor:
 
     def _explain(self) -> NoReturn:
         """Wait a moment for the cause behind the first sign, then tell it."""
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + PATIENCE.grace
         while time.monotonic() < until and not any(
             r.failure and not r.failure[1] for r in self.ranks
         ):

@@ -20,12 +20,11 @@ import torch.distributed as dist
 
 from hetplan.errors import HetplanError, kind_and_text, one_line
 from hetplan.runtime.execution.worker import recorder, train
-from hetplan.runtime.hung import Activity, at_work
+from hetplan.runtime.hung import PATIENCE, Activity, at_work
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, Recorder
 
-BEAT = 0.5  # seconds between signs of life
 LOST = (
     "connection closed",
     "connection reset",
@@ -126,7 +125,11 @@ def beat(channel: Channel, watch: Recorder) -> None:
     def beats() -> None:
         pause = 0.0
         while not over.wait(pause):
-            pause, (what, chunk, batch, seconds), meeting = BEAT, watch.state(), watch.meeting
+            pause, (what, chunk, batch, seconds), meeting = (
+                PATIENCE.beat,
+                watch.state(),
+                watch.meeting,
+            )
             channel.tell(
                 "beat",
                 what=what,
@@ -152,7 +155,7 @@ def look_after(watch: Recorder, limit: float, place: str) -> Iterator[None]:
 
     def looks() -> None:
         thread = threading.get_native_id()
-        while not over.wait(BEAT):
+        while not over.wait(PATIENCE.beat):
             activity.note(time.process_time())
             (what, chunk, batch, _), quiet = watch.state(), min(watch.quiet(), activity.idle())
             if (
