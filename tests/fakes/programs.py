@@ -57,8 +57,8 @@ def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
     document: dict[str, Any] = {
         "format": "hetplan-plan", "version": 1, "name": program.name, "schedule": "spmd",
         "workload": {
-            "model": program.name, "cluster": "made up", "global_batch": samples * runs, "sequence": None,
-            "precision": "fp32", "layers": layers,
+            "model": program.name, "cluster": "made up", "global_batch": samples * runs,
+            "sequence": None, "precision": "fp32", "layers": layers,
         },
         "devices": [{"type": "A", "node": d} for d in range(m)],
         "replicas": [{"stages": [stage], "micro_batches": [{"count": runs, "samples": samples}]}],

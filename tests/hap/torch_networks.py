@@ -117,8 +117,9 @@ def norm(t: Transformer) -> nn.Module:
 
 
 class Network(nn.Module):
-    """(inputs, labels) -> the loss. embed: of the inputs, with positions and a norm behind the blocks.
-    bert: norms behind embedding and sums; experts: of every second block; pooled: the mean over
+    """(inputs, labels) -> the loss. embed: of the inputs, with positions and a norm behind the
+    blocks. bert: norms behind embedding and sums; experts: of every second block; pooled: the
+    mean over
     tokens has the loss."""
 
     def __init__(

@@ -10,8 +10,8 @@ ways (a tied embedding, sliced in one place and whole in another) is held whole.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
@@ -30,10 +30,12 @@ from hetplan.formulations.hap.spmd.operators import size
 from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.runtime.plan import Plan
-from hetplan.runtime.spmd_program import SpmdInstruction, SpmdProgram
+from hetplan.runtime.spmd_program import SpmdInstruction, SpmdProgram, Step
 from hetplan.solvers.registry import evaluate
 
-Key = tuple[str, str, tuple[str, ...], str, int, tuple[str, ...]]
+# do, tensor, before, after, segment, parameters: the fields of `SpmdInstruction`
+Key = tuple[Step, str, tuple[str, ...], str, int, tuple[str, ...]]
+NO_MATCH = "program does not match the model"
 
 
 @dataclass(frozen=True)
@@ -50,40 +52,31 @@ class Reading:
         return [self.theory.instructions[i] for i in self.decision.program]
 
 
-def written(instruction: Instruction, segment: int) -> SpmdInstruction:
-    """An instruction as plan files have it; segment: the one whose ratios it follows."""
+def key_of(instruction: Instruction, segment: int) -> Key:
+    """An instruction's fields as plan files have them; segment: the one whose ratios it follows."""
     if isinstance(instruction, Run):
-        before = [form_name(form) for form in instruction.way.inputs]
-        return SpmdInstruction(
-            do="Run",
-            tensor=instruction.node,
-            before=before,
-            after=form_name(instruction.way.output),
-            segment=segment,
-        )
+        before = tuple(form_name(form) for form in instruction.way.inputs)
+        return "Run", instruction.node, before, form_name(instruction.way.output), segment, ()
     if isinstance(instruction, Change):
         held, after = form_name(instruction.source), form_name(instruction.target)
         to = reading_segment(instruction) if instruction.how == "Repartition" else segment
-        return SpmdInstruction(
-            do=instruction.how, tensor=instruction.tensor, before=[held], after=after, segment=to
-        )
-    assert isinstance(instruction, Synchronise), "an instruction is one of three"
+        return instruction.how, instruction.tensor, (held,), after, to, ()
+    do = "All-Reduce gradient" if instruction.how == "All-Reduce" else instruction.how
     form = instruction.after.rpartition("|")[2]
-    return SpmdInstruction(
-        do="All-Reduce gradient" if instruction.how == "All-Reduce" else instruction.how,
-        tensor=instruction.node, before=[form], after=form, segment=segment, parameters=list(instruction.parameters),
-    )  # fmt: skip
+    return do, instruction.node, (form,), form, segment, instruction.parameters
 
 
 def write_program(theory: Theory, decision: HapDecision) -> SpmdProgram:
     """A decision as plan files have it."""
-    triples = theory.data.triples
-    return SpmdProgram(
-        instructions=[
-            written(theory.instructions[i], triples[i].segment) for i in decision.program
-        ],
-        ratios=decision.ratios,
-    )
+    pairs = ((theory.instructions[i], theory.data.triples[i].segment) for i in decision.program)
+    instructions = [
+        SpmdInstruction(
+            do=do, tensor=tensor, before=list(before), after=after, segment=segment,
+            parameters=list(parameters),
+        )
+        for do, tensor, before, after, segment, parameters in (key_of(*pair) for pair in pairs)
+    ]  # fmt: skip
+    return SpmdProgram(instructions=instructions, ratios=decision.ratios)
 
 
 # The theories made last, by program and number of devices.
@@ -92,15 +85,14 @@ _RECENT: deque[tuple[SingleProgram, int, Theory]] = deque(maxlen=4)
 
 def read_program(plan: Plan, program: SingleProgram) -> Reading:
     """The plan's program as a decision about `program`. Raises InputError where it is none."""
-    assert plan.program is not None, "plans with the schedule spmd have a program"
-    m, told = len(plan.program.ratios[0]), plan.program
-    if program.segments != len(told.ratios):
-        raise InputError(
-            "program.ratios are not for this model", where=plan.name, got=f"{len(told.ratios)} segments",
-            expected=f"{program.segments}",
-        )  # fmt: skip
-    theory = structure_of(program, m)
-    return Reading(theory, decision_of(told, theory, plan.name))
+    written = plan.program
+    assert written is not None, "plans with the schedule spmd have a program"
+    if program.segments != len(written.ratios):
+        got, expected = f"{len(written.ratios)} segments", f"{program.segments}"
+        what = "program.ratios are not for this model"
+        raise InputError(what, where=plan.name, got=got, expected=expected)
+    theory = structure_of(program, len(written.ratios[0]))
+    return Reading(theory, decision_of(written, theory, plan.name))
 
 
 def structure_of(program: SingleProgram, m: int) -> Theory:
@@ -110,73 +102,49 @@ def structure_of(program: SingleProgram, m: int) -> Theory:
         if devices == m and known == program:
             return theory
     structure = [Device(name="any", flops_per_second=1.0)] * m
-    found = theory_of(program, structure, ring(m, 1e9), all_dimensions=True)
-    _RECENT.append((program, m, found))
-    return found
+    theory = theory_of(program, structure, ring(m, 1e9), all_dimensions=True)
+    _RECENT.append((program, m, theory))
+    return theory
 
 
-def decision_of(told: SpmdProgram, theory: Theory, where: str) -> HapDecision:
+def decision_of(written: SpmdProgram, theory: Theory, where: str) -> HapDecision:
     """The triples that a plan's instructions stand for. Raises InputError for one that is none, or
     no proof."""
     numbers: dict[Key, list[int]] = {}
-    for i, (instruction, triple) in enumerate(
-        zip(theory.instructions, theory.data.triples, strict=True)
-    ):
-        numbers.setdefault(key_of(written(instruction, triple.segment)), []).append(i)
-    choices = [
-        candidates(told.instructions, p, numbers, theory, where)
-        for p in range(len(told.instructions))
-    ]
-    synchronised = {
-        theory.instructions[i].before  # type: ignore[union-attr]
-        for found in choices
-        for i in found
-        if isinstance(theory.instructions[i], Synchronise)
-    }
+    for i, instruction in enumerate(theory.instructions):
+        key = key_of(instruction, theory.data.triples[i].segment)
+        numbers.setdefault(key, []).append(i)
+    choices = []
+    for position, step in enumerate(written.instructions):
+        key = (
+            step.do, step.tensor, tuple(step.before), step.after, step.segment,
+            tuple(step.parameters),
+        )  # fmt: skip
+        if key not in numbers:
+            refuse(step, f"program.instructions[{position}]", theory, where)
+        choices.append(numbers[key])
+    # several triples are alike where only a synchronisation that follows tells them apart
+    chosen = [theory.instructions[i] for choice in choices for i in choice]
+    synchronised = {x.before for x in chosen if isinstance(x, Synchronise)}
     taken: list[int] = []
-    for found in choices:
-        left = [i for i in found if i not in taken] or found
+    for choice in choices:
+        left = [i for i in choice if i not in taken] or choice
         waiting = [i for i in left if theory.instructions[i].after in synchronised]
         taken.append((waiting or left)[0])
-    decision = HapDecision(program=taken, ratios=told.ratios)
+    decision = HapDecision(program=taken, ratios=written.ratios)
     verdict = evaluate(family("hap"), theory.data, decision)
     if verdict.objective is None:
-        raise InputError(f"program does not match the model: {verdict.violations[0]}", where=where)
+        raise InputError(f"{NO_MATCH}: {verdict.violations[0]}", where=where)
     return decision
 
 
-def candidates(
-    told: Sequence[SpmdInstruction],
-    position: int,
-    numbers: dict[Key, list[int]],
-    theory: Theory,
-    where: str,
-) -> list[int]:
-    """The triples that an instruction may stand for: several where only what follows tells them
-    apart."""
-    instruction = told[position]
-    found = numbers.get(key_of(instruction))
-    if found:
-        return found
-    place = f"program.instructions[{position}]"
-    if instruction.tensor not in {node.name for node in theory.program.nodes}:
-        expected = f"one of {theory.program.name}'s"
-        raise InputError(
-            f"program does not match the model: {place} is about an unknown tensor", where=where,
-            got=instruction.tensor, expected=expected,
-        )  # fmt: skip
-    forms = f"{instruction.do} {instruction.tensor} ({', '.join(instruction.before)}) -> {instruction.after}"
-    raise InputError(
-        f"program does not match the model: no rule allows {place}", where=where, got=forms
-    )
-
-
-def key_of(instruction: SpmdInstruction) -> Key:
-    """What identifies an instruction."""
-    return (
-        instruction.do, instruction.tensor, tuple(instruction.before), instruction.after, instruction.segment,
-        tuple(instruction.parameters),
-    )  # fmt: skip
+def refuse(step: SpmdInstruction, place: str, theory: Theory, where: str) -> NoReturn:
+    """Raise InputError for an instruction that is no triple."""
+    if step.tensor not in {node.name for node in theory.program.nodes}:
+        what, expected = f"{place} is about an unknown tensor", f"one of {theory.program.name}'s"
+        raise InputError(f"{NO_MATCH}: {what}", where=where, got=step.tensor, expected=expected)
+    got = f"{step.do} {step.tensor} ({', '.join(step.before)}) -> {step.after}"
+    raise InputError(f"{NO_MATCH}: no rule allows {place}", where=where, got=got)
 
 
 @dataclass(frozen=True)
@@ -214,15 +182,15 @@ def shards_of(reading: Reading) -> dict[str, Shard]:
                 cut = () if form == WHOLE else axes.bounds(source.name, form, row)
                 owner = program.copies.get(source.name, source.name)
                 ways.setdefault(owner, set()).add((form, cut))
-    found: dict[str, Shard] = {}
+    shards: dict[str, Shard] = {}
     for node in program.parameters:
         read = ways.get(node.name, set())
         form, cut = next(iter(read), (WHOLE, ()))
         if node.name in program.copies:
             continue
         if len(read) == 1 and form != WHOLE:
-            found[node.name] = Shard(node.name, node.shape, form, cut)
+            shards[node.name] = Shard(node.name, node.shape, form, cut)
         else:
             apart = any(form != WHOLE for form, _ in read)
-            found[node.name] = Shard(node.name, node.shape, joined_apart=apart)
-    return found
+            shards[node.name] = Shard(node.name, node.shape, joined_apart=apart)
+    return shards

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line
-from hetplan.profiling.described import LayerEntry, ModelFile, OperatorEntry, entry
+from hetplan.profiling.described import LayerEntry, ModelFile, entry
 from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Growth, Sizes
 from hetplan.profiling.precision import Precision
 from hetplan.runtime.tracing.counter import Call, Counter, Fused, Layers, storage
@@ -39,17 +39,22 @@ LOSSES = ("labels", "targets", "target")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One pass. calls; saved, crossing [layers] bytes; params, tied [layers] numbers; tokens: per
-    sample, or None."""
+class Passes:
+    """Forward and backward pass of a module on some samples."""
 
     names: tuple[str, ...]
+    """The layers, in the order in which they ran."""
     calls: tuple[Call, ...]
     saved: tuple[float, ...]
+    """[layers] bytes that autograd keeps."""
     crossing: tuple[float, ...]
+    """[layers] bytes that later layers need."""
     params: tuple[int, ...]
+    """[layers] parameters of the layer that uses them first."""
     tied: tuple[int, ...]
+    """[layers] parameters that a layer shares with an earlier one."""
     tokens: int | None
+    """Of a sample; None for what is no text."""
 
 
 def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
@@ -61,20 +66,15 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     not run or has no data.
     """
     few, more = (run(module, samples, precision, name) for samples in SAMPLES)
-    if [(c.name, c.layer, c.backward) for c in few.calls] != [
-        (c.name, c.layer, c.backward) for c in more.calls
-    ]:
-        raise InputError(
-            "runs other operators for another number of samples",
-            where=name,
-            expected="the same for 2 and 3",
-        )
+    one, other = ([(c.name, c.layer, c.backward) for c in p.calls] for p in (few, more))
+    if one != other:
+        what = "runs other operators for another number of samples"
+        raise InputError(what, where=name, expected="the same for 2 and 3")
     lists: dict[tuple[Counted, ...], int] = {}
-    layers = []
-    width = ELEMENT_BYTES[precision]
+    layers, width = [], ELEMENT_BYTES[precision]
     pairs = list(zip(few.calls, more.calls, strict=True))
     for k, layer in enumerate(few.names):
-        found = tuple(counted(a, b, width, f"{name}: {layer}") for a, b in pairs if a.layer == k)
+        own = tuple(counted(a, b, width, f"{name}: {layer}") for a, b in pairs if a.layer == k)
         layers.append(
             LayerEntry(
                 name=layer,
@@ -82,10 +82,9 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
                 tied_params=few.tied[k],
                 output=one_sample(few.crossing[k], more.crossing[k], layer) / width,
                 saved=one_sample(few.saved[k], more.saved[k], layer) / width,
-                operators=lists.setdefault(found, len(lists)),
+                operators=lists.setdefault(own, len(lists)),
             )
         )
-    entries: list[list[OperatorEntry]] = [[entry(op) for op in found] for found in lists]
     return ModelFile(
         name=name,
         source=f"traced module, torch {torch.__version__}",
@@ -93,7 +92,7 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
         sequence=few.tokens,
         precision=precision,
         layers=layers,
-        operator_lists=entries,
+        operator_lists=[[entry(op) for op in own] for own in lists],
     )
 
 
@@ -124,7 +123,8 @@ def growth(few: float, more: float, where: str) -> Growth:
     if each < 0 or fixed < -1e-6 * few:
         raise UnsupportedError(
             "an operator does not grow with the samples in a straight line", where=where,
-            got=f"{few:g} for 2 samples, {more:g} for 3", expected="samples that do not influence each other",
+            got=f"{few:g} for 2 samples, {more:g} for 3",
+            expected="samples that do not influence each other",
         )  # fmt: skip
     return Growth(max(fixed, 0.0), each)
 
@@ -134,7 +134,7 @@ def one_sample(few: float, more: float, where: str) -> float:
     return growth(few, more, where).at(1)
 
 
-def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Run:
+def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Passes:
     """Forward and backward on fake tensors."""
     batch = getattr(module, "batch", None)
     if not callable(batch):
@@ -142,107 +142,83 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Run
             "module has no data", where=name, got=type(module).__name__,
             expected="a method batch(step, first, last) -> (inputs, targets)",
         )  # fmt: skip
-    inputs, targets = batch(0, 0, samples)
-    layers = Layers()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        state = faked(module, DTYPES[precision])
-        data = tuple(_fake_input(mode, value, DTYPES[precision]) for value in (inputs, targets))
+    layers, dtype = Layers(), DTYPES[precision]
+    saved: list[dict[int, float]] = []
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        state = {f"module.{key}": value for key, value in faked(module, dtype).items()}
+        data = tuple(fake(value, dtype) for value in batch(0, 0, samples))
         own = {storage(t) for t in state.values()}
         counter = Counter(layers, own | {storage(t) for t in data if isinstance(t, Tensor)})
-        saved: list[dict[int, float]] = []
         try:
-            with Fused(), _saved(own, layers, saved), counter:
-                out = _forward(module, state, data, layers)
+            with Fused(), _saved(own, layers, saved), _watched(module, layers), counter:
+                out = torch.func.functional_call(Called(module), state, data)
             ones, counter.backward = torch.ones_like(out), True
             with counter:
                 torch.autograd.backward([out], [ones])
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            what = f"{one_line(str(error))[:80]}: the size of what it gives depends on values"
             raise UnsupportedError(
-                f"{one_line(str(error))[:80]}: the size of what it gives depends on values, which a trace has none of",
-                where=f"{name}: {layers.names[-1] if layers.names else 'module'}",
+                f"{what}, which a trace has none of", where=_place(name, layers)
             ) from None
         except FAILURES as error:
-            raise InputError(
-                f"module does not run on fake tensors: {one_line(str(error))[:200]}",
-                where=f"{name}: {layers.names[-1] if layers.names else 'module'}",
-            ) from error
+            what = f"module does not run on fake tensors: {one_line(str(error))[:200]}"
+            raise InputError(what, where=_place(name, layers)) from error
     if not layers.names:
         layers.enter(type(module).__name__)
     params, tied = _owned(module, state, counter, len(layers.names))
     sizes = [sum(s.values()) for s in saved] + [0.0] * (len(layers.names) - len(saved))
-    tokens = data[0].shape[1] if _is_text(data[0]) else None
-    return Run(
-        tuple(layers.names), tuple(counter.calls), tuple(sizes), tuple(counter.crossing()), tuple(params), tuple(tied),
-        tokens,
+    text = isinstance(data[0], Tensor) and data[0].dim() == 2 and not data[0].is_floating_point()
+    return Passes(
+        tuple(layers.names), tuple(counter.calls), tuple(sizes), tuple(counter.crossing()),
+        tuple(params), tuple(tied), data[0].shape[1] if text else None,
     )  # fmt: skip
 
 
-def _is_text(data: Any) -> bool:
-    return isinstance(data, Tensor) and data.dim() == 2 and not data.is_floating_point()
+def _place(name: str, layers: Layers) -> str:
+    """Where a pass stopped."""
+    return f"{name}: {layers.names[-1] if layers.names else 'module'}"
 
 
 def faked(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """Fake parameters and buffers by name; those that are one stay one."""
     made: dict[int, Tensor] = {}
-    state = {}
-    for names in (
-        module.named_parameters(remove_duplicate=False),
-        module.named_buffers(remove_duplicate=False),
-    ):
-        for name, tensor in names:
-            if id(tensor) not in made:
-                kind = dtype if tensor.is_floating_point() else tensor.dtype
-                made[id(tensor)] = torch.empty(
-                    tensor.shape, dtype=kind, device="cpu", requires_grad=tensor.requires_grad
-                )
-            state[name] = made[id(tensor)]
-    return state
+    parameters = module.named_parameters(remove_duplicate=False)
+    named = dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
+    for tensor in named.values():
+        made.setdefault(id(tensor), fake(tensor, dtype).requires_grad_(tensor.requires_grad))
+    return {name: made[id(tensor)] for name, tensor in named.items()}
 
 
-def _fake_input(mode: FakeTensorMode, value: Any, dtype: torch.dtype) -> Any:
+def fake(value: Any, dtype: torch.dtype) -> Any:
+    """A tensor's likeness without values, in `dtype` where it is real; other data as they are."""
     if not isinstance(value, Tensor):
         return value
-    fake = torch.empty(
-        value.shape, dtype=dtype if value.is_floating_point() else value.dtype, device="cpu"
-    )
-    return fake
+    kind = dtype if value.is_floating_point() else value.dtype
+    return torch.empty(value.shape, dtype=kind, device="cpu")
 
 
-def _forward(
-    module: nn.Module, state: dict[str, Tensor], data: tuple[Any, Any], layers: Layers
-) -> Tensor:
-    """The loss, or whatever the module gives."""
-    x, targets = data
-    chain = _chain(module)
-    if chain is None:
-        with _watched(module, layers):
-            return _tensor_of(
-                torch.func.functional_call(module, state, *_arguments(module.forward, x, targets))
-            )
-    for k, (name, path, layer) in enumerate(chain):
-        layers.enter(name)
-        inside = {
-            key.removeprefix(path): value for key, value in state.items() if key.startswith(path)
-        }
-        last = k == len(chain) - 1
-        args, named = _arguments(layer.forward, x, targets) if last else ((x,), {})
-        x = torch.func.functional_call(layer, inside, args, named)
-    return _tensor_of(x)
+class Called(nn.Module):
+    """A module called on its data: (inputs, targets) -> the loss, or whatever it gives."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Any, targets: Any) -> Tensor:
+        """A chain's layers one after the other, any other module at once."""
+        *inner, last = chain_of(self.module).values() or [self.module]
+        for layer in inner:
+            x = layer(x)
+        given, named = _arguments(last.forward, x, targets)
+        return _tensor_of(last(*given, **named))
 
 
-def _chain(module: nn.Module) -> list[tuple[str, str, nn.Module]] | None:
-    """(name, prefix of its parameters, layer) of a module that keeps the contract of
-    `execution.chain`."""
+def chain_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Path -> layer of a module that keeps the contract of `execution.chain`; else nothing."""
     layers = getattr(module, "layers", None)
-    if isinstance(layers, nn.ModuleDict) and not _has_forward(module):
-        return [(name, f"layers.{name}.", layer) for name, layer in layers.items()]
-    if isinstance(module, nn.Sequential):
-        return [(name, f"{name}.", layer) for name, layer in module.named_children()]
-    return None
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
+    if isinstance(layers, nn.ModuleDict) and type(module).forward is nn.Module.forward:
+        return {f"layers.{name}": layer for name, layer in layers.items()}
+    return dict(module.named_children()) if isinstance(module, nn.Sequential) else {}
 
 
 def _arguments(
@@ -254,17 +230,17 @@ def _arguments(
     needed = [
         p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    told = next((label for label in LOSSES if label in parameters), None)
     if len(needed) > 1 and not named:
         return (*given, targets), named
-    return (given, named) if told is None else (given, {**named, told: targets})
+    label = next((label for label in LOSSES if label in parameters), None)
+    return given, named if label is None else {**named, label: targets}
 
 
 def _tensor_of(out: Any) -> Tensor:
     """The loss of what a module returns, or its first tensor that has a gradient."""
-    found = getattr(out, "loss", None)
-    if isinstance(found, Tensor):
-        return found
+    loss = getattr(out, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
     values = list(out.values()) if isinstance(out, dict) else out
     for value in values if isinstance(values, (tuple, list)) else [values]:
         if isinstance(value, Tensor) and value.requires_grad:
@@ -278,33 +254,34 @@ def _watched(module: nn.Module, layers: Layers) -> Iterator[None]:
     with ExitStack() as stack:
         for path, label in labels(module).items():
 
-            def told(_: nn.Module, __: Any, label: str = label) -> None:
+            def enter(_: nn.Module, __: Any, label: str = label) -> None:
                 layers.enter(label)
 
-            handle = module.get_submodule(path).register_forward_pre_hook(told)
+            handle = module.get_submodule(path).register_forward_pre_hook(enter)
             stack.callback(handle.remove)
         yield
 
 
 def labels(module: nn.Module) -> dict[str, str]:
-    """path of a submodule -> layer, without those that contain several layers."""
+    """Path of a submodule -> layer, without those that contain several layers."""
+    if chain := chain_of(module):
+        return {path: path.removeprefix("layers.") for path in chain}
     paths = [path for path, _ in module.named_modules() if path]
     numbered = {path: _numbered(path) for path in paths}
-    holds = {
-        ".".join(p.split(".")[:i])
-        for p, n in numbered.items()
-        if n
-        for i in range(1, len(n.split(".")))
-    }
-    found = {}
+    holds = {above for label in numbered.values() for above in _above(label)}
+    layer_of = {}
     for path in paths:
-        parts = path.split(".")
         if numbered[path]:
-            found[path] = numbered[path]
+            layer_of[path] = numbered[path]
         elif path not in holds:
-            heads = (".".join(parts[: i + 1]) for i in range(len(parts)))
-            found[path] = next(head for head in heads if head not in holds)
-    return found
+            layer_of[path] = next(head for head in (*_above(path), path) if head not in holds)
+    return layer_of
+
+
+def _above(path: str) -> list[str]:
+    """The paths of what contains a submodule, the outermost first."""
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _numbered(path: str) -> str:
@@ -315,20 +292,18 @@ def _numbered(path: str) -> str:
 
 
 @contextmanager
-def _saved(own: set[int], layers: Layers, found: list[dict[int, float]]) -> Iterator[None]:
+def _saved(own: set[int], layers: Layers, kept: list[dict[int, float]]) -> Iterator[None]:
     """Distinct storages that autograd keeps, by the layer that keeps them first; parameters left
     out."""
-    seen: set[int] = set()
-    alive = []
+    alive: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         key = storage(tensor)
-        if key not in own and key not in seen:
-            seen.add(key)
-            alive.append(tensor)
-            while len(found) <= layers.now:
-                found.append({})
-            found[layers.now][key] = float(tensor.untyped_storage().nbytes())
+        if key not in own and key not in alive:
+            alive[key] = tensor
+            while len(kept) <= layers.now:
+                kept.append({})
+            kept[layers.now][key] = float(tensor.untyped_storage().nbytes())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -339,14 +314,11 @@ def _owned(
     module: nn.Module, state: dict[str, Tensor], counter: Counter, count: int
 ) -> tuple[list[int], list[int]]:
     """[layers] parameters of the layer that uses them first, and of others that share them."""
-    params, tied, seen = [0] * count, [0] * count, set()
-    for name, _ in module.named_parameters(remove_duplicate=False):
-        tensor = state[name]
-        if storage(tensor) in seen:
-            continue
-        seen.add(storage(tensor))
-        users = sorted(set(counter.users.get(storage(tensor), [0])))
-        params[users[0]] += tensor.numel()
-        for other in users[1:]:
+    params, tied = [0] * count, [0] * count
+    parameters = [state[f"module.{n}"] for n, _ in module.named_parameters(remove_duplicate=False)]
+    for key, tensor in {storage(p): p for p in parameters}.items():
+        first, *others = sorted(set(counter.users.get(key, [0])))
+        params[first] += tensor.numel()
+        for other in others:
             tied[other] += tensor.numel()
     return params, tied

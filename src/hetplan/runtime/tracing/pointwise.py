@@ -120,8 +120,8 @@ def over_the_last(kind: str) -> Rule:
 
 
 def layer_norm(
-    w: Walker, x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5,
-    cudnn_enable: bool = True,
+    w: Walker, x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:  # fmt: skip
     """Over the last dimension, with scale and shift."""
     if len(shape) != 1 or weight is None or bias is None:
@@ -149,8 +149,8 @@ def embedding(
 
 
 def cross_entropy(
-    w: Walker, logits: Tensor, labels: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100,
-    label_smoothing: float = 0.0,
+    w: Walker, logits: Tensor, labels: Any, weight: Any = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """The mean over rows of [rows, classes]."""
     labels = w.tensor(labels)

@@ -17,56 +17,61 @@ from torch import Tensor
 Product = tuple[float, float, float, float]  # count, m, k, n
 Arguments = Sequence[Any]
 
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
 # Their outputs are inputs by another name, though they are not marked as views.
-ALIASES = {
-    "aten._unsafe_view",
-    "aten._reshape_alias",
-    "aten.lift_fresh",
-    "aten.detach_",
-    "aten.alias",
-}
+ALIASES = _aten(
+    """
+    _unsafe_view _reshape_alias lift_fresh detach_ alias
+    """
+)
 # They make memory without writing it, or only ask about it.
-FREE = {
-    "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
-    "aten.sym_size", "aten.is_same_size", "aten._local_scalar_dense", "aten.resize_",
-}  # fmt: skip
+FREE = _aten(
+    """
+    empty empty_like empty_strided new_empty new_empty_strided sym_size is_same_size
+    _local_scalar_dense resize_
+    """
+)
 # They write without reading.
-FILLS = {
-    "aten.zeros", "aten.zeros_like", "aten.ones", "aten.ones_like", "aten.full", "aten.full_like", "aten.new_zeros",
-    "aten.new_ones", "aten.new_full", "aten.arange", "aten.fill_", "aten.zero_", "aten.bernoulli_", "aten.uniform_",
-    "aten.normal_", "aten.randn", "aten.rand", "aten.randn_like", "aten.rand_like", "aten.randint", "aten.eye",
-    "aten.scalar_tensor", "aten.linspace", "aten.randperm",
-}  # fmt: skip
+FILLS = _aten(
+    """
+    zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full arange fill_
+    zero_ bernoulli_ uniform_ normal_ randn rand randn_like rand_like randint eye scalar_tensor
+    linspace randperm
+    """
+)
 # They read the rows that they are asked for, not the table: as much as they write, and the indices.
 GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten.take"}
 # Moved in place: what is given is added to or written over rows of a large tensor.
-SCATTERS = {
-    "aten.index_put_", "aten._index_put_impl_", "aten.index_add_", "aten.scatter_", "aten.scatter_add_",
-    "aten.index_copy_",
-}  # fmt: skip
+SCATTERS = _aten(
+    """
+    index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_ index_copy_
+    """
+)
 # Nothing but memory, and neither marked as pointwise nor as a reduction.
-MEMORY = {
-    "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm",
-    "aten._fused_rms_norm_backward", "aten.native_group_norm", "aten.native_group_norm_backward",
-    "aten.native_batch_norm", "aten.native_batch_norm_backward", "aten._native_batch_norm_legit",
-    "aten._native_batch_norm_legit_functional", "aten.cudnn_batch_norm", "aten.cudnn_batch_norm_backward",
-    "aten._batch_norm_with_update", "aten._softmax", "aten._softmax_backward_data", "aten._log_softmax",
-    "aten._log_softmax_backward_data", "aten.nll_loss_forward", "aten.nll_loss_backward", "aten.nll_loss2d_forward",
-    "aten.nll_loss2d_backward", "aten.native_dropout", "aten.native_dropout_backward", "aten.cat", "aten.stack",
-    "aten.clone", "aten.copy_", "aten._to_copy", "aten.constant_pad_nd", "aten.repeat", "aten.roll", "aten.flip",
-    "aten.tril", "aten.triu", "aten.tril_", "aten.triu_", "aten.cumsum", "aten.cumprod", "aten.sort", "aten.topk",
-    "aten.slice_backward", "aten.select_backward", "aten.embedding_dense_backward", "aten.max_pool2d_with_indices",
-    "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d", "aten.avg_pool2d_backward",
-    "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool2d_backward", "aten.upsample_nearest2d",
-    "aten.upsample_nearest2d_backward", "aten.upsample_bilinear2d", "aten.upsample_bilinear2d_backward",
-    "aten.upsample_bicubic2d", "aten.upsample_bicubic2d_backward", "aten.reflection_pad2d",
-    "aten.reflection_pad2d_backward", "aten.im2col", "aten.col2im", "aten.one_hot", "aten.unfold_backward",
-    "aten.mse_loss", "aten.mse_loss_backward", "aten.glu", "aten.glu_backward", "aten.repeat_interleave",
-    "aten.scatter", "aten.scatter_add", "aten.index_add", "aten.index_put", "aten.mean", "aten.sum",
-    "aten._foreach_add_", "aten.bincount", "aten.logsumexp", "aten.var_mean", "aten.linalg_vector_norm",
-    "aten.argsort", "aten.slice_scatter", "aten.select_scatter", "aten.split_with_sizes_copy", "aten.pixel_shuffle",
-    "aten.pixel_unshuffle", "aten.channel_shuffle", "aten.as_strided_copy", "aten.as_strided_scatter",
-}  # fmt: skip
+MEMORY = _aten(
+    """
+    native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
+    native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward
+    _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm
+    cudnn_batch_norm_backward _batch_norm_with_update _softmax _softmax_backward_data
+    _log_softmax _log_softmax_backward_data nll_loss_forward nll_loss_backward
+    nll_loss2d_forward nll_loss2d_backward native_dropout native_dropout_backward cat stack
+    clone copy_ _to_copy constant_pad_nd repeat roll flip tril triu tril_ triu_ cumsum cumprod
+    sort topk slice_backward select_backward embedding_dense_backward max_pool2d_with_indices
+    max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d
+    upsample_bicubic2d_backward reflection_pad2d reflection_pad2d_backward im2col col2im one_hot
+    unfold_backward mse_loss mse_loss_backward glu glu_backward repeat_interleave scatter
+    scatter_add index_add index_put mean sum _foreach_add_ bincount logsumexp var_mean
+    linalg_vector_norm argsort slice_scatter select_scatter split_with_sizes_copy pixel_shuffle
+    pixel_unshuffle channel_shuffle as_strided_copy as_strided_scatter
+    """
+)
 
 
 def matrix(left: Tensor, right: Tensor) -> list[Product]:
@@ -126,8 +131,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *, forward: bool) -> list[Produc
     if forward:
         return [scores, mixed]
     return [
-        scores, (heads, rows, out, columns), (heads, columns, rows, out), (heads, rows, columns, width),
-        (heads, columns, rows, width),
+        scores, (heads, rows, out, columns), (heads, columns, rows, out),
+        (heads, rows, columns, width), (heads, columns, rows, width),
     ]  # fmt: skip
 
 

@@ -76,8 +76,8 @@ def check_samples(program: SingleProgram, plan: Plan) -> None:
     for node in placeholders(program):
         if not node.shape or node.shape[0] != samples:
             raise InputError(
-                f"program is not for the plan's runs: {node.name}", where=plan.name, got=f"shape {node.shape}",
-                expected=f"{samples} samples",
+                f"program is not for the plan's runs: {node.name}", where=plan.name,
+                got=f"shape {node.shape}", expected=f"{samples} samples",
             )  # fmt: skip
 
 
