@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from hetplan.formulations import family
-from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import whole_seconds
+from hetplan.planner.amp import decision_of
 from hetplan.planner.candidate import Candidate, simulated
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
@@ -33,7 +33,7 @@ from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
-from hetplan.runtime.spmd_decision import decision_of
+from hetplan.runtime.spmd_decision import decision_of as program_decision
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
@@ -113,29 +113,19 @@ def difference(name: str, candidate: Candidate) -> str:
     )
 
 
-def amp_decision(plan: Plan) -> AmpDecision | None:
-    """The decision of AMP's problem that a plan stands for, None where it is none."""
+def is_decision_of_amp(plan: Plan) -> bool:
+    """Whether a plan is a decision of AMP's problem: even replicas on all devices, 1F1B."""
     first = plan.replicas[0]
-    cut = [stage.layers for stage in first.stages]
-    widths = {len(stage.devices[0]) for replica in plan.replicas for stage in replica.stages}
-    even = all(
-        [s.layers for s in r.stages] == cut
-        and r.micro_batches == first.micro_batches
-        and all(len(s.devices) == 1 for s in r.stages)
-        for r in plan.replicas
-    )
-    whole = plan.world_size == len(plan.devices)
-    if not even or not whole or len(widths) != 1 or plan.zero or plan.schedule != "1f1b":
-        return None
-    if any(len(ranges) != 1 for ranges in cut) or len(first.micro_batches) != 1:
-        return None
-    return AmpDecision(
-        pipeline=len(cut),
-        data=len(plan.replicas),
-        tensor=widths.pop(),
-        micro_batch=first.micro_batches[0].samples,
-        placement=[[r.stages[j].devices[0] for r in plan.replicas] for j in range(len(cut))],
-        stages=[ranges[0] for ranges in cut],
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    return (
+        plan.world_size == len(plan.devices)
+        and (plan.zero, plan.schedule, len(first.micro_batches)) == (0, "1f1b", 1)
+        and len({(len(s.devices), len(s.devices[0]), len(s.layers)) for s in stages}) == 1
+        and len(stages[0].devices) == 1
+        and all(r.micro_batches == first.micro_batches for r in plan.replicas)
+        and all(
+            [s.layers for s in r.stages] == [s.layers for s in first.stages] for r in plan.replicas
+        )
     )
 
 
@@ -164,10 +154,9 @@ def test_evaluator_simulator_and_models_agree(name: str) -> None:
         assert candidate.optimism is not None and 0.5 < candidate.optimism < 3.0
         if candidate.bound is not None and candidate.objective is not None:
             assert candidate.bound <= candidate.objective * (1 + 1e-6)
-        decision = amp_decision(candidate.plan)
-        if decision is not None and candidate.strategy in ("amp", "dp"):
+        if candidate.strategy in ("amp", "dp") and is_decision_of_amp(candidate.plan):
             data = pose(recomputed(found.workload, candidate.plan.recomputation), memory=False)
-            objective = evaluate(family("amp"), data, decision).objective
+            objective = evaluate(family("amp"), data, decision_of(candidate.plan)).objective
             assert objective == pytest.approx(candidate.closed_form_seconds, rel=1e-9)
             priced += 1
     assert priced >= 1
@@ -181,14 +170,12 @@ def test_no_plan_of_amps_problem_beats_its_bound(name: str) -> None:
     (best,) = (c for c in found.candidates if c.name == "amp/auto")
     data = pose(found.workload)
     compared = 0
-    for candidate in found.candidates:
-        decision = None if candidate.plan is None else amp_decision(candidate.plan)
-        if decision is None or candidate.plan is None or candidate.plan.recomputation != "none":
-            continue
-        objective = evaluate(family("amp"), data, decision).objective
-        if objective is not None and best.bound is not None:
-            assert objective >= best.bound * (1 - 1e-6)
-            compared += 1
+    for plan in (candidate.plan for candidate in found.candidates if candidate.plan is not None):
+        if plan.recomputation == "none" and is_decision_of_amp(plan):
+            objective = evaluate(family("amp"), data, decision_of(plan)).objective
+            if objective is not None and best.bound is not None:
+                assert objective >= best.bound * (1 - 1e-6)
+                compared += 1
     assert compared >= 1
 
 
@@ -223,7 +210,7 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     assert found.fits_memory is False or found.replayed.fits
     assert found.optimism is not None and 0.95 < found.optimism < 1.5
     free = replace(whole.theory, data=whole.theory.data.model_copy(update={"memory": None}))
-    decision = decision_of(found.plan.program, free, name)
+    decision = program_decision(found.plan.program, free, name)
     objective = evaluate(family("hap"), free.data, decision).objective
     assert objective is not None
     if found.fits_memory:

@@ -183,7 +183,7 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
         *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
     }
     slowest = int(np.argmax(best.replayed.timeline.busy))
-    assert explained.busiest.device == slowest
+    assert explained.busiest["device"] == slowest
     assert ("busiest", f"device {slowest}") in [
         (what, told.partition(":")[0]) for what, told in explained.binding(workload)
     ]

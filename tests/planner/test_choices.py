@@ -11,8 +11,7 @@ import pytest
 import hetplan as hp
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
 from hetplan.errors import InputError
-from hetplan.planner import AUTO
-from hetplan.planner.library import PREFERRED, make_workloads, precisions_of
+from hetplan.planner.library import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.planner.ranking import Criteria, Planning, make_plans, pareto, winner_of
 from hetplan.planner.strategy import chosen
 from hetplan.planner.variant import lifted_plan, parts

@@ -176,11 +176,12 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     assert sum(explained.critical.values()) == pytest.approx(found.seconds, rel=1e-9)
     busiest, tightest = explained.busiest, explained.tightest
     assert busiest is not None and tightest is not None
-    assert busiest.share == pytest.approx(max(found.timeline.busy) / found.seconds)
-    unit = found.owners.index((busiest.replica, busiest.stage))
+    assert busiest["busy_share"] == pytest.approx(max(found.timeline.busy) / found.seconds)
+    unit = found.owners.index((busiest["replica"], busiest["stage"]))
     assert found.timeline.busy[unit] == max(found.timeline.busy)
     shares = [p / q for p, q in zip(found.peak_bytes, found.limit_bytes, strict=True)]
-    assert tightest.held / tightest.limit == max(shares) == shares[tightest.device]
+    assert tightest["bytes"] / tightest["limit_bytes"] == max(shares)
+    assert shares[tightest["device"]] == max(shares)
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.papers] == ["amp/paper"]
     rows = {row[0] for row in explained.table(workload).rows}

@@ -13,4 +13,3 @@ STRATEGIES: dict[str, str] = {
     "hap": "hetplan.planner.hap:Hap",
 }
 ALL = "all"  # of them
-AUTO = "auto"  # every precision that all devices have

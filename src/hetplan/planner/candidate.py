@@ -100,13 +100,12 @@ class Candidate:
         unknown."""
         if self.plan is None or self.predicted_seconds is None:
             return None
-        total = 0.0
-        for device in self.plan.ranks:
-            price = workload.cluster.specs[self.plan.devices[device].type].price_per_hour
-            if price is None:
-                return None
-            total += price
-        return total / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
+        types = [self.plan.devices[device].type for device in self.plan.ranks]
+        prices = [workload.cluster.specs[name].price_per_hour for name in types]
+        known = [price for price in prices if price is not None]
+        if len(known) < len(prices):
+            return None
+        return sum(known) / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
 
     def document(self, workload: Workload) -> Mapping[str, Any]:
         """As JSON types."""
@@ -201,12 +200,10 @@ def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return ""
     sizes = zip(own.peak_bytes, own.limit_bytes, candidate.peak_bytes, strict=True)
-    over = [
-        (held - limit, d) for d, (held, limit, said) in enumerate(sizes) if held > limit >= said
-    ]
-    if not over:
+    excess = [held - limit if held > limit >= said else 0.0 for held, limit, said in sizes]
+    if not any(excess):
         return ""
-    _, device = max(over)
+    device = excess.index(max(excess))
     return (
         f"does not fit when replayed: device {device} ({workload.cluster.devices[device].type}) "
         f"holds {share_text(own.peak_bytes[device], own.limit_bytes[device])}"

@@ -25,32 +25,15 @@ TIGHT = 0.9  # of a device's memory in use
 
 
 @dataclass(frozen=True)
-class Busiest:
-    """Who computes longest. device: of a program that all devices run together, else None."""
-
-    replica: int
-    stage: int
-    device: int | None
-    share: float  # of the iteration
-
-
-@dataclass(frozen=True)
-class Tightest:
-    """The device with the largest share of its memory in use."""
-
-    device: int
-    held: float
-    limit: float
-
-
-@dataclass(frozen=True)
 class Explanation:
-    """What the winner's replay and the ranking say; without a replay its first three are empty."""
+    """What the winner's replay and the ranking say; without a replay its first four are empty."""
 
     critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
-    busiest: Busiest | None
-    card: tuple[str, float] | None  # the fullest network card, and the share that it is in use
-    tightest: Tightest | None
+    # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
+    # all devices run together, else None.
+    busiest: Mapping[str, Any] | None
+    card: Mapping[str, Any] | None  # the fullest network card: link, held_share of the iteration
+    tightest: Mapping[str, Any] | None  # device with the least memory left: bytes, limit_bytes
     winner: Candidate
     runner_up: Candidate | None  # the next best candidate of another plan
     papers: tuple[Candidate, ...]  # the best that each paper's own procedure gave
@@ -58,23 +41,11 @@ class Explanation:
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types; candidates by name."""
-        busiest, tightest = self.busiest, self.tightest
         return {
             "critical_path": [{"what": what, "seconds": s} for what, s in self.critical.items()],
-            "bottleneck": busiest
-            and {
-                "replica": busiest.replica,
-                "stage": busiest.stage,
-                "busy_share": busiest.share,
-                "device": busiest.device,
-            },
-            "slowest_link": self.card and {"link": self.card[0], "held_share": self.card[1]},
-            "tightest_memory": tightest
-            and {
-                "device": tightest.device,
-                "bytes": tightest.held,
-                "limit_bytes": tightest.limit,
-            },
+            "bottleneck": self.busiest,
+            "slowest_link": self.card,
+            "tightest_memory": self.tightest,
             "closed_form_ratio": self.winner.optimism,
             "runner_up": self.runner_up and self.runner_up.name,
             "runner_up_longer": self.runner_up and longer(self.runner_up, self.winner),
@@ -110,17 +81,16 @@ class Explanation:
         """Lines on stage, link and memory."""
         rows = []
         if (b := self.busiest) is not None:
-            of = f"stage {b.stage} of replica {b.replica}"
-            of = of if b.device is None else f"device {b.device}"
-            rows.append(("busiest", f"{of}: computes {percent_text(b.share)} of the time"))
-        if self.card is not None:
-            text, share = self.card
-            rows.append(("fullest link", f"{text}: in use {percent_text(share)} of the time"))
+            alone = f"stage {b['stage']} of replica {b['replica']}"
+            of = alone if b["device"] is None else f"device {b['device']}"
+            rows.append(("busiest", f"{of}: computes {percent_text(b['busy_share'])} of the time"))
+        if (c := self.card) is not None:
+            used = percent_text(c["held_share"])
+            rows.append(("fullest link", f"{c['link']}: in use {used} of the time"))
         if (t := self.tightest) is not None:
-            kind = workload.cluster.devices[t.device].type
-            binds = t.held > TIGHT * t.limit
-            verdict = "binds" if binds else f"{bytes_text(t.limit - t.held)} left"
-            text = f"device {t.device} ({kind}): {share_text(t.held, t.limit)}; {verdict}"
+            held, limit, kind = t["bytes"], t["limit_bytes"], workload.cluster.devices[t["device"]]
+            verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
+            text = f"device {t['device']} ({kind.type}): {share_text(held, limit)}; {verdict}"
             rows.append(("tightest memory", text))
         return rows
 
@@ -136,10 +106,9 @@ def explain(
     for candidate in candidates:
         if candidate.method.paper and candidate.plan:
             papers.setdefault(candidate.strategy, candidate)
-    chosen = ""
-    if winner and percent is not None:
-        within = f"{number_text(percent)} % slower than {fastest.name}"
-        chosen = f"the cheapest of what is at most {within} ({seconds_text(fastest.predicted_seconds)})"  # fmt: skip
+    within = f"{number_text(percent)} % slower than {fastest.name}"
+    took = seconds_text(fastest.predicted_seconds)
+    slower = winner > 0 and percent is not None
     run = best.replayed
     return Explanation(
         critical={} if run is None else critical_parts(run),
@@ -149,7 +118,7 @@ def explain(
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
         papers=tuple(papers.values()),
-        chosen=chosen,
+        chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
     )
 
 
@@ -194,29 +163,32 @@ def label_of(run: Replay, kind: Kind, unit: int) -> str:
     return f"stage {stage}{of} {does}"
 
 
-def busiest(run: Replay) -> Busiest:
+def busiest(run: Replay) -> dict[str, Any]:
     """The stage, or the device of a program, that computes longest."""
     unit = int(np.argmax(run.timeline.busy))
-    device = run.devices[unit][0] if run.by_device else None
-    return Busiest(*run.owners[unit], device, float(run.timeline.busy[unit]) / run.seconds)
+    return {
+        **dict(zip(("replica", "stage"), run.owners[unit], strict=True)),
+        "busy_share": float(run.timeline.busy[unit]) / run.seconds,
+        "device": run.devices[unit][0] if run.by_device else None,
+    }
 
 
-def fullest_card(run: Replay, workload: Workload) -> tuple[str, float] | None:
+def fullest_card(run: Replay, workload: Workload) -> dict[str, Any] | None:
     """The side of a node's network card that is held longest."""
     held = run.timeline.port_seconds
     if not len(held) or held.max() <= 0:
         return None
-    port = int(np.argmax(held))
-    does = "receives" if port % 2 else "sends"
-    rate = workload.cluster.nodes[port // 2].network_bandwidth * 8 / 1e9
-    return f"node {port // 2} {does} at {rate:.4g} Gbit/s", float(held[port]) / run.seconds
+    node, receives = divmod(int(np.argmax(held)), 2)
+    rate = workload.cluster.nodes[node].network_bandwidth * 8 / 1e9
+    link = f"node {node} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
+    return {"link": link, "held_share": float(held.max()) / run.seconds}
 
 
-def tightest(run: Replay) -> Tightest:
+def tightest(run: Replay) -> dict[str, Any]:
     """Where the largest share of memory is in use."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
-    return Tightest(device, *sizes[device])
+    return dict(zip(("device", "bytes", "limit_bytes"), (device, *sizes[device]), strict=True))
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:

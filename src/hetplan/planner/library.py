@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
-from hetplan.planner import AUTO
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, chosen
@@ -28,6 +27,7 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
 TIME_LIMIT = 60.0
+AUTO = "auto"
 # What `auto` stands for; of equals the first wins, and bf16 needs no loss scaling.
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
@@ -70,8 +70,7 @@ def plan(
         profile=profile,
     )
     options = Options(time_limit=time_limit)
-    if threads is not None:
-        options = Options(time_limit=time_limit, threads=threads)
+    options = options if threads is None else replace(options, threads=threads)
     return make_plans(
         choice.workloads,
         chosen(strategies, settings),
@@ -105,17 +104,15 @@ def precisions_of(given: str | Sequence[str]) -> tuple[Precision, ...]:
     InputError."""
     if given == AUTO:
         return PREFERRED
-    texts = given.split(",") if isinstance(given, str) else given
-    named: list[Precision] = []
-    for text in dict.fromkeys(text.strip() for text in texts):
-        known = next((precision for precision in PRECISIONS if precision == text), None)
-        if known is None:
+    texts = [text.strip() for text in (given.split(",") if isinstance(given, str) else given)]
+    known: dict[str, Precision] = {name: name for name in PRECISIONS}
+    for text in texts:
+        if text not in known:
             raise unknown_name("unknown precision", text, (*PRECISIONS, AUTO))
-        named.append(known)
-    if not named:
+    if not texts:
         expected = f"some of {', '.join(PRECISIONS)}, or {AUTO}"
         raise InputError("no precision named", expected=expected)
-    return tuple(named)
+    return tuple(known[text] for text in dict.fromkeys(texts))
 
 
 def make_workloads(
@@ -180,8 +177,8 @@ def make_workloads(
 def same_problem(one: Workload, other: Workload) -> bool:
     """Whether two workloads of one model and cluster are the same problem under two names: equal
     profiles and equal bytes of states make equal plans."""
-    same_states = one.state_bytes_per_param_byte == other.state_bytes_per_param_byte
-    profiles = one.profile, other.profile
-    return same_states and all(
-        getattr(profiles[0], key) == getattr(profiles[1], key) for key in ("layers", "tables")
+    return (
+        one.state_bytes_per_param_byte == other.state_bytes_per_param_byte
+        and one.profile.layers == other.profile.layers
+        and one.profile.tables == other.profile.tables
     )

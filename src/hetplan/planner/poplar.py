@@ -113,15 +113,17 @@ class AtStage(Problem):
                 raise NoPlan("infeasible", posed.unfit)
             return None
         result = solve(family("poplar"), posed.data, method.name, run)
-        told = [result.message, *self.notes()]
+        once, gained = posed.once_seconds, ""
         if method.exact and self.assumed.shards == "memory" and posed.data.zero_stage > 0:
-            told.append(self.gain_of_shards(result.objective, result.status, run))
-        once = posed.once_seconds
+            gained = self.gain_of_shards(result.objective, run)
+        included = f"iteration and bound include {seconds_text(once)} of all-gather once per"
         candidate = replace(
             Candidate.of_result("poplar", method, result),
             bound=None if result.bound is None else result.bound + once,
             details=result.details,
-            message=joined(*told),
+            message=joined(
+                result.message, f"{included} iteration" if once else "", *posed.notes, gained
+            ),
         )
         if result.decision is None or result.objective is None:
             return candidate
@@ -145,15 +147,7 @@ class AtStage(Problem):
             ),
         )
 
-    def notes(self) -> list[str]:
-        """What iteration, objective and bound hold beside the instance's own."""
-        if not self.posed.once_seconds:
-            return [*self.posed.notes]
-        seconds = seconds_text(self.posed.once_seconds)
-        told = f"iteration and bound include {seconds} of all-gather once per iteration"
-        return [told, *self.posed.notes]
-
-    def gain_of_shards(self, objective: float | None, status: str, run: Run) -> str:
+    def gain_of_shards(self, objective: float | None, run: Run) -> str:
         """How the optimum with shards by memory compares with that of equal ones."""
         equal = pose(
             self.workload, self.posed.data.zero_stage, replace(self.assumed, shards="equal")

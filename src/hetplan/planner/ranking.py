@@ -129,18 +129,20 @@ def make_plans(
         ]
         candidates, left_out = undominated(candidates, on_parts(searches), first)
         told += left_out
-    judged = [over_budget(c, first, criteria.money_limit) for c in candidates]
-    judged.sort(key=lambda pair: rank(pair[0], pair[1], first))
-    allowed = [candidate for candidate, over in judged if eligible(candidate, over)]
+    judged = [judge(candidate, first, criteria.money_limit) for candidate in candidates]
+    judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
+    allowed = [candidate for candidate, may_win in judged if may_win]
     winner = winner_of(allowed, first, criteria.cheapest_within)
     ranked = tuple(candidate for candidate, _ in judged)
-    relaxed: tuple[Relaxation, ...] = ()
+    relaxed: list[Relaxation] = []
     if not any(candidate.fits_memory for candidate in ranked) and not run.cancelled:
-        relaxed = what_would_fit(every, run, picked)
+        least = min(every, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers))
+        with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
+            relaxed = relaxations(least, run, picked)
     precision = None if winner is None else ranked[winner].variant.precision
     winning = next((w for w in every if w.precision == precision), first)
     precisions = tuple(w.precision for w in every)
-    return Planning(winning, ranked, winner, tuple(told), relaxed, precisions, criteria)
+    return Planning(winning, ranked, winner, tuple(told), tuple(relaxed), precisions, criteria)
 
 
 def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
@@ -225,49 +227,30 @@ def winner_of(
     return near[-1] if near and percent is not None else 0
 
 
-def what_would_fit(
-    workloads: Sequence[Workload], run: Run, strategies: Sequence[Strategy]
-) -> tuple[Relaxation, ...]:
-    """The relaxations of the workload whose layers keep least."""
-    least = min(workloads, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers))
-    with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
-        return tuple(relaxations(least, run, strategies))
-
-
-def over_budget(
-    candidate: Candidate, workload: Workload, limit: float | None
-) -> tuple[Candidate, bool]:
-    """The candidate and whether it exceeds the limit; its message then says so."""
+def judge(candidate: Candidate, workload: Workload, limit: float | None) -> tuple[Candidate, bool]:
+    """The candidate, and whether it may win: it fits and does not exceed the limit, else its
+    message says so."""
+    fits = candidate.plan is not None and candidate.fits_memory is True
     money = candidate.money_per_million_tokens(workload)
     if limit is None or money is None or money <= limit:
-        return candidate, False
+        return candidate, fits
     dear = f"costs {number_text(money, 4)} per million tokens"
     text = joined(candidate.message, f"{dear}, above the limit {number_text(limit, 4)}")
-    return replace(candidate, message=text), True
+    return replace(candidate, message=text), False
 
 
-def eligible(candidate: Candidate, over: bool) -> bool:
-    """Whether the candidate may win."""
-    return candidate.plan is not None and candidate.fits_memory is True and not over
-
-
-def rank(candidate: Candidate, over: bool, workload: Workload) -> tuple[bool, float, float]:
-    """Sort key: those that may win first, then seconds per iteration, then money."""
-    seconds, money = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
-    return (
-        not eligible(candidate, over),
-        math.inf if seconds is None else seconds,
-        math.inf if money is None else money,
-    )
+def rank(candidate: Candidate, workload: Workload) -> tuple[float, float]:
+    """Sort key: seconds per iteration, then money; what is unknown comes last."""
+    keys = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
+    return math.inf if keys[0] is None else keys[0], math.inf if keys[1] is None else keys[1]
 
 
 def workload_document(workload: Workload) -> dict[str, Any]:
     """What was planned, as JSON types."""
-    profile = workload.profile
     return {
         "model": workload.model.name,
         "parameters": workload.model.params,
-        "layers": len(profile.layers),
+        "layers": len(workload.profile.layers),
         "cluster": workload.cluster.name,
         "devices": workload.cluster.counts(),
         "global_batch": workload.global_batch,
@@ -277,5 +260,5 @@ def workload_document(workload: Workload) -> dict[str, Any]:
         "state_bytes": workload.state_bytes,
         "usable_bytes": workload.device_bytes(),
         "price_per_hour": workload.cluster.price_per_hour(),
-        "profile": profile.provenance.model_dump(mode="json"),
+        "profile": workload.profile.provenance.model_dump(mode="json"),
     }

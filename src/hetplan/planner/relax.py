@@ -22,7 +22,7 @@ from hetplan.planner.variant import Variant, recomputed
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Progress, Run
+from hetplan.solvers.run import Run
 from hetplan.text import bytes_text
 
 CLOSE = 0.01  # the answer is that near to the least, as a share of the memory that it makes
@@ -50,13 +50,11 @@ def relaxations(
     strategies: to plan with; those whose exact methods take long are left out where there are
     others.
     """
-    run = run or Run()
-    picked = list(chosen() if strategies is None else strategies)
+    run, picked = run or Run(), list(chosen() if strategies is None else strategies)
     quick = [strategy for strategy in picked if not strategy.slow] or picked
-    types = workload.cluster.types
+    types, counts = workload.cluster.types, workload.cluster.counts()
     sets = dict.fromkeys([types, *((name,) for name in types)])
     more = [more_memory(workload, some, quick, run) for some in sets]
-    counts = workload.cluster.counts()
     ordered = sorted(
         (r for r in more if r is not None),
         key=lambda r: sum(counts[name] * extra for name, extra in r.extra_bytes.items()),
@@ -121,20 +119,7 @@ def smaller_micro_batch(workload: Workload, run: Run) -> list[Relaxation]:
     kept = [held / least for held in data.memory.layer_bytes_per_sample]
     memory = data.memory.model_copy(update={"layer_bytes_per_sample": kept})
     one = data.model_copy(update={"memory": memory})
-    if solve(family("amp"), one, "auto", first_decision(run)).decision is None:
+    if solve(family("amp"), one, "auto", run.part(time_limit=SECONDS)).decision is None:
         return []
-    tried = f"the profile has none below {least}"
-    text = f"micro-batches of one sample with full recomputation ({tried})"
-    return [Relaxation(text, {})]
-
-
-def first_decision(run: Run) -> Run:
-    """A run that ends with the first decision, or after a few seconds."""
-    alone = Run(run.part(time_limit=SECONDS).options)
-
-    def watch(progress: Progress) -> None:
-        if progress.incumbent is not None or run.cancelled:
-            alone.cancel.set()
-
-    alone.watch = watch
-    return alone
+    what = "micro-batches of one sample with full recomputation"
+    return [Relaxation(f"{what} (the profile has none below {least})", {})]

@@ -183,13 +183,14 @@ def replan(
 def least_moved(choices: Sequence[Choice], within: float) -> int | None:
     """Index of the choice that moves least (network and checkpoint alike) of those nearly as fast
     as the fastest."""
-    timed = [(c.candidate.predicted_seconds, i) for i, c in enumerate(choices)]
-    known = [(seconds, i) for seconds, i in timed if seconds is not None]
-    if not known:
-        return None
-    limit = min(known)[0] * (1 + within / 100)
-    near = [i for seconds, i in known if seconds <= limit]
-    return min(near, key=lambda i: (choices[i].moves.total + choices[i].moves.from_checkpoint, i))
+    seconds = [c.candidate.predicted_seconds for c in choices]
+    limit = min((s for s in seconds if s is not None), default=0.0) * (1 + within / 100)
+    near = [
+        (choices[i].moves.total + choices[i].moves.from_checkpoint, i)
+        for i, s in enumerate(seconds)
+        if s is not None and s <= limit
+    ]
+    return min(near)[1] if near else None
 
 
 def moves(old: Plan, new: Plan, workload: Workload, gone: Collection[int] = ()) -> Moves:

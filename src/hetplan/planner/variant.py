@@ -20,7 +20,7 @@ from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
 from hetplan.profiling.recomputation import Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan, PlanDevice, Replica, Schedule
+from hetplan.runtime.plan import Plan, PlanDevice, Schedule
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
 # More bytes than any device has: with them no memory limit binds.
@@ -101,25 +101,28 @@ def lifted_plan(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
         for own, share in zip(numbers, plan.zero_shares, strict=True):
             if own >= 0:
                 shares[own] = share
+    replicas = [
+        replica.model_copy(
+            update={
+                "stages": [
+                    stage.model_copy(
+                        update={"devices": [[numbers[d] for d in group] for group in stage.devices]}
+                    )
+                    for stage in replica.stages
+                ]
+            }
+        )
+        for replica in plan.replicas
+    ]
     return plan.model_copy(
         update={
             "name": f"{workload.model.name} on {workload.cluster.name}"[:200],
             "workload": plan.workload.model_copy(update={"cluster": workload.cluster.name}),
             "devices": [PlanDevice(type=d.type, node=d.node) for d in workload.cluster.devices],
             "zero_shares": shares,
-            "replicas": [lifted_replica(replica, numbers) for replica in plan.replicas],
+            "replicas": replicas,
         }
     )
-
-
-def lifted_replica(replica: Replica, numbers: Sequence[int]) -> Replica:
-    """The replica on other device numbers."""
-    groups = [[[numbers[d] for d in group] for group in stage.devices] for stage in replica.stages]
-    stages = [
-        stage.model_copy(update={"devices": devices})
-        for stage, devices in zip(replica.stages, groups, strict=True)
-    ]
-    return replica.model_copy(update={"stages": stages})
 
 
 def recomputed(workload: Workload, mode: Recomputation) -> Workload:

@@ -74,7 +74,7 @@ def lines(scene: Scene) -> Iterator[str]:
     if scene.units > len(scene.rows):
         yield f"<p>{scene.units - len(scene.rows)} more stages are not drawn.</p>"
     yield "<h2>Memory of each device</h2>"
-    yield memory(scene.used)
+    yield svg(len(scene.used) * 20 + 4, "memory per device", memory(scene.used))
     yield "<h2>Where everything is</h2>"
     yield cluster(scene)
     if scene.offers:
@@ -83,8 +83,8 @@ def lines(scene: Scene) -> Iterator[str]:
         yield svg(len(timed) * 22 + 22, "candidates", offers(timed))
         header = ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
         yield table(header, map(cells, scene.offers), [o.winner for o in scene.offers])
-    stages = [(r.title, r.devices, r.layers, f"{percent_text(r.busy)} of the time") for r in scene.rows]  # fmt: skip
     yield "<details><summary>Stages as a table</summary>"
+    stages = ((r.title, r.devices, r.layers, percent_text(r.busy)) for r in scene.rows)
     yield table(("stage", "devices", "layers", "computes"), stages) + "</details>"
     yield "</body>\n</html>"
 
@@ -166,30 +166,17 @@ def held_text(device: Held) -> str:
     return f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
 
 
-def memory(used: Sequence[Held]) -> str:
-    """A bar per device against its limit, which is the end of its lane; in columns where they are
-    many."""
-    columns = 1 if len(used) <= 16 else 2 if len(used) <= 64 else 4
-    lines = -(-len(used) // columns)
-    return svg(lines * 20 + 4, "memory per device", memory_parts(used, lines, columns))
-
-
-def memory_parts(used: Sequence[Held], lines: int, columns: int) -> Iterator[str]:
-    """Bars, column by column; the narrowest have room for numbers alone."""
-    narrow = columns == 4
-    label, figure = (40, 0) if narrow else (190, 130)
-    room = WIDTH / columns - label - figure - 16
+def memory(used: Sequence[Held]) -> Iterator[str]:
+    """A bar per device against its limit, which is the end of its lane."""
+    room = WIDTH - LABEL - 146
     most = max(max(d.limit, d.held) for d in used) or 1.0
     for i, d in enumerate(used):
-        x, y = (i // lines) * WIDTH / columns, (i % lines) * 20 + 3
-        name = str(d.device) if narrow else f"{d.device}  {d.kind}, {d.place}"
-        colour = "over" if d.held > d.limit else "forward"
+        y, colour = i * 20 + 3, "over" if d.held > d.limit else "forward"
         told = f"device {d.device} ({d.kind}, node {d.node}, {d.place}): {held_text(d)}"
-        yield text(x, y + 11, shortened(name, 28))
-        yield rect(x + label, y, room * d.limit / most, 14, 'class="lane"', told)
-        yield rect(x + label, y, room * d.held / most, 14, f'fill="var(--{colour})"', told)
-        if not narrow:
-            yield text(x + label + room + 8, y + 11, share_text(d.held, d.limit), SMALL)
+        yield text(0, y + 11, shortened(f"{d.device}  {d.kind}, {d.place}", 28))
+        yield rect(LABEL, y, room * d.limit / most, 14, 'class="lane"', told)
+        yield rect(LABEL, y, room * d.held / most, 14, f'fill="var(--{colour})"', told)
+        yield text(LABEL + room + 8, y + 11, share_text(d.held, d.limit), SMALL)
 
 
 def cluster(scene: Scene) -> str:
