@@ -108,8 +108,8 @@ def difference(name: str, candidate: Candidate) -> str:
     """How far a plan's closed form is from the simulator, in words."""
     seconds, closed = candidate.predicted_seconds, candidate.closed_form_seconds
     return (
-        f"{name}: {candidate.name} {seconds_text(seconds)} replayed, {seconds_text(closed)} by its closed form"
-        f" ({(candidate.optimism or 1.0) - 1.0:+.1%})"
+        f"{name}: {candidate.name} {seconds_text(seconds)} replayed, {seconds_text(closed)} by its "
+        f"closed form ({(candidate.optimism or 1.0) - 1.0:+.1%})"
     )
 
 

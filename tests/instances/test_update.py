@@ -39,9 +39,16 @@ def answer(**edits: Any) -> dict[str, Any]:
     best = entry.best_known()
     assert best is not None
     return {
-        "method": "exact", "status": "optimal", "objective": best.objective, "bound": best.objective, "gap": 0.0,
-        "seconds": 0.1, "decision": best.decision, "solver": "hetplan", **edits,
-    }  # fmt: skip
+        "method": "exact",
+        "status": "optimal",
+        "objective": best.objective,
+        "bound": best.objective,
+        "gap": 0.0,
+        "seconds": 0.1,
+        "decision": best.decision,
+        "solver": "hetplan",
+        **edits,
+    }
 
 
 def worse(folder: Path) -> dict[str, Any]:
@@ -55,9 +62,13 @@ def worse(folder: Path) -> dict[str, Any]:
     result = solve(instance.family, instance.data, "greedy", Run(Options(threads=1)))
     assert result.decision is not None and result.objective is not None
     return answer(
-        method="greedy", status="feasible", objective=result.objective, bound=None, gap=None,
+        method="greedy",
+        status="feasible",
+        objective=result.objective,
+        bound=None,
+        gap=None,
         decision=result.decision.model_dump(mode="json"),
-    )  # fmt: skip
+    )
 
 
 def update(folder: Path, *results: dict[str, Any]) -> Change:
@@ -102,13 +113,22 @@ def test_a_higher_bound_is_taken_and_a_lower_one_is_not(folder: Path) -> None:
 
 
 LIES: dict[str, tuple[Edit, str]] = {
-    "objective": (lambda r: r.update(objective=0.9 * r["objective"], bound=None, gap=None), "is not"),
-    "bound above": (lambda r: r.update(bound=r["objective"] * 1.1, gap=None, status="feasible"), "stated bound"),
-    "layers": (lambda r: r["decision"]["stages"][0].update(last=r["decision"]["stages"][0]["last"] + 1), "stage"),
+    "objective": (
+        lambda r: r.update(objective=0.9 * r["objective"], bound=None, gap=None),
+        "is not",
+    ),
+    "bound above": (
+        lambda r: r.update(bound=r["objective"] * 1.1, gap=None, status="feasible"),
+        "stated bound",
+    ),
+    "layers": (
+        lambda r: r["decision"]["stages"][0].update(last=r["decision"]["stages"][0]["last"] + 1),
+        "stage",
+    ),
     "no decision": (lambda r: r.update(decision=None), "without a decision"),
     "infeasible": (lambda r: r.update(status="infeasible"), "stated infeasible"),
     "no devices": (lambda r: r["decision"]["stages"][0].update(devices=-1), "devices"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", LIES)

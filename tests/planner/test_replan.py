@@ -46,8 +46,12 @@ def made(replicas: list[list[tuple[tuple[int, int], list[int]]]], **changes: Any
     document = {
         "name": "by hand",
         "workload": {
-            "model": w.model.name, "cluster": w.cluster.name, "global_batch": 8, "sequence": w.sequence,
-            "precision": w.precision, "layers": [layer.name for layer in w.profile.layers],
+            "model": w.model.name,
+            "cluster": w.cluster.name,
+            "global_batch": 8,
+            "sequence": w.sequence,
+            "precision": w.precision,
+            "layers": [layer.name for layer in w.profile.layers],
         },
         "devices": [{"type": d.type, "node": d.node} for d in w.cluster.devices],
         "replicas": [
@@ -60,7 +64,7 @@ def made(replicas: list[list[tuple[tuple[int, int], list[int]]]], **changes: Any
             }
             for stages in replicas
         ],
-    }  # fmt: skip
+    }
     return Plan.model_validate(document | changes)
 
 

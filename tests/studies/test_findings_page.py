@@ -36,11 +36,25 @@ def row(problem: str, instance: str, method: str, objective: float | None, **giv
     """A row of the set papers, with a proof where a bound is given."""
     made: Row = dict.fromkeys(COLUMNS)
     made |= {
-        "key": f"{problem}-{instance}-{method}", "set": "papers", "problem": problem, "instance": instance,
-        "method": method, "exact": method == "exact", "seed": 0, "objective": objective, "seconds": 1.0,
-        "status": "optimal" if method == "exact" else "unknown" if objective is None else "feasible",
-        "machine_json": '{"cpu":"c"}', "versions_json": '{"hetplan":"v"}', "begun": "2026", "time_limit": 60.0,
-    }  # fmt: skip
+        "key": f"{problem}-{instance}-{method}",
+        "set": "papers",
+        "problem": problem,
+        "instance": instance,
+        "method": method,
+        "exact": method == "exact",
+        "seed": 0,
+        "objective": objective,
+        "seconds": 1.0,
+        "status": "optimal"
+        if method == "exact"
+        else "unknown"
+        if objective is None
+        else "feasible",
+        "machine_json": '{"cpu":"c"}',
+        "versions_json": '{"hetplan":"v"}',
+        "begun": "2026",
+        "time_limit": 60.0,
+    }
     return {**made, **given}
 
 

@@ -118,10 +118,13 @@ def test_same_rows_though_a_worker_is_killed(
 
 # Slurm's commands on this machine: a job is a process group, its number the group's.
 SBATCH = """#!/bin/sh
-grep -q -- "#SBATCH -p nowhere" "$1" && { echo "sbatch: error: invalid partition specified: nowhere" >&2; exit 1; }
+if grep -q -- "#SBATCH -p nowhere" "$1"; then
+  echo "sbatch: error: invalid partition specified: nowhere" >&2; exit 1
+fi
 grep "^#SBATCH" "$1" >> "$FAKE_SLURM/directives"
 cp "$1" "$FAKE_SLURM/script.$$"
-setsid sh -c 'echo $$ >> "$FAKE_SLURM/jobs"; exec sh "$0"' "$FAKE_SLURM/script.$$" > "$FAKE_SLURM/out.$$" 2>&1 &
+setsid sh -c 'echo $$ >> "$FAKE_SLURM/jobs"; exec sh "$0"' "$FAKE_SLURM/script.$$" \\
+  > "$FAKE_SLURM/out.$$" 2>&1 &
 echo "Submitted batch job $!"
 """
 SCANCEL = """#!/bin/sh

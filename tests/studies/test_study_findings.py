@@ -21,12 +21,25 @@ def row(instance: str, method: str, **given: Any) -> Row:
     exact = method in ("exact", "milp")
     made: Row = dict.fromkeys(COLUMNS)
     made |= {
-        "key": f"{instance}-{method}-{given.get('seed', 0)}", "set": "s", "instance": instance, "problem": "ditto",
-        "method": method, "exact": exact, "seed": 0, "status": "optimal" if exact else "feasible", "stop": "done",
-        "seconds": 1.0, "versions_json": '{"hetplan":"0"}', "machine_json": '{"cpu":"<x>"}', "begun": "2026-01-01",
-        "peak_bytes": 2**20, "message": "", "time_limit": 60.0, "gap": 0.0 if exact else None,
+        "key": f"{instance}-{method}-{given.get('seed', 0)}",
+        "set": "s",
+        "instance": instance,
+        "problem": "ditto",
+        "method": method,
+        "exact": exact,
+        "seed": 0,
+        "status": "optimal" if exact else "feasible",
+        "stop": "done",
+        "seconds": 1.0,
+        "versions_json": '{"hetplan":"0"}',
+        "machine_json": '{"cpu":"<x>"}',
+        "begun": "2026-01-01",
+        "peak_bytes": 2**20,
+        "message": "",
+        "time_limit": 60.0,
+        "gap": 0.0 if exact else None,
         "details_json": f'{{"instance_size": {100 * ord(instance[0])}}}',
-    }  # fmt: skip
+    }
     return {**made, **given}
 
 

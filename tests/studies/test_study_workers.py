@@ -31,8 +31,10 @@ from hetplan.studies import workers
 from hetplan.studies.rows import carry_out
 from hetplan.studies.tasks import tasks
 workers.PRELOAD[:] = ["hetplan.studies.work"]
-work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(30), Options(threads=1, time_limit=20)))
-tally = carry_out(work, Path(sys.argv[1]), lambda left: workers.run_tasks(left, 2, stop=lambda: False))
+options = Options(threads=1, time_limit=20)
+work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(30), options))
+run = lambda left: workers.run_tasks(left, 2, stop=lambda: False)
+tally = carry_out(work, Path(sys.argv[1]), run)
 print(tally.done, tally.total, tally.known)
 """
 

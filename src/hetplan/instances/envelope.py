@@ -98,13 +98,13 @@ def instance_schema(problem: str | None = None) -> dict[str, Any]:
     names = [problem] if problem is not None else list(FAMILIES)
     envelopes, definitions = [], {}
     for name in names:
-        found = family(name)
+        own = family(name)
         envelope = InstanceFile.model_json_schema()
-        envelope["title"] = f"{FORMAT} of problem {name}: {found.title}"
+        envelope["title"] = f"{FORMAT} of problem {name}: {own.title}"
         envelope["properties"]["problem"] = {"const": name, "type": "string"}
         envelope["properties"]["data"] = {"$ref": f"#/$defs/{name}"}
         envelopes.append(envelope)
         reference = f"#/$defs/{name}/$defs/{{model}}"
-        definitions[name] = found.load_data().model_json_schema(ref_template=reference)
+        definitions[name] = own.load_data().model_json_schema(ref_template=reference)
     body = envelopes[0] if problem is not None else {"title": FORMAT, "oneOf": envelopes}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "$defs": definitions}

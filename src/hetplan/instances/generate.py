@@ -88,16 +88,17 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
         made = MAKERS[problem](Draw(rng, SIZES[size]))
         if made is not None:
             data, what = made
+            command = f"hetplan instances generate {problem} --seed {seed} --size {size}"
             return Instance(
                 problem=problem,
                 name=f"random-{problem}-{size}-{seed}",
-                origin=f"hetplan instances generate {problem} --seed {seed} --size {size}: {what}, predicted profile",
+                origin=f"{command}: {what}, predicted profile",
                 data=data,
             )
     raise InputError(f"no instance in {TRIES} tries", where=f"{problem}, seed {seed}, size {size}")
 
 
-def said(workload: Workload) -> str:
+def described(workload: Workload) -> str:
     """Model, devices and batch."""
     devices = " + ".join(f"{count} {name}" for name, count in workload.cluster.counts().items())
     return f"{workload.model.name} on {devices}, batch {workload.global_batch}"
@@ -111,7 +112,7 @@ def amp(source: Draw) -> Made | None:
     from hetplan.formulations.amp.pose import pose
 
     workload, memory = source.workload(), source.rng.random() < 0.5
-    return pose(workload, memory=memory), said(workload) + (", with memory" if memory else "")
+    return pose(workload, memory=memory), described(workload) + (", with memory" if memory else "")
 
 
 def ditto(source: Draw) -> Made | None:
@@ -124,8 +125,8 @@ def ditto(source: Draw) -> Made | None:
     if not sizes:
         return None
     size = source.rng.choice(sizes)
-    told = f"{said(workload)}, micro-batches of {size}" + (", with memory" if memory else "")
-    return pose(workload, size, memory=memory), told
+    what = f"{described(workload)}, micro-batches of {size}" + (", with memory" if memory else "")
+    return pose(workload, size, memory=memory), what
 
 
 def poplar(source: Draw) -> Made | None:
@@ -139,7 +140,7 @@ def poplar(source: Draw) -> Made | None:
     posed = pose(workload, stage)
     if posed.unfit is not None:
         return None
-    data, told = posed.data, f"{said(workload)}, ZeRO {stage}"
+    data, what = posed.data, f"{described(workload)}, ZeRO {stage}"
     if rng.random() < 0.5:
         tile, extra = rng.choice((2, 4, 8)), rng.uniform(0.05, 0.4)
         devices = [
@@ -156,8 +157,8 @@ def poplar(source: Draw) -> Made | None:
         data = PoplarData.model_validate(
             {**data.model_dump(), "devices": [d.model_dump() for d in devices]}
         )
-        told += f", incomplete tiles of {tile} cost up to {100 * extra:.0f} % more"
-    return data, told
+        what += f", incomplete tiles of {tile} cost up to {100 * extra:.0f} % more"
+    return data, what
 
 
 def astra(source: Draw) -> Made | None:
@@ -196,7 +197,7 @@ def astra(source: Draw) -> Made | None:
         device_types=kinds,
         equal_layers_per_type=rng.random() < 0.5,
     )
-    return data, f"blocks of {said(workload)}, {stages} stages, micro-batches of {micro_batch}"
+    return data, f"blocks of {described(workload)}, {stages} stages, micro-batches of {micro_batch}"
 
 
 MAKERS: Mapping[str, Callable[[Draw], Made | None]] = {

@@ -81,8 +81,8 @@ class Amp(Strategy):
         best, n = min(priced)
         lower = min(max(min(bounds), bound or 0.0), best)
         status = "optimal" if lower >= best * (1 - SAME) else "feasible"
-        found = problems[n].candidate(AUTO, results[n])
-        return replace(found, bound=lower, status=status, solve_seconds=seconds)
+        candidate = problems[n].candidate(AUTO, results[n])
+        return replace(candidate, bound=lower, status=status, solve_seconds=seconds)
 
     def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterator[Candidate]:
         """The optimum on other devices, where that is hardly dearer."""

@@ -72,12 +72,12 @@ class PoolSearch(Problem):
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
         names = {offer.name for offer in self.pool.offers}
         times = profile.layers, [table for table in profile.tables if table.device in names]
-        given = Assumptions(reserved_bytes=reserve, profile=profile)
+        assumptions = Assumptions(reserved_bytes=reserve, profile=profile)
         result = computed(
             f"astra/{self.name}",
             (job, self.pool, space, reserve, times),
             lambda result: result.proven,
-            lambda: search(job, self.pool, space=space, given=given, run=run, top=1),
+            lambda: search(job, self.pool, space=space, given=assumptions, run=run, top=1),
         )
         seconds, best = time.perf_counter() - begun, result.best
         if best is None:

@@ -126,20 +126,20 @@ class Templates(Problem):
         """The best by its price on the cluster; raises NoPlan with the reasons where there is
         none."""
         seconds = fsum(one.result.seconds for one in every)
-        found = [one for one in every if one.result.decision is not None]
-        if not found:
+        templates = [one for one in every if one.result.decision is not None]
+        if not templates:
             proven = all(one.result.status == "infeasible" for one in every)
             proven = proven and len(every) == len(self.instances)
             texts = dict.fromkeys(one.result.message or "out of time" for one in every)
             raise NoPlan("infeasible" if proven else "unknown", "; ".join(texts), seconds)
         cluster = pose_amp(self.workload)
-        groups = [place(self.workload, one.decision) for one in found]
+        groups = [place(self.workload, one.decision) for one in templates]
         prices = [
             price(self.workload, cluster, one.decision, own, one.micro_batch)
-            for one, own in zip(found, groups, strict=True)
+            for one, own in zip(templates, groups, strict=True)
         ]
-        at = min(range(len(found)), key=lambda i: prices[i].seconds)
-        best = found[at]
+        at = min(range(len(templates)), key=lambda i: prices[i].seconds)
+        best = templates[at]
         return replace(
             Candidate.of_result("ditto", method, best.result),
             predicted_seconds=prices[at].seconds,

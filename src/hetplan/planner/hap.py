@@ -110,7 +110,7 @@ class Theory(Problem):
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         devices = zip(posed.workload.cluster.devices, peak, strict=True)
         over = [held for device, held in devices if held > usable[device.type]]
-        ideal = "objective and bound are of ratios that divide everything; the iteration is in whole units"  # fmt: skip
+        whole = "the iteration is in whole units"
         return replace(
             Candidate.of_result("hap", method, result),
             status=result.status if objective == result.objective else "feasible",
@@ -124,7 +124,9 @@ class Theory(Problem):
             message=joined(
                 result.message,
                 f"does not fit: one device has to hold {bytes_text(max(over))}" if over else "",
-                ideal if method.exact else "",
+                f"objective and bound are of ratios that divide everything; {whole}"
+                if method.exact
+                else "",
             ),
             tables=self.tables(decision),
         )

@@ -99,12 +99,12 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def precisions_of(given: str | Sequence[str]) -> tuple[Precision, ...]:
+def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
     """`auto`, one precision, several separated by commas, or a sequence of them; raises
     InputError."""
-    if given == AUTO:
+    if names == AUTO:
         return PREFERRED
-    texts = [text.strip() for text in (given.split(",") if isinstance(given, str) else given)]
+    texts = [text.strip() for text in (names.split(",") if isinstance(names, str) else names)]
     known: dict[str, Precision] = {name: name for name in PRECISIONS}
     for text in texts:
         if text not in known:

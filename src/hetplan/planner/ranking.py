@@ -119,7 +119,7 @@ def make_plans(
     candidates, tried = searched(
         [Search(s, w, run, v, on_candidate) for s in picked for w, v in variants]
     )
-    told = [*notes, *tried]
+    every_note = [*notes, *tried]
     if criteria.parts:
         searches = [
             Search(s, w, run, replace(v, part=part), on_candidate)
@@ -128,7 +128,7 @@ def make_plans(
             for s in picked
         ]
         candidates, left_out = undominated(candidates, on_parts(searches), first)
-        told += left_out
+        every_note += left_out
     judged = [judge(candidate, first, criteria.money_limit) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
     allowed = [candidate for candidate, may_win in judged if may_win]
@@ -142,7 +142,9 @@ def make_plans(
     precision = None if winner is None else ranked[winner].variant.precision
     winning = next((w for w in every if w.precision == precision), first)
     precisions = tuple(w.precision for w in every)
-    return Planning(winning, ranked, winner, tuple(told), tuple(relaxed), precisions, criteria)
+    return Planning(
+        winning, ranked, winner, tuple(every_note), tuple(relaxed), precisions, criteria
+    )
 
 
 def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
@@ -154,36 +156,36 @@ def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     """
     order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.slow)
     quick = {i: searches[i].quick() for i in order}
-    found = {i: searches[i].exact() for i in order}
+    candidates = {i: searches[i].exact() for i in order}
     tried: dict[str, list[str]] = {}
     for i in order:
-        more, told = searches[i].recomputing(found[i])
-        found[i] += more
-        for text in told:
+        more, remarks = searches[i].recomputing(candidates[i])
+        candidates[i] += more
+        for text in remarks:
             tried.setdefault(text, []).append(searches[i].name)
     for i in order:
-        found[i] += [*searches[i].others(), *quick[i]]
+        candidates[i] += [*searches[i].others(), *quick[i]]
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
-    return [candidate for i in range(len(searches)) for candidate in found[i]], notes
+    return [candidate for i in range(len(searches)) for candidate in candidates[i]], notes
 
 
 def on_parts(searches: Sequence[Search]) -> list[Candidate]:
     """What exact methods find on parts of the cluster; heuristics are left out."""
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for search in searches:
         if search.run.cancelled:
             break
         exact = search.exact()
-        found += [*exact, *search.recomputing(exact)[0]]
-    return found
+        candidates += [*exact, *search.recomputing(exact)[0]]
+    return candidates
 
 
 def undominated(
-    found: list[Candidate], more: Sequence[Candidate], workload: Workload
+    whole: list[Candidate], more: Sequence[Candidate], workload: Workload
 ) -> tuple[list[Candidate], list[str]]:
     """All of `found`, and those of `more` that nothing beats in both time and money; notes on the
     others and on parts that were not tried."""
-    together = [*found, *more]
+    together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in more if id(c) in front]
     notes = []
@@ -193,7 +195,7 @@ def undominated(
     if (types := len(workload.cluster.types)) > MOST_TYPES:
         which = "of one, of two, and of all but one (not every combination)"
         notes.append(f"parts of {types} device types: {which}")
-    return [*found, *kept], notes
+    return [*whole, *kept], notes
 
 
 def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:

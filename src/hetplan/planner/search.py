@@ -69,32 +69,32 @@ class Search:
     def recomputing(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
         """Candidates that recompute and are faster than the plain ones, or fit where none of those
         does; notes on what was tried in vain."""
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         notes: list[str] = []
         if not self.strategy.recomputes or self.run.cancelled:
-            return found, notes
+            return candidates, notes
         modes, budget = useful_modes(self.here), self.budget()
         if modes and self.memory_is_free(plain, share(budget, 1 + len(modes))):
-            return found, [FREE]
+            return candidates, [FREE]
         best = shortest(c for c in plain if c.fits_memory)
         limit = float("inf") if best is None else best.predicted_seconds or 0.0
         exact = [method for method in self.strategy.methods if method.exact]
         for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
             if budget.should_stop:
-                return found, [*notes, f"no time was left for {mode} recomputation"]
+                return candidates, [*notes, f"no time was left for {mode} recomputation"]
             variant = replace(self.variant, recomputation=mode)
             more = self.solved(exact, variant, share(budget, left))
             fitting = [c for c in more if c.fits_memory]
             gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
             other = shortest(fitting)
             if gains:
-                found += gains
+                candidates += gains
             elif best is None:
                 notes.append(f"nothing is found with {mode} recomputation either")
             elif other is not None:
                 took = f"{other.name}: {seconds_text(other.predicted_seconds)}"
                 notes.append(f"{mode} recomputation gains nothing ({took})")
-        return found, notes
+        return candidates, notes
 
     def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
         """Whether the strategy's best plan stays the best without memory limits: then less kept
@@ -126,19 +126,19 @@ class Search:
         """
         with derived(f"profile of {self.workload.model.name} under {variant.recomputation}"):
             posed = recomputed(self.here, variant.recomputation)
-        found = []
+        candidates = []
         for own in propose(self.strategy, posed, budget or self.run, methods):
             candidate, spare = self.replayed(own, variant), budget or self.budget()
             if own.method.exact:
                 candidate = self.within_memory(own, candidate, posed, spare)
-            found += [candidate, *self.rearranged(candidate, posed, spare)]
+            candidates += [candidate, *self.rearranged(candidate, posed, spare)]
         if self.variant.part is not None:
-            fitting = [c for c in found if c.plan is not None and c.fits_memory]
-            found = [lifted(c, self.workload, self.variant.part) for c in fitting]
+            fitting = [c for c in candidates if c.plan is not None and c.fits_memory]
+            candidates = [lifted(c, self.workload, self.variant.part) for c in fitting]
         if self.on_candidate is not None:
-            for candidate in found:
+            for candidate in candidates:
                 self.on_candidate(candidate)
-        return found
+        return candidates
 
     def replayed(self, own: Candidate, variant: Variant) -> Candidate:
         """A strategy's candidate as one of the variant, on the part where it is solved; its plan
@@ -160,10 +160,10 @@ class Search:
             return first
         model = self.workload.model.name
         with derived(f"{model} on {self.workload.cluster.name} within the replay's memory"):
-            found = self.strategy.within_replay(posed, run, first.bound)
-        if found is None:
+            within = self.strategy.within_replay(posed, run, first.bound)
+        if within is None:
             return first
-        again = self.replayed(found, first.variant)
+        again = self.replayed(within, first.variant)
         if again.plan is None:
             none = "no plan does" if again.status == "infeasible" else ""
             return replace(first, message=joined(first.message, none))

@@ -205,7 +205,7 @@ def what_if(
     are added."""
     run, known = run or Run(), Known()
     as_is = Change("as it is", every_node(workload.cluster))
-    found: list[tuple[Change, Workload, Candidate | None]] = []
+    planned: list[tuple[Change, Workload, Candidate | None]] = []
     with remembering(known):
         best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
         known.decided.clear()  # of problems as they are: nothing was known before
@@ -214,13 +214,13 @@ def what_if(
                 break
             changed = changed_workload(workload, change)
             own = make_plans(changed, strategies, run, on_candidate=on_candidate).best
-            found.append((change, changed, own))
-    for change, _, own in found:
+            planned.append((change, changed, own))
+    for change, _, own in planned:
         if own is not None and change.removes_only:  # it runs with what was removed idle, too
             idle = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
             best = better(best, lifted(own, workload, idle))
     variants = []
-    for change, changed, own in found:
+    for change, changed, own in planned:
         after = better(own, carried(best, workload, changed, change))
         gain = None
         if best is not None and after is not None:

@@ -105,8 +105,8 @@ def submit(cluster: Any, jobs: int) -> None:
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(AssertionError):  # closing expects every job to have begun
             cluster.close()
-        told = one_line(str(error))[:500]
-        raise InputError(f"cannot be submitted: {told}", where="--slurm") from None
+        refusal = one_line(str(error))[:500]
+        raise InputError(f"cannot be submitted: {refusal}", where="--slurm") from None
 
 
 def run_on(

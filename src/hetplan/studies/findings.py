@@ -129,30 +129,30 @@ class Study:
 
     def worst_cases(self, count: int) -> list[tuple[float, Row]]:
         """The largest excesses of heuristics, one per instance and method."""
-        found: dict[tuple[str, str, str], tuple[float, Row]] = {}
+        worst: dict[tuple[str, str, str], tuple[float, Row]] = {}
         for row in self.rows:
             excess = self.excess(row)
             if excess is None or row["exact"]:
                 continue
             key = (*instance_of(row), row["method"])
-            if key not in found or excess > found[key][0]:
-                found[key] = excess, row
-        return sorted(found.values(), key=lambda pair: -pair[0])[:count]
+            if key not in worst or excess > worst[key][0]:
+                worst[key] = excess, row
+        return sorted(worst.values(), key=lambda pair: -pair[0])[:count]
 
     def conflicts(self) -> list[str]:
         """What no study may show: objectives below a proven bound, proofs of infeasibility beside a
         decision."""
-        found = []
+        conflicts = []
         for row in self.rows:
             best = self.reference(row)
             low = math.inf if row["objective"] is None else row["objective"]
             if best.bound is not None and low < best.bound * (1 - SAME):
-                found.append(f"{row['instance']}: {row['method']} is below a proven bound")
+                conflicts.append(f"{row['instance']}: {row['method']} is below a proven bound")
             if row["status"] == "infeasible" and best.objective is not None:
-                found.append(
+                conflicts.append(
                     f"{row['instance']}: {row['method']} says infeasible, a decision is known"
                 )
-        return found
+        return conflicts
 
 
 def instance_of(row: Row) -> tuple[str, str]:
@@ -209,8 +209,8 @@ def profile(study: Study, problem: str, methods: Sequence[str]) -> dict[str, lis
 
 def instances_of(study: Study) -> list[tuple[str, str, str]]:
     """(set, problem, instance) of the rows, each instance once."""
-    found = {instance_of(row): row["set"] for row in study.rows}
-    return [(name, *instance) for instance, name in found.items()]
+    sets = {instance_of(row): row["set"] for row in study.rows}
+    return [(name, *instance) for instance, name in sets.items()]
 
 
 # Where a row's details say how large its instance is.
@@ -246,8 +246,8 @@ def size_of(instance: Instance) -> int | None:
 def row_size(row: Row) -> int | None:
     """Of a row's instance: as its details say, else of the library's instance of that name; None
     where unknown."""
-    told = json.loads(row["details_json"] or "{}").get(SIZE_KEY)
-    return int(told) if told is not None else library_size(row["problem"], row["instance"])
+    size = json.loads(row["details_json"] or "{}").get(SIZE_KEY)
+    return int(size) if size is not None else library_size(row["problem"], row["instance"])
 
 
 @cache

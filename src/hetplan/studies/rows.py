@@ -105,12 +105,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def keys(folder: Path) -> set[str]:
     """Of the rows there."""
-    found = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
-    if Path(PACKED).stem in found:
+    names = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
+    if Path(PACKED).stem in names:
         pa = arrow()
         kept = pa.parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
-        found = (found - {Path(PACKED).stem}) | set(kept["key"].to_pylist())
-    return found
+        names = (names - {Path(PACKED).stem}) | set(kept["key"].to_pylist())
+    return names
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -162,8 +162,8 @@ class Tally:
         """`12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
         parts = [f"{n} {status}" for status, n in sorted(self.counts.items())]
         earlier = [f"{self.known} from before"] if self.known else []
-        told = ", ".join(earlier + parts)
-        return f"{self.done} of {self.total} runs" + (f": {told}" if told else "")
+        counted = ", ".join(earlier + parts)
+        return f"{self.done} of {self.total} runs" + (f": {counted}" if counted else "")
 
 
 def carry_out(

@@ -101,8 +101,8 @@ def named(name: str) -> Iterator[Subject]:
         raise unknown_name(
             "neither a set, a problem, an instance, a pattern nor a file:", name, known
         )
-    for found in entries:
-        yield of_entry(found)
+    for one in entries:
+        yield of_entry(one)
 
 
 def of_entry(entry: Entry) -> Subject:
@@ -115,10 +115,10 @@ def of_entry(entry: Entry) -> Subject:
 
 def of_file(path: Path) -> Subject:
     """A file with the record beside it."""
-    found, record = load_instance(path), record_name(path.name)
+    instance, record = load_instance(path), record_name(path.name)
     if record is None:
-        return Subject(found)
-    return of_entry(Entry(found.problem, found.name, path, path.with_name(record)))
+        return Subject(instance)
+    return of_entry(Entry(instance.problem, instance.name, path, path.with_name(record)))
 
 
 def tasks(
@@ -133,13 +133,13 @@ def tasks(
         used.update(chosen, {word for word in wanted if word in (ALL, HEURISTICS, EXACT)})
         for method in chosen:
             for seed in seeds:
-                given = {**options.as_dict(), "seed": seed}
+                own = {**options.as_dict(), "seed": seed}
                 yield Task(
-                    task_key(subject.digest, method, given),
+                    task_key(subject.digest, method, own),
                     set_name,
                     subject.instance.document(),
                     method,
-                    given,
+                    own,
                     subject.best,
                     subject.bound,
                 )

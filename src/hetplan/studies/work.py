@@ -35,19 +35,19 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
     instance = parse_instance(task.document, where=task.name)
     begun, run = now(), Run(Options(**task.options), tell)
     try:
-        found = result_document(solve(instance.family, instance.data, task.method, run))
+        answer = result_document(solve(instance.family, instance.data, task.method, run))
     except HetplanError as error:
         return failed(task, str(error), seconds=run.elapsed, begun=begun, peak=peak_bytes())
     return {
         **outline(task, begun),
         **{
-            name: found[name]
+            name: answer[name]
             for name in ("status", "stop", "objective", "bound", "gap", "message", "solver")
         },
-        **{name: found[name] for name in ("seconds", "build_seconds", "solve_seconds")},
+        **{name: answer[name] for name in ("seconds", "build_seconds", "solve_seconds")},
         "peak_bytes": peak_bytes(),
-        "decision_json": None if found["decision"] is None else text(found["decision"]),
-        "details_json": text({**found["details"], SIZE_KEY: size_of(instance)}),
+        "decision_json": None if answer["decision"] is None else text(answer["decision"]),
+        "details_json": text({**answer["details"], SIZE_KEY: size_of(instance)}),
     }
 
 
@@ -115,13 +115,13 @@ def machine() -> dict[str, Any]:
 @cache
 def versions() -> dict[str, str]:
     """hetplan and what it solves with; absent where not installed."""
-    found = {"hetplan": __version__}
+    installed = {"hetplan": __version__}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def processor() -> str:

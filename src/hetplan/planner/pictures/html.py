@@ -137,8 +137,8 @@ def timeline(scene: Scene) -> Iterator[str]:
             (row.computes, y, LANE),
             (row.communicates, y + LANE + 2, LANE - 2),
         ):
-            told = f"{row.title}: {row.devices}; {row.layers}"
-            yield rect(LABEL, top, wide, thick, 'class="lane"', told)
+            hint = f"{row.title}: {row.devices}; {row.layers}"
+            yield rect(LABEL, top, wide, thick, 'class="lane"', hint)
             for span in lane:
                 x, width = LABEL + span.start * scale, (span.end - span.start) * scale
                 yield rect(x, top, width, thick, f'fill="var(--{span.kind})"', hover(span))
@@ -172,10 +172,10 @@ def memory(used: Sequence[Held]) -> Iterator[str]:
     most = max(max(d.limit, d.held) for d in used) or 1.0
     for i, d in enumerate(used):
         y, colour = i * 20 + 3, "over" if d.held > d.limit else "forward"
-        told = f"device {d.device} ({d.kind}, node {d.node}, {d.place}): {held_text(d)}"
+        hint = f"device {d.device} ({d.kind}, node {d.node}, {d.place}): {held_text(d)}"
         yield text(0, y + 11, shortened(f"{d.device}  {d.kind}, {d.place}", 28))
-        yield rect(LABEL, y, room * d.limit / most, 14, 'class="lane"', told)
-        yield rect(LABEL, y, room * d.held / most, 14, f'fill="var(--{colour})"', told)
+        yield rect(LABEL, y, room * d.limit / most, 14, 'class="lane"', hint)
+        yield rect(LABEL, y, room * d.held / most, 14, f'fill="var(--{colour})"', hint)
         yield text(LABEL + room + 8, y + 11, share_text(d.held, d.limit), SMALL)
 
 
@@ -198,8 +198,8 @@ def cluster(scene: Scene) -> str:
                 look = f'fill="hsl({hue:.0f} 52% {light}%)" rx="4"'
                 white = ' style="fill: #fff"'
             place = d.place or "idle"
-            told = f"device {d.device}, {d.kind}: {place}, {held_text(d)}"
-            parts.append(rect(left, top, CELL - 6, LINE - 6, look, told))
+            hint = f"device {d.device}, {d.kind}: {place}, {held_text(d)}"
+            parts.append(rect(left, top, CELL - 6, LINE - 6, look, hint))
             parts.append(text(left + 6, top + 16, place, white))
             parts.append(text(left + 6, top + 31, f"device {d.device}", SMALL + white))
         y += lines * LINE + 40
@@ -215,17 +215,17 @@ def offers(timed: Sequence[Offer]) -> Iterator[str]:
     for i, (o, seconds) in enumerate(zip(timed, known, strict=True)):
         y = i * 22 + 3
         colour = "good" if o.winner else "backward" if o.fits else "over"
-        told = (
+        hint = (
             f"{o.name}: {seconds_text(seconds)} replayed, {seconds_text(o.closed_form)} by its "
             f"closed form, bound of its own problem {seconds_text(o.bound)}"
         )
         bold = ' style="font-weight: 650"' if o.winner else ""
         yield text(0, y + 12, shortened(o.name, 36), bold)
-        yield rect(label, y, room * min(seconds / most, 1.0), 15, f'fill="var(--{colour})"', told)
+        yield rect(label, y, room * min(seconds / most, 1.0), 15, f'fill="var(--{colour})"', hint)
         for value, width in ((o.closed_form, 1.5), (o.bound, 3.5)):
             if value is not None and value <= most:
                 x = label + room * value / most - width / 2
-                yield rect(x, y - 1, width, 17, 'fill="var(--ink)"', told)
+                yield rect(x, y - 1, width, 17, 'fill="var(--ink)"', hint)
         more = " …" if seconds > most else ""
         yield text(label + room + 8, y + 12, seconds_text(seconds) + more, SMALL)
     note = "thin mark: the closed form; thick mark: proven bound of the strategy's own problem"
