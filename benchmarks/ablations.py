@@ -28,8 +28,8 @@ from typing import Any
 from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.orders import try_placement
-from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import compile_problem
+from hetplan.formulations.amp.strategy import megatron_placement
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.instances.envelope import Instance, plain
 from hetplan.instances.library import find

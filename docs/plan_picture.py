@@ -18,8 +18,8 @@ from math import fsum
 from pathlib import Path
 
 from hetplan.errors import InputError
-from hetplan.formulations.amp.breakdown import price
 from hetplan.formulations.amp.data import AmpDecision
+from hetplan.formulations.amp.evaluate import price
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.planner import template

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, optimum_of
-from hetplan.formulations.amp.breakdown import price
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.evaluate import evaluate
+from hetplan.formulations.amp.evaluate import evaluate, price
 
 FEASIBLE = [case for case in CASES if optimum_of(case) is not None]
 

@@ -12,13 +12,12 @@ import pytest
 from amp.cases import CASES, QUICK, data_of
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.general import Ask, Parameters, Reply, ask_solver, solve_each
 from hetplan.formulations.amp.model import Programme, Question, size
-from hetplan.formulations.amp.problem import compile_problem
+from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import best_bandwidth, quick_seconds
 from hetplan.formulations.amp.strategy import place
 from hetplan.formulations.amp.tables import Tables

@@ -19,9 +19,8 @@ from hetplan.formulations.amp.annealing import (
     straight_tiling,
 )
 from hetplan.formulations.amp.baselines import megatron_trials
-from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData
-from hetplan.formulations.amp.evaluate import evaluate
+from hetplan.formulations.amp.evaluate import evaluate, peak_bytes
 from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.paper import (
     TableTooLarge,
@@ -32,9 +31,8 @@ from hetplan.formulations.amp.paper import (
     solve_released,
     table_bytes,
 )
-from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import Configuration, compile_problem
-from hetplan.formulations.amp.strategy import place
+from hetplan.formulations.amp.strategy import megatron_placement, place
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Stop

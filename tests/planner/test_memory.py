@@ -13,8 +13,8 @@ import pytest
 
 from fakes.workloads import one_thread, small, with_memory
 from hetplan.formulations import family
-from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose as pose_amp
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, within_problems

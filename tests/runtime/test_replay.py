@@ -147,8 +147,8 @@ def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
 
 
 def test_memory_is_that_of_the_amp_family() -> None:
-    from hetplan.formulations.amp.breakdown import peak_bytes
     from hetplan.formulations.amp.data import AmpDecision
+    from hetplan.formulations.amp.evaluate import peak_bytes
 
     w = workload()
     data = pose(w)

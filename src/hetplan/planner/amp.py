@@ -24,9 +24,9 @@ from math import fsum
 from typing import Any
 
 from hetplan.formulations import family
-from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
+from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.known import solved

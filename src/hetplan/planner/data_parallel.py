@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 
 from hetplan.formulations import family
-from hetplan.formulations.amp.breakdown import peak_bytes
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
+from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.candidate import Candidate, Method

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import fsum
 
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.amp.breakdown import ring_seconds
 from hetplan.formulations.amp.data import AmpData
+from hetplan.formulations.amp.evaluate import ring_seconds
 from hetplan.formulations.ditto.data import DittoDecision
 from hetplan.formulations.ditto.pose import kind_names, kind_of
 from hetplan.profiling.workload import Workload

@@ -25,7 +25,6 @@ import numpy as np
 
 from hetplan.formulations.amp.cuts import envelope_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.placement import by_node
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     AmpProblem,
@@ -34,7 +33,7 @@ from hetplan.formulations.amp.problem import (
     compile_problem,
     divisors,
 )
-from hetplan.formulations.amp.strategy import Strategy, place
+from hetplan.formulations.amp.strategy import Strategy, by_node, place
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from hetplan.formulations.amp.cuts import parameter_cut, uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.placement import by_node, megatron_placement
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     AmpProblem,
     Configuration,
     compile_problem,
 )
-from hetplan.formulations.amp.strategy import Strategy, place
+from hetplan.formulations.amp.strategy import Strategy, by_node, megatron_placement, place
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 

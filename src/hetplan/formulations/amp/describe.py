@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetplan.formulations.amp.breakdown import Breakdown, price
 from hetplan.formulations.amp.data import AmpData, AmpDecision
+from hetplan.formulations.amp.evaluate import Breakdown, price
 from hetplan.text import Table, devices_text, names_text, seconds_text, share_text
 
 # [D] numbers of (node, device) where people know them by others than the instance's

@@ -8,13 +8,24 @@ Data   see data.py; gas = global_batch / (dp mbs) micro-batches per pipeline and
 (tp, mbs)
 (4) placement is a bijection  (5) stages are contiguous and nonempty and cover the layers
 (6) (k sum_l param_bytes + min(gas, pp - j) mbs sum_l layer_bytes_per_sample) / tp fits each device
-of j Price  see breakdown.py.
-Source AMP (NeurIPS 2022), Section 3.3; (6) is hetplan's, for the 1F1B schedule.
+of j
+Price, with B(group) the lowest bandwidth between any two devices of a group, bytes/s:
+T    = max_i T_i + max_jr S_jr   (eq. 4)
+T_i  = (gas - 1) max_j t_ij + sum_j t_ij + sum_{j < pp-1} e_ij   (eq. 5)
+t_ij = sum_l (slowest seconds in the tensor group + 2 (tp-1)/tp tensor_bytes_l mbs / B(tensor
+group))
+e_ij = activation_bytes of the stage's last layer mbs / min_r bandwidth to stage j + 1
+S_jr = 2 (dp-1)/dp (sum_l param_bytes / tp) / B(data group)   (eq. 3)
+Source AMP (NeurIPS 2022), Section 3.3 and 3.4; (6) is hetplan's, for the 1F1B schedule.
 """
 
 from __future__ import annotations
 
-from hetplan.formulations.amp.breakdown import peak_bytes, price
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import fsum
+
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.solvers.registry import Evaluation
 
@@ -139,3 +150,149 @@ def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:
         for i, group in enumerate(stage)
         for r, device in enumerate(group)
     ]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where the time of one iteration goes and what each device holds; seconds and bytes.
+
+    gas: micro-batches per pipeline. compute, tensor [dp][pp]: one micro-batch on a stage, tables
+    and tensor all-reduces apart; their sum is `stages`. links [dp][pp-1]: one micro-batch to the
+    next stage. bottleneck, pipelines [dp]: (gas-1) times the slowest stage; the whole of T_i.
+    synchronisation [pp][tp]: gradient all-reduce of a data group.
+    peak_bytes [D]: memory per device, None where the instance has no memory constraint.
+    """
+
+    gas: int
+    compute: tuple[tuple[float, ...], ...]
+    tensor: tuple[tuple[float, ...], ...]
+    links: tuple[tuple[float, ...], ...]
+    bottleneck: tuple[float, ...]
+    pipelines: tuple[float, ...]
+    synchronisation: tuple[tuple[float, ...], ...]
+    peak_bytes: tuple[float, ...] | None
+
+    @property
+    def stages(self) -> tuple[tuple[float, ...], ...]:
+        """t_ij as [dp][pp]."""
+        return tuple(
+            tuple(map(sum, zip(*row, strict=True)))
+            for row in zip(self.compute, self.tensor, strict=True)
+        )
+
+    @property
+    def slowest(self) -> int:
+        """The pipeline that takes longest (the first of equals)."""
+        return self.pipelines.index(max(self.pipelines))
+
+    @property
+    def objective(self) -> float:
+        """T in seconds per iteration."""
+        return max(self.pipelines) + max(map(max, self.synchronisation))
+
+    def parts(self) -> dict[str, float]:
+        """The slowest pipeline's terms and the synchronisation.
+
+        `bottleneck + fill + links + synchronisation` is the objective; `pipeline` is the first
+        three of them together, `tensor_all_reduce` the share of `fill` that tensor groups spend
+        communicating.
+        """
+        i = self.slowest
+        return {
+            "pipeline": self.pipelines[i],
+            "bottleneck": self.bottleneck[i],
+            "fill": fsum(self.stages[i]),
+            "links": fsum(self.links[i]),
+            "tensor_all_reduce": fsum(self.tensor[i]),
+            "synchronisation": max(map(max, self.synchronisation)),
+        }
+
+
+def price(data: AmpData, decision: AmpDecision) -> Breakdown:
+    """Every term of T for a decision that passes checks (1) to (5) of evaluate.py."""
+    gas = data.global_batch // (decision.data * decision.micro_batch)
+    stages, ranks = range(decision.pipeline), range(decision.data)
+    compute = tuple(tuple(compute_seconds(data, decision, j, i) for j in stages) for i in ranks)
+    tensor = tuple(tuple(tensor_seconds(data, decision, j, i) for j in stages) for i in ranks)
+    links = tuple(tuple(link_seconds(data, decision, j, i) for j in stages[:-1]) for i in ranks)
+    totals = [
+        [c + t for c, t in zip(*row, strict=True)] for row in zip(compute, tensor, strict=True)
+    ]
+    bottleneck = tuple((gas - 1) * max(row) for row in totals)
+    return Breakdown(
+        gas=gas,
+        compute=compute,
+        tensor=tensor,
+        links=links,
+        bottleneck=bottleneck,
+        pipelines=tuple(fsum([wait, *totals[i], *links[i]]) for i, wait in enumerate(bottleneck)),
+        synchronisation=tuple(
+            tuple(sync_seconds(data, decision, j, r) for r in range(decision.tensor))
+            for j in stages
+        ),
+        peak_bytes=peak_bytes(data, decision),
+    )
+
+
+def compute_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
+    """Table part of t_ij: each layer at the pace of the slowest type in the tensor group."""
+    types = {data.devices[device].type for device in decision.placement[j][i]}
+    key = (decision.tensor, decision.micro_batch)
+    tables = [
+        entry.seconds
+        for entry in data.layer_seconds
+        if entry.type in types and (entry.tensor, entry.micro_batch) == key
+    ]
+    first, last = decision.stages[j]
+    return fsum(max(table[l] for table in tables) for l in range(first, last))
+
+
+def tensor_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
+    """All-reduce part of t_ij (eq. 3 with M = tensor_bytes mbs); 0 for a group of one."""
+    first, last = decision.stages[j]
+    size = fsum(layer.tensor_bytes for layer in data.layers[first:last]) * decision.micro_batch
+    return ring_seconds(data, decision.placement[j][i], size)
+
+
+def link_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
+    """e_ij: the last layer's activation over the slowest of the tensor ranks' links to stage j +
+    1."""
+    here, after = decision.placement[j][i], decision.placement[j + 1][i]
+    slowest = min(data.bandwidth[a][b] for a, b in zip(here, after, strict=True))
+    return data.layers[decision.stages[j][1] - 1].activation_bytes * decision.micro_batch / slowest
+
+
+def sync_seconds(data: AmpData, decision: AmpDecision, j: int, r: int) -> float:
+    """S_jr: gradient all-reduce of the data group of stage j and tensor rank r."""
+    first, last = decision.stages[j]
+    size = fsum(layer.param_bytes for layer in data.layers[first:last]) / decision.tensor
+    return ring_seconds(data, [rank[r] for rank in decision.placement[j]], size)
+
+
+def ring_seconds(data: AmpData, group: Sequence[int], size: float) -> float:
+    """Ring all-reduce of `size` bytes, 2 (n-1)/n size / B with the lowest bandwidth B of any pair
+    (eq. 3)."""
+    n = len(group)
+    if n == 1:
+        return 0.0
+    return 2 * (n - 1) / n * size / min(data.bandwidth[a][b] for a, b in combinations(group, 2))
+
+
+def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None:
+    """Memory held by each device, [D]; None without a memory constraint. Needs checks (1) to (5) to
+    hold."""
+    memory = data.memory
+    if memory is None:
+        return None
+    gas = data.global_batch // (decision.data * decision.micro_batch)
+    peak = [0.0] * len(data.devices)
+    for j, (first, last) in enumerate(decision.stages):
+        state = memory.state_bytes_per_param_byte * fsum(
+            layer.param_bytes for layer in data.layers[first:last]
+        )
+        alive = min(gas, decision.pipeline - j) * decision.micro_batch
+        saved = alive * fsum(memory.layer_bytes_per_sample[first:last])
+        for group in decision.placement[j]:
+            for device in group:
+                peak[device] = (state + saved) / decision.tensor
+    return tuple(peak)

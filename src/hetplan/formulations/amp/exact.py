@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.formulations.amp.cells import Cells, find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.labels import search
 from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
@@ -30,8 +29,10 @@ from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     NO_ROOM,
     AmpProblem,
+    Cells,
     Configuration,
     compile_problem,
+    find_cells,
 )
 from hetplan.formulations.amp.rows import (
     RowModel,

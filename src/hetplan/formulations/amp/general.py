@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from hetplan.formulations.amp.cells import find_cells
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.model import Programme, Question, size
 from hetplan.formulations.amp.orders import find_first
-from hetplan.formulations.amp.problem import NO_CONFIGURATION, NO_ROOM, compile_problem
+from hetplan.formulations.amp.problem import NO_CONFIGURATION, NO_ROOM, compile_problem, find_cells
 from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.formulations.amp.tables import Tables

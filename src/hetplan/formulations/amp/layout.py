@@ -20,10 +20,10 @@ from math import inf
 
 import numpy as np
 
-from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.problem import (
     MEMORY_TOLERANCE,
     AmpProblem,
+    Cells,
     Configuration,
     Floats,
     Ints,

@@ -14,9 +14,8 @@ from itertools import combinations, islice, permutations
 
 import numpy as np
 
-from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.cuts import envelope_cut
-from hetplan.formulations.amp.problem import AmpProblem, Configuration, Ints
+from hetplan.formulations.amp.problem import AmpProblem, Cells, Configuration, Ints
 from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.run import Run

@@ -39,7 +39,6 @@ import numpy as np
 
 from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.placement import megatron_placement
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     AmpProblem,
@@ -48,7 +47,13 @@ from hetplan.formulations.amp.problem import (
     Ints,
     compile_problem,
 )
-from hetplan.formulations.amp.strategy import Strategy, place, ring_factor, slowest_pair
+from hetplan.formulations.amp.strategy import (
+    Strategy,
+    megatron_placement,
+    place,
+    ring_factor,
+    slowest_pair,
+)
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 

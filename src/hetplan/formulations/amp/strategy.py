@@ -1,5 +1,5 @@
-"""A strategy in AMP's sense (§3.3): degrees, micro-batch, placement and cut; and its exact price on
-arrays.
+"""A strategy in AMP's sense (§3.3): degrees, micro-batch, placement and cut; its exact price on
+arrays; and Megatron's order, the placement by rule.
 
 Pricing splits in two so that many cuts of one placement are cheap: `place` folds the placement into
 seconds per layer, per activation byte and per parameter byte; `Placed.seconds` then prices a cut.
@@ -8,8 +8,9 @@ The evaluator (evaluate.py) does not use this module.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -132,3 +133,25 @@ def slowest_table(problem: AmpProblem, configuration: Configuration, groups: Int
     kinds, which = np.unique(present.reshape(-1, len(problem.types)), axis=0, return_inverse=True)
     slowest = np.stack([seconds[kind].max(axis=0) for kind in kinds])
     return np.asarray(slowest[which.reshape(-1)].reshape(*groups.shape[:-1], problem.layers))
+
+
+def by_node(nodes: Sequence[int]) -> list[list[int]]:
+    """Device numbers of each node, nodes in ascending order; nodes [D]."""
+    return [[d for d, own in enumerate(nodes) if own == node] for node in sorted(set(nodes))]
+
+
+def megatron_placement(nodes: Sequence[int], configuration: Configuration) -> Ints:
+    """Devices [pp, dp, tp] in Megatron's order; nodes [D] names the node of each device.
+
+    Megatron numbers ranks tensor first, then data, then pipeline, and fills node after node (AMP
+    §3.6, §4.1): tensor groups lie within nodes, and what is left of a node's links serves data
+    groups next.
+    Where the tensor degree does not divide a node's devices, whole groups come first, node after
+    node, and the left-over devices then form groups across nodes.
+    """
+    tp = configuration.tensor
+    members = by_node(nodes)
+    whole = chain.from_iterable(node[: len(node) - len(node) % tp] for node in members)
+    rest = chain.from_iterable(node[len(node) - len(node) % tp :] for node in members)
+    order = np.array([*whole, *rest], dtype=np.int64)
+    return order.reshape(configuration.pipeline, configuration.data, tp)

@@ -16,10 +16,10 @@ from itertools import combinations
 
 import numpy as np
 
-from hetplan.formulations.amp.cells import Cells
 from hetplan.formulations.amp.problem import (
     MEMORY_TOLERANCE,
     AmpProblem,
+    Cells,
     Configuration,
     Floats,
     Ints,
