@@ -22,8 +22,11 @@ from harness import Measured, markdown, measured, save
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoData
-from hetplan.formulations.ditto.instantiate import instantiate, oobleck_instantiate
-from hetplan.formulations.ditto.templates import template_list
+from hetplan.formulations.ditto.templates import (
+    instantiate,
+    oobleck_instantiate,
+    template_list,
+)
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -12,7 +12,7 @@ from ditto.ditto_cases import SEEDS, data_of, middle_instance, optimum_of
 from hetplan.formulations.ditto.data import DittoData, Memory
 from hetplan.formulations.ditto.exact import Node, Parameters, Search, solve_with
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.formulations.ditto.prices import CuttingPlanes
+from hetplan.formulations.ditto.intervals import CuttingPlanes
 from hetplan.formulations.ditto.problem import compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve

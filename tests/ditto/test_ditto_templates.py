@@ -10,14 +10,17 @@ import pytest
 from ditto.ditto_cases import data_of
 from ditto.ditto_oracle import solve as oracle
 from hetplan.formulations.ditto.data import DittoDecision
-from hetplan.formulations.ditto.instantiate import (
+from hetplan.formulations.ditto.templates import (
     Instantiation,
+    Template,
+    cluster_part,
     exact_shares,
     instantiate,
+    node_vectors,
     oobleck_instantiate,
     proportional_shares,
+    template_list,
 )
-from hetplan.formulations.ditto.templates import Template, cluster_part, node_vectors, template_list
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run

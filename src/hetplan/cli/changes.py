@@ -280,7 +280,8 @@ def templates(
 
     Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
     """
-    from hetplan.formulations.ditto.readiness import readiness, rows_of, tables_of
+    from hetplan.formulations.ditto.describe import rows_of, tables_of
+    from hetplan.formulations.ditto.templates import readiness
     from hetplan.solvers.run import Run
 
     check_target(output)

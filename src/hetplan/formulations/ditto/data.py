@@ -74,9 +74,8 @@ class DittoData(StrictModel):
                 )
             seen[kind.name] = i
             if kind.devices_per_node != size:
-                raise ValueError(
-                    f"{where}.devices_per_node is {kind.devices_per_node}, expected {size} everywhere"
-                )
+                got = f"{where}.devices_per_node is {kind.devices_per_node}"
+                raise ValueError(f"{got}, expected {size} everywhere")
             self._check_rows(kind, where)
         if self.memory is not None:
             self._check_memory(self.memory)

@@ -1,10 +1,15 @@
-"""A `ditto` decision as a table for people: one line per stage."""
+"""Templates as tables for people: one decision, and what a cluster keeps at hand."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, slowest_stage, stage_seconds
-from hetplan.text import Table, seconds_text
+from hetplan.formulations.ditto.templates import Instantiation, Nodes, Readiness, Template
+from hetplan.solvers.result import Stop
+from hetplan.text import Table, percent_text, seconds_text
 
 
 def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
@@ -41,3 +46,124 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
         )
     )
     return [Table(title, header, tuple(rows), notes=notes, right=(0, 3, 4, 5))]
+
+
+def rows_of(ready: Readiness) -> dict[str, Any]:
+    """All of it as JSON types."""
+    fastest = {template.nodes for template in ready.listed.by_count().values()}
+    return {
+        "complete": ready.listed.complete,
+        "templates": [
+            {
+                "nodes": dict(zip(ready.names, template.nodes, strict=True)),
+                "node_count": template.node_count,
+                "fastest_of_its_count": template.nodes in fastest,
+                "predicted_seconds": template.seconds,
+                "bound": template.bound,
+                "decision": template.decision.model_dump(mode="json"),
+            }
+            for template in ready.listed.templates
+        ],
+        "infeasible": [
+            dict(zip(ready.names, nodes, strict=True)) for nodes in ready.listed.infeasible
+        ],
+        "micro_batches": ready.micro_batches,
+        "failures": ready.failures,
+        "instantiation": {
+            name: {
+                "stop": str(chosen.stop),
+                "predicted_seconds": chosen.seconds,
+                "bound": chosen.bound,
+                "message": chosen.message,
+                "pipelines": [
+                    {
+                        "nodes": dict(zip(ready.names, pipeline.template.nodes, strict=True)),
+                        "micro_batches": pipeline.micro_batches,
+                        "predicted_seconds": pipeline.seconds,
+                    }
+                    for pipeline in chosen.pipelines
+                ],
+            }
+            for name, chosen in (("exact", ready.exact), ("oobleck", ready.oobleck))
+        },
+    }
+
+
+def tables_of(ready: Readiness) -> list[Table]:
+    """The fastest template of each number of nodes, then both instantiations."""
+    return [template_table(ready), instantiation_table(ready)]
+
+
+def template_table(ready: Readiness) -> Table:
+    """One line per number of nodes."""
+    rows = tuple(
+        (
+            f"{count}",
+            nodes_text(ready, template.nodes),
+            f"{len(template.times)}",
+            seconds_text(template.seconds),
+            proof_text(template),
+        )
+        for count, template in ready.listed.by_count().items()
+    )
+    notes = [
+        f"{len(ready.listed.templates)} templates in all, one per combination of nodes "
+        "(--json lists them)"
+    ]
+    if ready.listed.infeasible:
+        few = [nodes_text(ready, nodes) for nodes in ready.listed.infeasible[:4]]
+        more = len(ready.listed.infeasible) - len(few)
+        notes.append(
+            f"no template fits on {', '.join(few)}" + (f" and {more} more" if more else "")
+        )
+    if not ready.listed.complete:
+        notes.append("time ran out before the list was complete")
+    title = (
+        "fastest template of each number of nodes, "
+        f"{ready.data.micro_batches} micro-batches (predicted)"
+    )
+    header = ("nodes", "of which", "stages", "iteration", "")
+    return Table(title, header, rows, notes=tuple(notes), right=(0, 2, 3))
+
+
+def proof_text(template: Template) -> str:
+    """`proven`, or the gap left."""
+    if template.bound is None:
+        return ""
+    gap = 1 - template.bound / template.seconds if template.seconds > 0 else 0.0
+    return "proven" if gap <= 1e-6 else f"gap {percent_text(gap)}"
+
+
+def instantiation_table(ready: Readiness) -> Table:
+    """One line per procedure."""
+    rows = tuple(
+        (
+            name,
+            "proven" if chosen.stop is Stop.OPTIMAL else str(chosen.stop),
+            seconds_text(chosen.seconds),
+            "-" if chosen.seconds is None or not best else percent_text(chosen.seconds / best - 1),
+            pipelines_text(ready, chosen) or chosen.message,
+        )
+        for best in (ready.exact.bound,)
+        for name, chosen in (("exact", ready.exact), ("oobleck", ready.oobleck))
+    )
+    title = (
+        f"pipelines for {ready.micro_batches} micro-batches, {ready.failures} of them may be lost"
+    )
+    header = ("procedure", "", "iteration", "above bound", "pipelines")
+    return Table(title, header, rows, right=(2, 3))
+
+
+def pipelines_text(ready: Readiness, chosen: Instantiation) -> str:
+    """`2 x (1 V100 + 1 T4: 40)`: pipelines alike, their nodes and their micro-batches."""
+    alike = Counter(
+        (pipeline.template.nodes, pipeline.micro_batches) for pipeline in chosen.pipelines
+    )
+    return ", ".join(
+        f"{n} x ({nodes_text(ready, nodes)}: {k})" for (nodes, k), n in sorted(alike.items())
+    )
+
+
+def nodes_text(ready: Readiness, nodes: Nodes) -> str:
+    """`2 V100 + 1 T4`."""
+    return " + ".join(f"{n} {name}" for n, name in zip(nodes, ready.names, strict=True) if n)

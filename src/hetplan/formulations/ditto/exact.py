@@ -1,8 +1,8 @@
 """Method `exact`: branch and bound over θ, the time of the slowest stage.
 
-A node is an interval of θ. It is bounded by prices of devices (`prices`), divided while it is wide,
-and then its templates are sought by label setting (`paths`), which for a single θ is exact. The
-labels of least bound are kept first; where some had to be cut, the interval is divided, and a
+A node is an interval of θ. It is bounded by prices of devices (`intervals`), divided while it is
+wide, and then its templates are sought by label setting (`paths`), which for a single θ is exact.
+The labels of least bound are kept first; where some had to be cut, the interval is divided, and a
 single θ is searched again with more of them. Templates that are met on the way, as cheapest paths
 for some prices, become incumbents early.
 
@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
-from hetplan.formulations.ditto.intervals import Space
+from hetplan.formulations.ditto.intervals import CuttingPlanes, Priced, Space, best_prices
 from hetplan.formulations.ditto.paths import Parts
-from hetplan.formulations.ditto.prices import CuttingPlanes, Priced, best_prices
 from hetplan.formulations.ditto.problem import (
     DittoProblem,
     Stages,

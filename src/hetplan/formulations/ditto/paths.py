@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.formulations.ditto.intervals import Space
-from hetplan.formulations.ditto.prices import Priced
+from hetplan.formulations.ditto.intervals import Priced, Space
 from hetplan.formulations.ditto.problem import Floats, Ints, Stages
 from hetplan.solvers.labels import Extensions, Labels, Numbers
 

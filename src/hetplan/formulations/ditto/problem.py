@@ -215,7 +215,8 @@ def stage_times(weight: Floats) -> Floats:
     options, layers = weight.shape
     if options * (layers + 1) ** 2 * 8 > MOST_TABLE_BYTES:
         raise UnsupportedError(
-            f"stage times of {layers} layers under {options} options exceed {MOST_TABLE_BYTES} bytes",
+            f"stage times of {layers} layers under {options} options exceed "
+            f"{MOST_TABLE_BYTES} bytes",
             expected="fewer layers: merge neighbouring ones",
         )
     time = np.full((options, layers + 1, layers + 1), np.inf)

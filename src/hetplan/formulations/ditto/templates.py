@@ -1,20 +1,45 @@
-"""Pipeline templates for every part of a cluster, not only for the whole of it.
+"""Pipeline templates for every part of a cluster, and pipelines made of them.
 
-Oobleck (SOSP 2023, Section 4.1) keeps a template ready for each number of nodes from n_min to n, so
+Oobleck (SOSP 2023, Section 4) keeps a template ready for each number of nodes from n_min to n, so
 that it can go on at once when nodes fail. With several device types a number of nodes does not say
 which: the list holds a proven template for each vector of nodes (one entry per type), and the best
-one for each number.
+one for each number. What to run from the list, how many pipelines of each and with how many
+micro-batches (Section 4.2), is a problem of its own:
+
+Sets   i templates, with nodes_i (a vector by device type), S_i stages and T_i(k) seconds for k
+       micro-batches.
+Data   n nodes by type; B micro-batches in all; f+1 pipelines at least, so that f failures leave a
+       copy of the model.
+Vars   c_i in {0, 1, ...}: pipelines of template i;  k_p micro-batches of pipeline p.
+Min    Z, the slowest pipeline  s.t.
+(1) sum_i c_i nodes_i <= n      (2) sum_i c_i >= f + 1
+(3) sum_p k_p = B,  k_p >= S_i  (4) T_i(k_p) <= Z
+T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so (3)
+and (4) become sum_i c_i S_i <= B <= sum_i c_i K_i(Z): an integer programme in c alone, solved by
+CP-SAT for a bisection over the values that Z can take. Oobleck's own procedure enumerates the
+multisets that use all nodes, gives all pipelines of a template the same number of micro-batches,
+and takes T_i(k) to be proportional to k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
+import numpy as np
+
+from hetplan.errors import InputError
 from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import Model
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
@@ -107,3 +132,283 @@ def cluster_part(data: DittoData, nodes: Nodes) -> DittoData:
         for kind, count in zip(data.device_types, nodes, strict=True)
     ]
     return data.model_copy(update={"device_types": kinds})
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One pipeline of an instantiation."""
+
+    template: Template
+    micro_batches: int
+
+    @property
+    def seconds(self) -> float:
+        """Its iteration time."""
+        return self.template.iteration_seconds(self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Instantiation:
+    """Pipelines that train side by side. stop: `optimal`, `infeasible`, a limit, or `done` for
+    Oobleck's procedure.
+
+    pipelines is empty where there is none. bound: no instantiation of these templates is faster.
+    """
+
+    stop: Stop
+    pipelines: tuple[Pipeline, ...] = ()
+    bound: float | None = None
+    message: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None
+        without one."""
+        return max((pipeline.seconds for pipeline in self.pipelines), default=None)
+
+
+def instantiate(
+    templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
+) -> Instantiation:
+    """The fastest instantiation, proven. failures: f, how many pipelines may be lost."""
+    useful = [t for t in templates if len(t.times) <= micro_batches and fits(t.nodes, nodes)]
+    values = iteration_values(useful, micro_batches)
+    if (
+        not values.size
+        or (best := count_pipelines(useful, nodes, micro_batches, math.inf, failures, run)) is None
+    ):
+        if run.should_stop:
+            return Instantiation(Stop.LIMIT)
+        reason = f"no templates add up to {failures + 1} pipelines on these nodes"
+        message = f"{reason} with {micro_batches} micro-batches"
+        return Instantiation(Stop.INFEASIBLE, message=message)
+    first, last = 0, len(values) - 1
+    while first < last:
+        middle = (first + last) // 2
+        found = count_pipelines(useful, nodes, micro_batches, float(values[middle]), failures, run)
+        if found is not None:
+            best, last = found, middle
+        elif run.should_stop:
+            break
+        else:
+            first = middle + 1
+    pipelines = share_out(useful, best, micro_batches)
+    stop = Stop.OPTIMAL if first == last else (Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
+    return Instantiation(stop, pipelines, float(values[first]))
+
+
+def fits(part: Nodes, whole: Nodes) -> bool:
+    """Whether `part` takes no more nodes of any type than there are."""
+    return all(a <= b for a, b in zip(part, whole, strict=True))
+
+
+def iteration_values(templates: Sequence[Template], micro_batches: int) -> np.ndarray:
+    """All values that Z can take, ascending."""
+    values = [
+        t.iteration_seconds(k) for t in templates for k in range(len(t.times), micro_batches + 1)
+    ]
+    return np.unique(np.array(values))
+
+
+def most_micro_batches(template: Template, seconds: float, limit: int) -> int:
+    """K_i: the most micro-batches within `seconds`, at most `limit`; fewer than S_i where even
+    these take longer."""
+    least = len(template.times)
+    numbers = range(least, limit + 1)
+    return least - 1 + bisect.bisect_right(numbers, seconds, key=template.iteration_seconds)
+
+
+def count_pipelines(
+    templates: Sequence[Template],
+    nodes: Nodes,
+    micro_batches: int,
+    seconds: float,
+    failures: int,
+    run: Run,
+) -> list[int] | None:
+    """c with (1), (2) and sum c S <= B <= sum c K(Z) for Z = `seconds`; None: there is none, or
+    time ran out."""
+    longest = np.array([most_micro_batches(t, seconds, micro_batches) for t in templates])
+    stages = np.array([len(t.times) for t in templates])
+    taken = np.array([t.nodes for t in templates])
+    most = (np.array(nodes) // np.maximum(taken, 1) + micro_batches * (taken == 0)).min(axis=1)
+    model = Model("pipelines", run)
+    count = model.integer("count", len(templates), 0, np.where(longest >= stages, most, 0))
+    for at, available in enumerate(nodes):  # (1)
+        model.row("nodes", count, taken[:, at], upper=available)
+    model.row("pipelines", count, lower=failures + 1)  # (2)
+    model.row("least", count, stages, upper=micro_batches)  # (3)
+    model.row("most", count, longest, lower=micro_batches)  # (3), (4)
+    answer = minimise("cp-sat", model, run.part())
+    return None if answer.x is None else answer.counts("count").tolist()
+
+
+def share_out(
+    templates: Sequence[Template], count: Sequence[int], micro_batches: int
+) -> tuple[Pipeline, ...]:
+    """Micro-batches for the pipelines chosen: S_i each, then one by one where T stays least."""
+    chosen = [t for t, c in zip(templates, count, strict=True) for _ in range(c)]
+    share = [len(t.times) for t in chosen]
+    heap = [
+        (t.iteration_seconds(k + 1), p) for p, (t, k) in enumerate(zip(chosen, share, strict=True))
+    ]
+    heapq.heapify(heap)
+    for _ in range(micro_batches - sum(share)):
+        _, p = heapq.heappop(heap)
+        share[p] += 1
+        heapq.heappush(heap, (chosen[p].iteration_seconds(share[p] + 1), p))
+    return tuple(Pipeline(t, k) for t, k in zip(chosen, share, strict=True))
+
+
+def oobleck_instantiate(
+    templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
+) -> Instantiation:
+    """Oobleck's procedure (Section 4.2.1 and 4.2.2): the multiset of least proportional time,
+    priced truly.
+
+    Each template's seconds per micro-batch are those of its own T; pipelines with fewer
+    micro-batches than stages are passed over, which Oobleck does not check.
+    """
+    best: tuple[float, tuple[Pipeline, ...]] | None = None
+    for option in multisets(list(templates), nodes):
+        if run.should_stop:
+            stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+            return Instantiation(stop, best[1] if best else ())
+        if sum(option.values()) < failures + 1:
+            continue
+        kinds = [(templates[i], c) for i, c in sorted(option.items())]
+        shares = proportional_shares([(t.seconds, c) for t, c in kinds], micro_batches)
+        if shares is None or any(
+            k < len(t.times) for (t, _), k in zip(kinds, shares[1], strict=True)
+        ):
+            continue
+        if best is None or shares[0] < best[0]:
+            pipelines = tuple(
+                Pipeline(t, k) for (t, c), k in zip(kinds, shares[1], strict=True) for _ in range(c)
+            )
+            best = shares[0], pipelines
+    if best is None:
+        return Instantiation(
+            Stop.DONE,
+            message="no multiset of templates that uses all nodes takes the micro-batches",
+        )
+    return Instantiation(Stop.DONE, best[1])
+
+
+def multisets(templates: list[Template], nodes: Nodes, first: int = 0) -> Iterator[Counter[int]]:
+    """All multisets of templates (by number) whose nodes add up to `nodes` exactly."""
+    if not any(nodes):
+        yield Counter()
+        return
+    for i in range(first, len(templates)):
+        if fits(templates[i].nodes, nodes):
+            left = tuple(a - b for a, b in zip(nodes, templates[i].nodes, strict=True))
+            for rest in multisets(templates, left, i):
+                yield rest + Counter({i: 1})
+
+
+def proportional_shares(
+    kinds: Sequence[tuple[float, int]], micro_batches: int
+) -> tuple[float, list[int]] | None:
+    """Least max of rate_i k_i with sum c_i k_i = B, k_i whole; kinds: (rate, c). None: no such
+    k."""
+    values = np.unique(
+        np.array([rate * k for rate, c in kinds for k in range(micro_batches // c + 1)])
+    )
+    first, last = 0, len(values)
+    best = None
+    while first < last:
+        middle = (first + last) // 2
+        shares = exact_shares(kinds, float(values[middle]), micro_batches)
+        if shares is None:
+            first = middle + 1
+        else:
+            best, last = (float(values[middle]), shares), middle
+    return best
+
+
+def exact_shares(
+    kinds: Sequence[tuple[float, int]], most: float, micro_batches: int
+) -> list[int] | None:
+    """k with rate_i k_i <= most and sum c_i k_i = B, or None: reachable sums as bits of an
+    integer."""
+    mask = (1 << (micro_batches + 1)) - 1
+    reach, limits = [1], []
+    for rate, c in kinds:
+        limit = (
+            micro_batches // c
+            if rate <= 0
+            else min(micro_batches // c, math.floor(most / rate * (1 + 1e-12)))
+        )
+        limits.append(limit)
+        bits = 0
+        for k in range(limit + 1):
+            bits |= reach[-1] << (k * c)
+        reach.append(bits & mask)
+    if not reach[-1] >> micro_batches & 1:
+        return None
+    left, shares = micro_batches, [0] * len(kinds)
+    for i in range(len(kinds) - 1, -1, -1):
+        c = kinds[i][1]
+        shares[i] = next(
+            k for k in range(limits[i], -1, -1) if k * c <= left and reach[i] >> (left - k * c) & 1
+        )
+        left -= shares[i] * c
+    return shares
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The list, and what to run from it with `micro_batches` in all and `failures` pipelines to
+    lose."""
+
+    data: DittoData
+    micro_batches: int
+    failures: int
+    listed: TemplateList
+    exact: Instantiation
+    oobleck: Instantiation
+
+    @property
+    def names(self) -> list[str]:
+        """Device types, in the order of a vector of nodes."""
+        return [kind.name for kind in self.data.device_types]
+
+
+def readiness(
+    data: DittoData,
+    run: Run,
+    *,
+    fewest: int = 1,
+    micro_batches: int | None = None,
+    failures: int = 0,
+) -> Readiness:
+    """Template list from `fewest` nodes on, then both instantiations on all nodes, within what is
+    left of `run`.
+
+    micro_batches: in all; the instance's where None. Raises InputError for counts that no cluster
+    of the kind has.
+    """
+    nodes = tuple(kind.nodes for kind in data.device_types)
+    wanted = data.micro_batches if micro_batches is None else micro_batches
+    if not 1 <= fewest <= sum(nodes):
+        raise InputError(
+            "not usable", where="fewest nodes", got=fewest, expected=f"1 to {sum(nodes)}"
+        )
+    if not 0 <= failures < sum(nodes):
+        raise InputError(
+            "not usable", where="failures", got=failures, expected=f"0 to {sum(nodes) - 1}"
+        )
+    if wanted < 1:
+        raise InputError("not usable", where="micro-batches", got=wanted, expected="at least 1")
+    listed = template_list(data, run, fewest=fewest)
+    run.report(note="instantiation")
+    common: tuple[Any, ...] = (listed.templates, nodes, wanted, run)
+    return Readiness(
+        data,
+        wanted,
+        failures,
+        listed,
+        instantiate(*common, failures=failures),
+        oobleck_instantiate(*common, failures=failures),
+    )
