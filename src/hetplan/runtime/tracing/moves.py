@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Walker, positive
 
 
@@ -38,14 +36,6 @@ def permute(w: Walker, x: Tensor, dims: Sequence[int]) -> Tensor:
     return w.apply("permute", x, order=tuple(positive(d, len(x.shape)) for d in dims))
 
 
-def transpose(w: Walker, x: Tensor, one: int = 0, other: int = 1) -> Tensor:
-    """Two dimensions exchanged."""
-    order = list(range(len(x.shape)))
-    a, b = positive(one, len(order)), positive(other, len(order))
-    order[a], order[b] = order[b], order[a]
-    return w.apply("permute", x, order=tuple(order))
-
-
 def expand(w: Walker, x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> Tensor:
     """Dimensions of length 1 repeated, new ones in front."""
     lead = len(shape) - len(x.shape)
@@ -54,13 +44,6 @@ def expand(w: Walker, x: Tensor, shape: Sequence[int], *, implicit: bool = False
         have if want == -1 else int(want) for want, have in zip(shape, x.shape, strict=True)
     )
     return x if wanted == x.shape else w.apply("repeat", x, shape=wanted)
-
-
-def broadcast(w: Walker, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """All in the shape that they have together."""
-    found = [w.tensor(value) for value in tensors]
-    shape = np.broadcast_shapes(*(x.shape for x in found))
-    return tuple(expand(w, x, shape) for x in found)
 
 
 def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
@@ -104,29 +87,10 @@ def split_with_sizes(
     return tuple(found)
 
 
-def split(w: Walker, x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Ranges of equal length, the last one shorter."""
-    if not isinstance(size, int):
-        return split_with_sizes(w, x, size, dim)
-    length = x.shape[positive(dim, len(x.shape))]
-    sizes = [min(size, length - begin) for begin in range(0, length, size)]
-    return split_with_sizes(w, x, sizes, dim)
-
-
-def unbind(w: Walker, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Every index of a dimension."""
-    return tuple(select(w, x, dim, i) for i in range(x.shape[positive(dim, len(x.shape))]))
-
-
 def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """One after the other."""
     parts = [w.tensor(part) for part in tensors]
     return w.apply("join", *parts, label="cat", dimension=positive(dim, len(parts[0].shape)))
-
-
-def stack(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Along a new dimension."""
-    return cat(w, [unsqueeze(w, w.tensor(part), dim) for part in tensors], dim)
 
 
 def unchanged(w: Walker, x: Any, *_: Any, **__: Any) -> Any:
@@ -135,23 +99,14 @@ def unchanged(w: Walker, x: Any, *_: Any, **__: Any) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("aten.view", "aten.reshape", "aten._unsafe_view"), view),
+    **dict.fromkeys(("aten.view", "aten._unsafe_view"), view),
     "aten.unsqueeze": unsqueeze,
     "aten.squeeze": squeeze,
     "aten.permute": permute,
-    "aten.transpose": transpose,
-    "aten.t": transpose,
-    "aten.broadcast_tensors": broadcast,
     "aten.expand": expand,
     "aten.slice": slice_,
     "aten.select": select,
-    "aten.split": split,
     "aten.split_with_sizes": split_with_sizes,
-    "aten.unbind": unbind,
     "aten.cat": cat,
-    "aten.stack": stack,
-    **dict.fromkeys(
-        ("aten.clone", "aten.contiguous", "aten.alias", "aten.to", "aten._to_copy", "aten.type_as"),
-        unchanged,
-    ),
+    **dict.fromkeys(("aten.clone", "aten.alias", "aten._to_copy"), unchanged),
 }

@@ -180,12 +180,6 @@ def nll_loss(
     )
 
 
-def mse_loss(w: Walker, left: Any, right: Any, reduction: int = 1) -> Tensor:
-    """The mean of squares (1), their sum (2), or each (0)."""
-    squares = w.apply("power", sub(w, left, right), exponent=2.0)
-    return squares if reduction == 0 else mean(w, squares) if reduction == 1 else total(w, squares)
-
-
 def mean(
     w: Walker,
     x: Tensor,
@@ -255,7 +249,6 @@ def native_dropout(w: Walker, x: Tensor, p: float, train: bool | None) -> tuple[
 RULES: dict[str, Rule] = {
     "aten.add": add,
     "aten.sub": sub,
-    "aten.rsub": lambda w, a, b, alpha=1: sub(w, b, a, alpha=alpha),
     "aten.mul": mul,
     "aten.div": div,
     "aten.neg": neg,
@@ -263,7 +256,6 @@ RULES: dict[str, Rule] = {
     "aten.rsqrt": fixed_power(-0.5),
     "aten.sqrt": fixed_power(0.5),
     "aten.reciprocal": fixed_power(-1.0),
-    "aten.square": fixed_power(2.0),
     "aten.relu": mapped("relu"),
     "aten.silu": mapped("silu"),
     "aten.tanh": mapped("tanh"),
@@ -279,7 +271,6 @@ RULES: dict[str, Rule] = {
     "aten.embedding": embedding,
     "aten.cross_entropy_loss": cross_entropy,
     "aten.nll_loss_nd": nll_loss,
-    "aten.mse_loss": mse_loss,
     "aten.mean": mean,
     "aten.sum": total,
     "aten.max_pool2d": max_pool2d,

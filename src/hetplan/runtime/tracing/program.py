@@ -127,7 +127,7 @@ def walk(
     refuse_regions(walker, program)
     with warnings.catch_warnings():  # torch's own, about its own copies
         warnings.simplefilter("ignore", FutureWarning)
-        program = program.run_decompositions({})  # the same operators, without changes in place
+        program = program.run_decompositions(decompositions())
     known, inputs = sources(walker, program, module, unsliced)
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -145,6 +145,18 @@ def walk(
         raise InputError(what, where=name, got=got, expected="shape ()")
     written, packed = fused(pruned(walker.writer.finish(), loss.name))
     return Traced(written, inputs, walker.data, walker.notes, packed)
+
+
+def decompositions() -> dict[Any, Any]:
+    """What torch itself makes of operators that need no rule; every other one stays as it is, but
+    for changes in place, which go."""
+    known, aten = torch.export.default_decompositions(), torch.ops.aten
+    names = (
+        aten.mse_loss.default, aten.rsub.Scalar, aten.rsub.Tensor, aten.square.default,
+        aten.stack.default, aten.t.default, aten.transpose.int, aten.unbind.int, aten.split.Tensor,
+        aten.broadcast_tensors.default,
+    )  # fmt: skip
+    return {name: known[name] for name in names}
 
 
 def refuse_regions(walker: Walker, program: Any) -> None:
