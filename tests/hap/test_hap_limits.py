@@ -1,10 +1,8 @@
-"""Methods end soon after a time limit that is far too short, with what they have, wherever it finds
-them."""
+"""Methods end at their time limit, with what they have, wherever it finds them."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from functools import cache
 from typing import Any
 
@@ -18,27 +16,19 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 CHAIN = "chain of 96 layers"
-CASES = [
-    *((method, "hap-vit-2blocks-6-segments2") for method in ("milp", "cp-sat", "paper")),
-    ("exact", "hap-gpt2-6-memory"),
-]
 
 
 @cache
 def packaged(name: str) -> Any:
-    """An instance on which the method would be busy for minutes."""
+    """An instance on which the method would be busy for seconds or minutes."""
     return chain(96, 4) if name == CHAIN else load_from_library(name).data
 
 
-@pytest.mark.parametrize(("method", "name"), CASES)
-def test_little_work_is_done_after_a_short_limit(method: str, name: str) -> None:
-    """Processor seconds, which other work on the machine does not add to; the limit itself is by
-    the clock."""
-    data = packaged(name)
-    solve(FAMILY, chain(1, 2), method, Run(Options(threads=1)))  # compiles
-    begun = time.process_time()
-    result = solve(FAMILY, data, method, Run(Options(threads=1, time_limit=0.5)))
-    assert time.process_time() - begun < 6.0
+@pytest.mark.parametrize("method", ["exact", "milp", "cp-sat", "pyomo", "paper"])
+@pytest.mark.parametrize("name", ["hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory"])
+def test_a_limit_that_has_passed_leaves_a_program(method: str, name: str) -> None:
+    """The first program found, and the bound that needs no search."""
+    result = solve(FAMILY, packaged(name), method, Run(Options(threads=1, time_limit=1e-9)))
     assert result.status == "feasible" and result.objective is not None
     if method == "paper":
         assert result.bound is None
