@@ -15,8 +15,7 @@ from pathlib import Path
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
-from hetplan.formulations.hap.experiments import P100, V100
-from hetplan.formulations.hap.library_networks import NETWORKS, theory_named
+from hetplan.formulations.hap.experiments import NETWORKS, P100, V100, theory_named
 from hetplan.formulations.hap.theories import chain, residual, stages_only
 from hetplan.instances.envelope import Instance
 from hetplan.instances.library import add_to_library

@@ -25,7 +25,7 @@ from fakes.workloads import SHAPES, cluster, small_model  # noqa: E402
 from hetplan.formulations import family  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402
 from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
-from hetplan.formulations.hap.library_networks import NETWORKS, theory_named  # noqa: E402
+from hetplan.formulations.hap.experiments import NETWORKS, theory_named  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
 from hetplan.formulations.hap.spmd.holding import form_kept, holding_of  # noqa: E402
 from hetplan.formulations.hap.spmd.instructions import Change, Run, Synchronise  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.library_networks import theory_named
+from hetplan.formulations.hap.experiments import theory_named
 from hetplan.instances.library import library
 from hetplan.solvers.registry import evaluate, solve
 

@@ -8,7 +8,7 @@ import pytest
 from hap.hap_cases import instance, programs
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Device, HapData, HapDecision
-from hetplan.formulations.hap.listing import (
+from hetplan.formulations.hap.describe import (
     COMMUNICATING,
     COMPUTING,
     WAITING,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hap.hap_cases import all_programs, known_limited, limited, oracle
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import HapData, HapDecision, Memory
+from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.listing import show
 from hetplan.instances.envelope import Instance
 from hetplan.schema import parse
 from hetplan.solvers.options import Options

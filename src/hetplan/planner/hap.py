@@ -17,8 +17,7 @@ from pydantic import Field
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.describe import describe
-from hetplan.formulations.hap.listing import stages_of
+from hetplan.formulations.hap.describe import describe, stages_of
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.rounding import shard_lengths
 from hetplan.formulations.hap.spmd.one_way import in_one_way

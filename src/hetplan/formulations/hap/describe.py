@@ -1,15 +1,99 @@
-"""A `hap` decision as tables for people: the ratios per device type, and the stages of the
-program."""
+"""A `hap` decision for people: the ratios per device type, the stages, every instruction as in HAP's
+Figure 11, and the stages of every device drawn to scale.
+
+`describe` and `show` work from the instance and the decision alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
 
 MOST_STAGES = 60
+WIDTH = 100
+COMPUTING, COMMUNICATING, WAITING = "#", "=", "."
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction."""
+
+    position: int  # in the program
+    stage: int
+    triple: int  # its number
+    kind: str
+    instruction: str
+    tensor: str  # what it gives (HAP's properties are `tensor | form`)
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    segment: int
+    seconds: float  # of a collective, or of the slowest device's computation
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What happens from one collective to the next."""
+
+    begins_with: str  # the collective; empty in the first stage
+    comm_seconds: float
+    compute_seconds: tuple[float, ...]  # [m] of each device
+    computations: int
+
+    @property
+    def seconds(self) -> float:
+        """Until the slowest device is done."""
+        return self.comm_seconds + max(self.compute_seconds)
+
+
+def rows_of(data: HapData, decision: HapDecision) -> list[Row]:
+    """Every instruction in order."""
+    rows, stage = [], 0
+    for position, i in enumerate(decision.program):
+        triple = data.triples[i]
+        stage += isinstance(triple, Communication)
+        tensor = triple.post[0].rpartition("|")[0].strip() or triple.post[0]
+        rows.append(
+            Row(
+                position, stage, i, triple.kind, triple.instruction, tensor, tuple(triple.pre),
+                tuple(triple.post), triple.segment, max(_seconds(data, decision, i)),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def stages_of(data: HapData, decision: HapDecision) -> list[Stage]:
+    """Every stage in order; the first has no collective."""
+    groups: list[list[int]] = [[]]
+    for i in decision.program:
+        if isinstance(data.triples[i], Communication):
+            groups.append([])
+        groups[-1].append(i)
+    stages = []
+    for n, members in enumerate(groups):
+        comm, computing = members[: min(n, 1)], members[min(n, 1) :]
+        rows = [_seconds(data, decision, i) for i in computing]
+        busy = [sum(column) for column in zip(*rows, strict=True)] or [0.0] * len(data.devices)
+        name = data.triples[comm[0]].instruction if comm else ""
+        waiting = _seconds(data, decision, comm[0])[0] if comm else 0.0
+        stages.append(Stage(name, waiting, tuple(busy), len(computing)))
+    return stages
+
+
+def _seconds(data: HapData, decision: HapDecision, i: int) -> list[float]:
+    """[m] of a computation on each device, [1] of a collective."""
+    triple = data.triples[i]
+    shares = decision.ratios[triple.segment]
+    if isinstance(triple, Communication):
+        return [triple.fixed_seconds + triple.shared_seconds * max(shares)]
+    return [
+        (triple.fixed_flops + triple.shared_flops * share) / device.flops_per_second
+        for share, device in zip(shares, data.devices, strict=True)
+    ]
 
 
 def describe(
@@ -24,26 +108,28 @@ def describe(
     return [_ratios(data, decision, numbers), _stages(data, decision)]
 
 
-def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Table:
-    groups: dict[tuple[float, ...], list[int]] = {}
+def _alike(data: HapData, decision: HapDecision) -> list[list[int]]:
+    """Devices of equal speed, memory and ratios."""
     limits = [] if data.memory is None else data.memory.device_bytes
+    groups: dict[tuple[float, ...], list[int]] = {}
     for j, device in enumerate(data.devices):
         key = (device.flops_per_second, *limits[j : j + 1], *(row[j] for row in decision.ratios))
         groups.setdefault(key, []).append(j)
+    return list(groups.values())
+
+
+def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Table:
     rows, held = [], held_bytes(data, decision)
-    for members in groups.values():
-        names, first = names_text([data.devices[j].name for j in members]), members[0]
-        speed, shares = (
-            data.devices[first].flops_per_second,
-            (row[first] for row in decision.ratios),
-        )
+    limits = [] if data.memory is None else data.memory.device_bytes
+    for members in _alike(data, decision):
+        first = members[0]
         memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
         rows.append(
             (
                 ranges_text(numbers[j] for j in members),
-                names,
-                f"{speed / 1e12:.4g}",
-                *(f"{100 * b:.3f}" for b in shares),
+                names_text([data.devices[j].name for j in members]),
+                f"{data.devices[first].flops_per_second / 1e12:.4g}",
+                *(f"{100 * row[first]:.3f}" for row in decision.ratios),
                 *memory,
             )
         )
@@ -55,42 +141,104 @@ def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Tab
 
 
 def _stages(data: HapData, decision: HapDecision) -> Table:
-    stages: list[list[int]] = [[]]
-    for i in decision.program:
-        if isinstance(data.triples[i], Communication):
-            stages.append([])
-        stages[-1].append(i)
-    rows = []
-    for number, members in enumerate(stages):
-        busy, opening, waiting = [0.0] * len(data.devices), "-", 0.0
-        count = 0
-        for i in members:
-            triple = data.triples[i]
-            shares = decision.ratios[triple.segment]
-            if isinstance(triple, Communication):
-                opening = triple.instruction
-                waiting = triple.fixed_seconds + triple.shared_seconds * max(shares)
-                continue
-            count += 1
-            for j, device in enumerate(data.devices):
-                busy[j] += (
-                    triple.fixed_flops + triple.shared_flops * shares[j]
-                ) / device.flops_per_second
-        slowest = max(range(len(busy)), key=busy.__getitem__)
-        name = data.devices[slowest].name if busy[slowest] > 0 else "-"
-        rows.append(
-            (
-                str(number),
-                opening,
-                seconds_text(waiting),
-                str(count),
-                seconds_text(busy[slowest]),
-                name,
-            )
-        )
-    notes = (f"{len(rows) - MOST_STAGES} more stages",) if len(rows) > MOST_STAGES else ()
+    stages, rows = stages_of(data, decision), []
+    for number, stage in enumerate(stages[:MOST_STAGES]):
+        busy = max(stage.compute_seconds)
+        slowest = data.devices[stage.compute_seconds.index(busy)].name if busy > 0 else "-"
+        waiting, took = seconds_text(stage.comm_seconds), seconds_text(busy)
+        begins = stage.begins_with or "-"
+        rows.append((str(number), begins, waiting, str(stage.computations), took, slowest))
+    more = len(stages) - len(rows)
     header = ("stage", "begins with", "takes", "computations", "slowest takes", "slowest")
-    return Table(
-        f"{len(decision.program)} instructions in {len(rows)} stages", header, tuple(rows[:MOST_STAGES]), notes,
-        right=(0, 2, 3, 4),
-    )  # fmt: skip
+    title = f"{len(decision.program)} instructions in {len(stages)} stages"
+    notes = (f"{more} more stages",) if more else ()
+    return Table(title, header, tuple(rows), notes, right=(0, 2, 3, 4))
+
+
+def listing(data: HapData, decision: HapDecision) -> Table:
+    """The program as in Figure 11: instruction, tensor, properties before and after, cost,
+    stage."""
+    rows = tuple(
+        (
+            str(row.position),
+            str(row.stage),
+            row.instruction,
+            row.tensor,
+            ", ".join(row.before) or "-",
+            ", ".join(row.after),
+            seconds_text(row.seconds),
+        )
+        for row in rows_of(data, decision)
+    )
+    header = ("#", "stage", "instruction", "tensor", "before", "after", "takes")
+    note = "takes: a collective's time, or the slowest device's; a stage begins at each collective"
+    return Table(f"{len(rows)} instructions", header, rows, (note,), right=(0, 1, 6))
+
+
+def drawing(data: HapData, decision: HapDecision, width: int = WIDTH) -> Table:
+    """The stages of every kind of device over time, `width` characters for the whole program."""
+    stages = stages_of(data, decision)
+    total = sum(stage.seconds for stage in stages)
+    rows = [
+        (ranges_text(members), data.devices[members[0]].name, _line(stages, members[0], width))
+        for members in _alike(data, decision)
+    ]
+    rows.append(("", "", _scale(stages, width)))
+    note = (
+        f"{COMPUTING} computing, {COMMUNICATING} collective, {WAITING} waiting for the slowest; "
+        f"below: | a stage begins (+ several); {seconds_text(total / width)} per character"
+    )
+    title = f"{len(stages)} stages, {seconds_text(total)}"
+    return Table(title, ("devices", "kind", "time"), tuple(rows), (note,))
+
+
+def _line(stages: Sequence[Stage], device: int, width: int) -> str:
+    """What a device does at the middle of each character's time."""
+    text, begin, at = [], 0.0, 0
+    total = sum(stage.seconds for stage in stages)
+    for c in range(width):
+        moment = (c + 0.5) / width * total
+        while at + 1 < len(stages) and moment >= begin + stages[at].seconds:
+            begin, at = begin + stages[at].seconds, at + 1
+        inside = moment - begin - stages[at].comm_seconds
+        busy = stages[at].compute_seconds[device]
+        text.append(COMMUNICATING if inside < 0 else COMPUTING if inside < busy else WAITING)
+    return "".join(text)
+
+
+def _scale(stages: Sequence[Stage], width: int) -> str:
+    """Where stages begin."""
+    marks, begin = [" "] * width, 0.0
+    total = sum(stage.seconds for stage in stages)
+    for stage in stages:
+        at = min(width - 1, int(begin / total * width)) if total > 0 else 0
+        marks[at] = "|" if marks[at] == " " else "+"
+        begin += stage.seconds
+    return "".join(marks)
+
+
+def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:
+    """Ratios, drawing and listing; and the same as JSON types."""
+    stages = stages_of(data, decision)
+    document = {
+        "devices": [device.name for device in data.devices],
+        "ratios": decision.ratios,
+        "seconds": sum(stage.seconds for stage in stages),
+        "stages": [
+            {
+                "stage": number,
+                "begins_with": stage.begins_with,
+                "comm_seconds": stage.comm_seconds,
+                "compute_seconds": list(stage.compute_seconds),
+            }
+            for number, stage in enumerate(stages)
+        ],
+        "instructions": [
+            {**asdict(row), "before": list(row.before), "after": list(row.after)}
+            for row in rows_of(data, decision)
+        ],
+    }
+    if data.memory is not None:
+        document["held_bytes"] = held_bytes(data, decision)
+        document["device_bytes"] = data.memory.device_bytes
+    return [describe(data, decision)[0], drawing(data, decision), listing(data, decision)], document

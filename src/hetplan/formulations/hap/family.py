@@ -67,6 +67,6 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
-    show=f"{_HERE}.listing:show",
+    show=f"{_HERE}.describe:show",
     report=f"{_HERE}.report:report",
 )
