@@ -25,13 +25,14 @@ FAMILY = Family(
             "exact",
             f"{_HERE}.exact.solve:solve",
             True,
-            "labels on the graph of needs, branch and bound over cells of ratios; ratios alone for a given program",
+            "branch and bound over cells of ratios, sums over the graph of needs; ratios alone for a "
+            "given program",
         ),
         Method(
             "cp-sat",
             f"{_HERE}.model:cp_sat",
             True,
-            "paths in the graph of needs, ratios in steps, CP-SAT",
+            "paths in the graph of needs times ratios in steps, CP-SAT",
         ),
         Method(
             "milp", f"{_HERE}.model:milp", True, "paths in the graph of needs times ratios, HiGHS"

@@ -20,7 +20,7 @@ Theories too wide for that graph have the canonical one, whose paths stand for s
 any order. There (10) one maximum over the whole program replaces the stages' maxima (4)-(6): a
 lower bound of the problem. Memory does not depend on the order.
 
-CP-SAT takes ratios in steps of 1 / GRID. Every rounding lowers the cost, so that its bound holds;
+CP-SAT takes ratios in steps. Every rounding lowers the cost, so that its bound holds;
 the decision's ratios are re-optimised, and what rounding hid remains as a small gap.
 """
 
@@ -47,9 +47,11 @@ from hetplan.solvers.run import Run, Stopped
 # Nodes of the graph beyond which the model is relaxed (no general solver gets far there), and given
 # up.
 STATES = CANONICAL_STATES = 8_000
-# Steps of a ratio in CP-SAT, and what all roundings together may come to, relative to the cost; finer
-# units make its search crawl.
-GRID, ROUNDING = 2**16, 2e-5
+# Steps of a ratio in CP-SAT; with memory fewer, because finer ones leave less room for digits of
+# bytes.
+GRID, MEMORY_GRID = 2**20, 2**16
+# What all its roundings together may come to, relative to the cost; less makes its search crawl.
+ROUNDING = 2e-5
 # A triple that takes more than so many times what some program does, or that fills a device's
 # memory so many times over, counts as doing it so often.
 MOST_TIMES = 4096.0
@@ -84,13 +86,17 @@ def sets_of(model: Model, graph: Graph, upper: float) -> Sets:
     segment = np.array([graph.theory.steps[s].segment for s in graph.label], dtype=np.int64)
     count, most = len(graph.head), MOST_TIMES * upper
     z = model.binary("z", count)
-    w = model.continuous("w", (count, problem.g, problem.K), 0.0, 1.0, grid=GRID)
+    w = model.continuous("w", (count, problem.g, problem.K), 0.0, 1.0, grid=_grid(problem))
     return Sets(
         problem, graph, upper,
         fixed=np.minimum(work.fixed[:, None] * slow, most),
         shared=np.minimum(work.shared[np.arange(count), segment][:, None] * slow, most),
         z=z, w=w, own=w[np.arange(count), segment],
     )  # fmt: skip
+
+
+def _grid(problem: HapProblem) -> int:
+    return GRID if problem.capacity is None else MEMORY_GRID
 
 
 def follow_a_path(model: Model, s: Sets) -> None:  # (1)
@@ -104,7 +110,7 @@ def follow_a_path(model: Model, s: Sets) -> None:  # (1)
 
 def carry_the_ratios(model: Model, s: Sets) -> None:  # (2)
     """What enters a node leaves it; at {goal} the ratios enter."""
-    ratio = model.continuous("ratio", (s.problem.g, s.problem.K), 0.0, 1.0, grid=GRID)
+    ratio = model.continuous("ratio", (s.problem.g, s.problem.K), 0.0, 1.0, grid=_grid(s.problem))
     for k in range(s.problem.g):
         model.equal("whole", ratio[k], s.problem.counts, to=1.0)
     for u in range(s.graph.n - 1):
@@ -153,7 +159,7 @@ def pay_for_communication(model: Model, s: Sets) -> None:  # (7)
     comm = np.flatnonzero(s.comm)
     model.minimize(s.z[comm], s.fixed[comm, 0])
     paying = comm[s.shared[comm, 0] > 0]
-    largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=GRID)
+    largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=_grid(s.problem))
     model.minimize(largest, s.shared[paying, 0])
     for m, a in zip(largest, paying, strict=True):
         for w in s.own[a]:
@@ -197,7 +203,9 @@ def bound_by_the_whole(model: Model, s: Sets) -> None:  # (10)
 
 def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> tuple[Model, Sets]:
     """The model of programs that cost at most `upper`; none costs less than `least`."""
-    totals = Totals(least=least, largest=upper, roundings=graph.n * GRID, error=ROUNDING)
+    totals = Totals(
+        least=least, largest=upper, roundings=graph.n * _grid(graph.theory.problem), error=ROUNDING
+    )
     model = Model("hap", run, totals)
     s = sets_of(model, graph, upper)
     # what alone takes longer than some program does is in no better one
@@ -299,7 +307,7 @@ def search(
     if not graph.ordered:
         stop, message = Stop.LIMIT if stop is Stop.OPTIMAL else stop, message or WIDE
     elif method == "cp-sat":
-        message = message or f"ratios rounded down to 1/{GRID} in the model"
+        message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
     return ended(
         posed, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0), built=built,
