@@ -1,4 +1,4 @@
-"""Devices and clusters: the catalogue, cluster files, and clusters from what launchers are given."""
+"""Devices and clusters: the catalogue, cluster files, clusters from what launchers are given."""
 
 from __future__ import annotations
 

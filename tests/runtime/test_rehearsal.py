@@ -270,8 +270,8 @@ def test_rank_correlation() -> None:
     def made(*pairs: tuple[float, float]) -> list[Rehearsed]:
         return [Rehearsed("x", predicted, measured) for predicted, measured in pairs]
 
-    assert rank_correlation(made((1, 10), (2, 20), (3, 30))) == 1
-    assert rank_correlation(made((1, 30), (2, 20), (3, 10))) == -1
+    assert rank_correlation(made((1, 10), (2, 20), (3, 30))) == pytest.approx(1)
+    assert rank_correlation(made((1, 30), (2, 20), (3, 10))) == pytest.approx(-1)
     assert rank_correlation(made((1, 10), (2, 30), (3, 20))) == pytest.approx(0.5)
     assert rank_correlation(made((1, 1))) is None
 

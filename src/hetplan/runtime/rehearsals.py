@@ -15,6 +15,7 @@ from typing import Any
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
+from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.spmd_virtual import rehearsal_of
@@ -264,11 +265,4 @@ def rehearse_all(
 
 def rank_correlation(rehearsed: Sequence[Rehearsed]) -> float | None:
     """Spearman's, of predicted and measured seconds; None for fewer than two plans."""
-    if len(rehearsed) < 2:
-        return None
-    orders = []
-    for values in ([one.predicted for one in rehearsed], [one.measured for one in rehearsed]):
-        order = sorted(range(len(rehearsed)), key=lambda i: values[i])
-        orders.append({i: place for place, i in enumerate(order)})
-    n = len(rehearsed)
-    return 1.0 - 6.0 * sum((orders[0][i] - orders[1][i]) ** 2 for i in range(n)) / (n * (n * n - 1))
+    return spearman([one.predicted for one in rehearsed], [one.measured for one in rehearsed])

@@ -416,9 +416,10 @@ MICRO = 1e6  # seconds to microseconds
 
 
 def trace(replayed: Replay) -> dict[str, Any]:
-    """The replay in the Trace Event Format, which chrome://tracing and Perfetto open; pid: the replica, tid: 2 row for computing, 2 row + 1 for communicating.
+    """The replay in the Trace Event Format, which chrome://tracing and Perfetto open.
 
-    A row is a stage, or of an SPMD program a device; its collectives stand on the first one's.
+    pid: the replica, tid: 2 row for computing, 2 row + 1 for communicating. A row is a stage, or
+    of an SPMD program a device; its collectives stand on the first one's.
     """
     events: list[dict[str, Any]] = []
     rows = [(i, unit if replayed.by_device else j) for unit, (i, j) in enumerate(replayed.owners)]

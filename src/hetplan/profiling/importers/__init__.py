@@ -1,4 +1,4 @@
-"""Others' measurements and descriptions as hetplan's files: `hetplan profile import KIND PATH -o FILE`.
+"""Others' measurements and descriptions as hetplan's files, for `hetplan profile import`.
 
 Every kind has a function that reads one format: (path, settings) -> `Imported`. Errors name file
 and place.

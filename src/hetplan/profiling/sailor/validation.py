@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -86,22 +87,20 @@ def mean_error(compared: list[Compared]) -> float | None:
 
 
 def rank_correlation(compared: list[Compared]) -> float | None:
-    """Spearman's, of measured and predicted seconds, ties at their mean rank; None below three
-    plans."""
+    """Spearman's, of measured and predicted seconds; None below three plans."""
     pairs = [
         (c.run.seconds, c.prediction.seconds)
         for c in compared
         if c.prediction and c.run.seconds is not None
     ]
-    if len(pairs) < 3:
-        return None
-    a, b = (_ranks(np.array(column)) for column in zip(*pairs, strict=True))
-    if a.std() == 0 or b.std() == 0:
-        return None
-    return float(np.corrcoef(a, b)[0, 1])
+    return spearman(*zip(*pairs, strict=True)) if len(pairs) > 2 else None
 
 
-def _ranks(
-    values: np.ndarray[tuple[int], np.dtype[np.float64]],
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array([((values < v).sum() + (values <= v).sum() + 1) / 2 for v in values])
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The correlation of ranks, ties at their mean rank; None where all of one are equal."""
+    ranks = []
+    for column in (np.array(a), np.array(b)):
+        ranks.append([((column < v).sum() + (column <= v).sum() + 1) / 2 for v in column])
+        if len(set(ranks[-1])) < 2:
+            return None
+    return float(np.corrcoef(ranks)[0, 1])

@@ -192,8 +192,8 @@ def heading(plan: Plan, framework: str, version: str) -> list[str]:
     lines = [f"{one_line(plan.name)}, for {framework} ({version})"]
     if prediction is not None and prediction.predicted_seconds is not None:
         lines.append(
-            f"by {prediction.strategy}/{prediction.method}, {prediction.predicted_seconds:.6g} s per iteration "
-            "predicted (replayed)"
+            f"by {prediction.strategy}/{prediction.method}, "
+            f"{prediction.predicted_seconds:.6g} s per iteration predicted (replayed)"
         )
     return lines
 
