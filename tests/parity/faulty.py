@@ -38,9 +38,9 @@ class Faulty(nn.Module):
 
 
 def note_moment() -> None:
-    """Write down when the fault begins, where the environment says."""
+    """Tell that the fault begins, by a file that the environment names."""
     if "FAULT" in os.environ:
-        Path(os.environ["FAULT"]).write_text(str(time.monotonic()))
+        Path(os.environ["FAULT"]).touch()
 
 
 def with_fault(
@@ -120,7 +120,6 @@ def unlucky(plan: Plan) -> nn.Module:
         if dist.get_rank() == rank and passes == number and not (once and os.path.exists(once)):
             if once:
                 Path(once).touch()
-            note_moment()
             os.kill(os.getpid(), signal.SIGKILL)
 
     for layer in module.layers.values():

@@ -3,12 +3,11 @@ session.
 
 `parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how
 many run at a time. requests holds a list of `{"name", "program", "arguments", "environment",
-"signal"}`, answers gets by name `{"code", "out", "err", "seconds"}`; then "done" is written back.
+"signal"}`, answers gets by name `{"code", "out", "err", "left"}`; then "done" is written back.
 program: "hetplan", "rank" for one under torchrun, or "forked"
 (`parity.forked`); arguments: of several commands with "&&" between them. signal: sent to the run
-behind its first step. seconds: from the fault, where the run's environment names a file `FAULT`
-that the faulty rank writes the moment to, until no process of the session is left, not even a
-zombie.
+behind its first step. An answer comes when no process of the session is left, not even a zombie;
+left: whether some had to be killed for it, after `LIMIT` seconds.
 """
 
 from __future__ import annotations
@@ -96,6 +95,7 @@ class Running:
     until: float
     code: int | None = None
     signalled: bool = False
+    left: bool = False
 
     @classmethod
     def start(cls, request: Request, folder: Path) -> Running:
@@ -115,20 +115,16 @@ class Running:
             os.kill(self.group, sent)
             self.signalled = True
         if time.monotonic() > self.until:
+            self.left = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGKILL)
         if self.code is None or alive(self.group):
             return None
-        gone, fault = (
-            time.monotonic(),
-            Path(self.request.get("environment", {}).get("FAULT", os.devnull)),
-        )
-        seconds = gone - float(fault.read_text()) if fault.is_file() else None
         return {
             "code": self.code,
             "out": self.out.read_text(),
             "err": self.err.read_text(),
-            "seconds": seconds,
+            "left": self.left,
         }
 
 

@@ -136,9 +136,6 @@ def test_half_precision_is_within_its_rounding(tmp_path: Path) -> None:
 PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
 
 
-GONE = 15.0  # seconds from a fault until no process is left
-
-
 BAD = {
     "killed": "was killed by SIGKILL",
     "stopped": "hangs; no sign of life",
@@ -199,8 +196,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     save_plan(gpt2_plan((0, 4), (4, layers)), two)
     cuda = ("--device", "cuda")
     asked = [
-        request(fault, "run", file, *cuda, "--factory", f"parity.faulty:{fault}", "--quiet",
-                environment={"FAULT": str(folder / f"{fault}.moment")})
+        request(fault, "run", file, *cuda, "--factory", f"parity.faulty:{fault}", "--quiet")
         for fault in BAD
     ]  # fmt: skip
     found = served(asked, folder, width=len(asked))
@@ -218,9 +214,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 @pytest.mark.parametrize("fault", BAD)
 def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers: Answers) -> None:
     answer = answers[fault]
-    assert answer["code"] == 1
+    assert (answer["code"], answer["left"]) == (1, False)
     assert answer["err"].startswith(f"hetplan: error: {PLACE}: ") and BAD[fault] in answer["err"]
-    assert answer["seconds"] <= GONE
 
 
 def test_ranks_that_share_a_gpu_are_told(answers: Answers) -> None:

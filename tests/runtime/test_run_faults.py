@@ -26,7 +26,6 @@ from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served 
 from parity.cases import Case, R, S, even  # noqa: E402
 
 PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
-GONE = 15.0  # seconds from a fault until no process is left, with the runtime's own limits
 
 
 def plan() -> Plan:
@@ -38,10 +37,10 @@ def plan() -> Plan:
 
 BAD = {
     "killed": "was killed by SIGKILL",
-    "stopped": "hangs; no sign of life for 10 s",
-    "stuck": "hangs; at forward of chunk 0, micro-batch 0 for 10 s",
-    "frozen": "hangs; no sign of life for 10 s",
-    "asleep": "hangs; at forward of chunk 0, micro-batch 0 for 1",
+    "stopped": "hangs; no sign of life for ",
+    "stuck": "hangs; at forward of chunk 0, micro-batch 0 for ",
+    "frozen": "hangs; no sign of life for ",
+    "asleep": "hangs; at forward of chunk 0, micro-batch 0 for ",
     "hungry": "out of memory",
     "wrong": "KeyError: 'no such key'",
 }
@@ -68,8 +67,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     file = folder / "plan.json"
     save_plan(plan(), file)
     asked = [
-        request(fault, "run", file, "--factory", f"parity.faulty:{fault}", "--quiet",
-                environment={"FAULT": str(folder / f"{fault}.moment")})
+        request(fault, "run", file, "--factory", f"parity.faulty:{fault}", "--quiet")
         for fault in BAD
     ]  # fmt: skip
     asked += [
@@ -136,10 +134,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 @pytest.mark.parametrize("fault", BAD)
 def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers: Answers) -> None:
     answer = answers[fault]
-    assert answer["code"] == 1
+    assert (answer["code"], answer["left"]) == (1, False)
     assert answer["err"].startswith(f"hetplan: error: {PLACE}: ") and BAD[fault] in answer["err"]
     assert answer["err"].count("\n") == 1
-    assert answer["seconds"] <= GONE
 
 
 def test_a_first_pass_that_computes_for_long_is_no_fault(answers: Answers) -> None:
