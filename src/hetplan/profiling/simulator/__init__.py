@@ -2,5 +2,5 @@
 second.
 
 `schedules` orders the work of a stage, `pipeline` turns replicas and collectives into tasks,
-`engine` runs tasks, `timeline` tells what came of it.
+`tasks` runs them, `timeline` tells what came of it.
 """
