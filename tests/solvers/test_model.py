@@ -105,7 +105,7 @@ def test_cp_sat_prices_no_decision_too_high(seed: int) -> None:
     """However coarse its integers are."""
     model, best = machines(seed)
     model.totals = Totals(least=0.1, largest=40.0, roundings=10, error=0.5)
-    answer = cpsat.solve_model(model, a_run())
+    answer = cpsat.solve(model, a_run())
     if best is None:
         return
     assert answer.objective is not None and answer.bound is not None

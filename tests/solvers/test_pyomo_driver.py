@@ -1,5 +1,4 @@
-"""The Pyomo driver: the same models as for HiGHS, statuses, bounds, solver names, options,
-silence."""
+"""What only Pyomo's driver does: many solvers by name, silence, models handed over in pieces."""
 
 from __future__ import annotations
 
@@ -13,13 +12,12 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs, pyomo_driver
-from hetplan.solvers.model import Model
-from hetplan.solvers.native import Scale
 from hetplan.solvers.options import Options
 from hetplan.solvers.pyomo_dialects import dialect, engine
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 from milps import knapsack, small
+from stopping import After
 
 # HiGHS comes with hetplan; more solvers can be named here where they are installed.
 SOLVERS = ["appsi_highs", "highs", *os.environ.get("HETPLAN_TEST_PYOMO_SOLVERS", "").split()]
@@ -31,17 +29,6 @@ def run(solver: str = "highs", **options: object) -> Run:
 
 
 @every_solver
-def test_optimum_is_returned_in_the_instances_unit(solver: str) -> None:
-    answer = pyomo_driver.solve(small(), run(solver), Scale(per_unit=4.0, offset=1.5))
-    assert answer.stop is Stop.OPTIMAL
-    assert answer.x is not None and answer.x.tolist() == [3.0, 4.0]
-    assert answer.objective == pytest.approx(19 / 4 + 1.5)
-    assert answer.bound is not None and answer.objective is not None
-    assert answer.objective * (1 - 1e-6) < answer.bound <= answer.objective
-    assert solver in answer.solver and "Pyomo" in answer.solver
-
-
-@every_solver
 @pytest.mark.parametrize("seed", range(4))
 def test_same_optimum_as_the_direct_driver(solver: str, seed: int) -> None:
     model = knapsack(25, 4, seed)
@@ -50,60 +37,6 @@ def test_same_optimum_as_the_direct_driver(solver: str, seed: int) -> None:
     assert through.objective == pytest.approx(direct.objective, rel=1e-6)
     assert through.bound is not None and through.objective is not None
     assert through.objective * (1 - 1e-6) <= through.bound <= through.objective
-
-
-@every_solver
-def test_lp_has_a_bound(solver: str) -> None:
-    model = Model("lp")
-    x = model.continuous("x", (3,), lower=[0.0, 0.0, 2.0])
-    model.minimize(x[:2], [2.0, 3.0])
-    model.row("need", x[:2], lower=4.0)
-    model.row("window", x[:2], [1.0, -1.0], lower=-5.0, upper=2.0)
-    answer = pyomo_driver.solve(model, run(solver))
-    assert answer.stop is Stop.OPTIMAL
-    assert answer.objective == pytest.approx(9.0)
-    assert answer.bound == pytest.approx(9.0, rel=1e-6)
-    assert answer.values(x[2]) == 2.0  # occurs nowhere: stays at its bound
-
-
-@every_solver
-@pytest.mark.parametrize("whole", [False, True])
-def test_infeasible_has_neither_objective_nor_bound(solver: str, whole: bool) -> None:
-    model = Model("infeasible")
-    x = model.integer("x", (2,), upper=5) if whole else model.continuous("x", (2,), upper=5)
-    model.minimize(x, [1.0, 2.0])
-    model.equal("sum", x, 2.0, to=7.0 if whole else 21.0)
-    answer = pyomo_driver.solve(model, run(solver))
-    assert answer.stop is Stop.INFEASIBLE
-    assert answer.objective is None and answer.bound is None and answer.x is None
-
-
-@every_solver
-def test_unbounded_is_an_error_and_not_infeasible(solver: str) -> None:
-    model = Model("unbounded")
-    x = model.integer("x", (2,))
-    model.minimize(x, [-1.0, 0.5])
-    model.row("tie", x, [1.0, -1.0], upper=3.0)
-    answer = pyomo_driver.solve(model, run(solver))
-    assert answer.stop is Stop.ERROR
-    assert "unbounded" in answer.message and answer.bound is None
-
-
-@every_solver
-def test_a_row_without_columns(solver: str) -> None:
-    model = small()
-    model.row("fine", [], upper=1.0)
-    assert pyomo_driver.solve(model, run(solver)).stop is Stop.OPTIMAL
-    model.row("never", [], lower=1.0)
-    assert pyomo_driver.solve(model, run(solver)).stop is Stop.INFEASIBLE
-
-
-@every_solver
-def test_time_out_keeps_incumbent_and_bound(solver: str) -> None:
-    answer = pyomo_driver.solve(knapsack(), run(solver, time_limit=1.5))
-    assert answer.stop is Stop.LIMIT
-    assert answer.objective is not None and answer.bound is not None
-    assert 0 < answer.bound < answer.objective
 
 
 def test_cancel_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +68,6 @@ def test_nothing_is_printed_and_output_stays_ours(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr() == ("in the middle\n", "")
 
 
-def test_the_number_of_threads_may_change_from_model_to_model() -> None:
-    for threads in (1, 2, 1):
-        assert pyomo_driver.solve(small(), run(threads=threads)).stop is Stop.OPTIMAL
-
-
 def test_concrete_models_keep_their_incumbent_in_their_variables() -> None:
     model = pyo.ConcreteModel()
     model.x = pyo.Var(domain=pyo.NonNegativeIntegers)
@@ -167,19 +95,6 @@ def test_missing_solver_is_refused_naming_those_that_are_here() -> None:
         pyomo_driver.solve(small(), run(missing))
 
 
-@pytest.mark.parametrize("name", ["no_such_option", "mip_rel_gap", "threads", "random_seed"])
-def test_bad_native_option_is_an_input_error(name: str) -> None:
-    with pytest.raises(InputError, match=f"pyomo.{name}"):
-        pyomo_driver.solve(small(), run(native={"pyomo": {name: 1}}))
-
-
-def test_native_options_reach_the_solver() -> None:
-    answer = pyomo_driver.solve(
-        knapsack(), run(native={"pyomo": {"mip_max_nodes": 0, "presolve": "off"}})
-    )
-    assert answer.stop is Stop.LIMIT
-
-
 def test_interface_names_lead_to_their_engine() -> None:
     names = ("appsi_gurobi", "gurobi_direct_v2", "gurobi_persistent", "gurobi")
     assert {engine(name) for name in names} == {"gurobi"}
@@ -189,3 +104,23 @@ def test_interface_names_lead_to_their_engine() -> None:
     }  # fmt: skip
     assert "TimeLimit" not in dialect("gurobi").options(Options())
     assert dialect("nobody_knows").options(Options()) == {}
+
+
+@every_solver
+def test_a_model_is_handed_to_highs_in_pieces(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyomo_driver, "PIECE", 1)
+    concrete = pyomo_driver.as_pyomo(knapsack(20, 50).arrays())
+    cancel = After(10)
+    going = Run(Options(threads=1, pyomo_solver=solver), cancel=cancel)
+    answer = pyomo_driver.solve_concrete(concrete, going)
+    assert (answer.stop, answer.objective) == (Stop.INTERRUPTED, None)
+    assert cancel.looked < 20  # of the 50 rows, few were looked at
+
+
+def test_rows_without_columns_and_without_bounds_stay_out_of_pyomo() -> None:
+    model = small()
+    model.row("free", [0, 1])
+    model.row("empty", [], upper=1.0)
+    concrete = pyomo_driver.as_pyomo(model.arrays())
+    assert len(concrete.row) == 1
+    assert [variable.domain for variable in concrete.x.values()] == [pyo.Integers, pyo.Integers]

@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.solvers.model import Floats, ModelAnswer, Row, Totals, labels
-from hetplan.solvers.model import Model as StatedModel
+from hetplan.solvers.model import Floats, Model, ModelAnswer, Row, Totals, labels
 from hetplan.solvers.native import (
     GAP_SHARE,
-    HANDED_OVER,
-    Answer,
     Latest,
     Scale,
     Sink,
@@ -50,25 +44,6 @@ LARGEST_TOTAL = 2.0**31 if UNSOUND else 2.0**40
 LARGEST_ROW = 2.0**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpAnswer(Answer):
-    """An answer with the value of each variable of the model, by index."""
-
-    solution: Sequence[int] | None = None
-
-    def value(self, variable: Any) -> int:
-        """The incumbent's value of a variable of the model (not of an expression or a negated
-        literal)."""
-        assert self.solution is not None, "no incumbent to read"
-        index: int = variable.index
-        assert index >= 0, "negated literals have no value of their own"
-        return int(self.solution[index])
-
-    def chosen(self, variables: Iterable[Any]) -> list[int]:
-        """Positions of those Boolean variables that are true in the incumbent."""
-        return [i for i, variable in enumerate(variables) if self.value(variable)]
-
-
 def integer_scale(least: float, largest: float, roundings: float, *, error: float = 5e-8) -> float:
     """The factor from the instance's unit to integers: the least power of two that rounds finely
     enough.
@@ -88,17 +63,7 @@ def integer_scale(least: float, largest: float, roundings: float, *, error: floa
     return 2.0 ** min(math.ceil(math.log2(wanted)), math.floor(math.log2(allowed)))
 
 
-def rounded_down(values: ArrayLike, scale: float) -> NDArray[np.int64]:
-    """floor(values * scale) as integers: the model never prices a decision too high."""
-    return np.floor(np.asarray(values, dtype=float) * scale).astype(np.int64)
-
-
-def rounded_up(values: ArrayLike, scale: float) -> NDArray[np.int64]:
-    """ceil(values * scale) as integers."""
-    return np.ceil(np.asarray(values, dtype=float) * scale).astype(np.int64)
-
-
-def write(model: StatedModel) -> tuple[cp_model.CpModel, Scale]:
+def write(model: Model) -> tuple[cp_model.CpModel, Scale]:
     """The model in integers, and what they stand for. Raises `Stopped` when its run should stop,
     ValueError where it asks for what integers cannot say."""
     writer = _Writer(model)
@@ -112,7 +77,7 @@ def write(model: StatedModel) -> tuple[cp_model.CpModel, Scale]:
 class _Writer:
     """A model on its way into CP-SAT: x [n] variables, units [n] of each column's integers."""
 
-    def __init__(self, model: StatedModel) -> None:
+    def __init__(self, model: Model) -> None:
         self.model, self.cp = model, cp_model.CpModel()
         totals = model.totals or Totals(least=1.0, largest=1.0)
         least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
@@ -214,35 +179,6 @@ class _Writer:
         )
 
 
-class Model(cp_model.CpModel):
-    """A CpModel built for `run`: variables and constraints raise `Stopped` once the run should
-    stop."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self._check_run = run.check
-
-    def new_bool_var(self, name: str) -> Any:
-        """See CpModel."""
-        self._check_run()
-        return super().new_bool_var(name)
-
-    def new_int_var(self, lb: Any, ub: Any, name: str) -> Any:
-        """See CpModel."""
-        self._check_run()
-        return super().new_int_var(lb, ub, name)
-
-    def add(self, ct: Any) -> Any:
-        """See CpModel."""
-        self._check_run()
-        return super().add(ct)
-
-    def add_bool_or(self, *literals: Any) -> Any:
-        """See CpModel."""
-        self._check_run()
-        return super().add_bool_or(*literals)
-
-
 class _Listener(cp_model.CpSolverSolutionCallback):
     """Keeps what CP-SAT reports from its threads."""
 
@@ -261,76 +197,48 @@ def label(options: Options) -> str:
     return SOLVER
 
 
-def solve_model(model: StatedModel, run: Run, report: Sink | None = None) -> ModelAnswer:
-    """`write` and `solve`."""
-    begun = time.perf_counter()
+def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
+    """Minimise `model` within what is left of `run`.
+
+    report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
+    when the model is the whole problem). Raises InputError for a native option that CP-SAT does not
+    have, and what `write` raises.
+    """
+    begun, solver = time.perf_counter(), _configured(run.options)
     try:
         cp, scale = write(model)
+        run.check()
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
-    answer = vars(solve(cp, run, scale, report))
-    solution = answer.pop("solution")
-    units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))
-    x = None if solution is None else np.array(solution, dtype=float) / units
-    return ModelAnswer(**{**answer, "seconds": time.perf_counter() - begun}, x=x, model=model)
-
-
-def solve(model: Any, run: Run, scale: Scale | None = None, report: Sink | None = None) -> CpAnswer:
-    """Minimise `model` (an ortools CpModel) within what is left of `run`.
-
-    scale: objective -> instance's unit (default: one to one). report: where incumbents and bounds
-    go, in the instance's unit (default: `run.report`, right when the model is the whole problem).
-    Raises InputError for a native option that CP-SAT does not have.
-    """
-    scale = scale or Scale()
-    if run.tap is not None:
-        run.tap(model, scale)
-        return CpAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
-    solver = _configured(run.options)
-    if run.should_stop:
-        return CpAnswer(stop=stopped(run), solver=SOLVER)
     if math.isfinite(run.remaining):
         solver.parameters.max_time_in_seconds = run.remaining
-    latest, begun = Latest(), time.perf_counter()
-    relay = latest.relay(scale, run, report)
-    has_objective = bool(model.has_objective())
-    if has_objective:
-        solver.best_bound_callback = latest.on_bound
+    latest = Latest()
+    solver.best_bound_callback = latest.on_bound
     status = drive(
-        lambda: solver.solve(model, _Listener(latest)),
+        lambda: solver.solve(cp, _Listener(latest)),
         run=run,
         interrupt=solver.stop_search,
-        poll=relay if has_objective else lambda: None,
+        poll=latest.relay(scale, run, report),
     )
-    return _answer(model, solver, status, latest, scale, run, time.perf_counter() - begun)
-
-
-def _answer(
-    model: Any, solver: Any, status: Any, latest: Latest, scale: Scale, run: Run, seconds: float
-) -> CpAnswer:
-    """Map the native status; an abandoned search (status None) answers with its last reports."""
-    stop, message = _mapped(model, solver, status, run)
-    (solution, objective), bound = latest.found, latest.bound
+    stop, message = _mapped(cp, solver, status, run)
     statistics: dict[str, object] = {}
-    if status is not None:
+    if status is not None:  # an abandoned search answers with its last reports
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            solution, objective = list(solver.response_proto.solution), solver.objective_value
+            latest.on_solution(list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
-            bound = latest.bound
-    if not model.has_objective():  # any solution is as good as another
-        objective, bound = (None if solution is None else 0.0), None
-    if stop is Stop.INFEASIBLE:
-        bound = None
-    return CpAnswer(
+    (solution, objective), bound = latest.found, latest.bound
+    units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))
+    return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),
-        bound=None if bound is None else scale.bound(bound),
-        seconds=seconds,
+        bound=None if bound is None or stop is Stop.INFEASIBLE else scale.bound(bound),
+        seconds=time.perf_counter() - begun,
         solver=SOLVER,
         message=message,
         statistics=statistics,
-        solution=solution,
+        x=None if solution is None else np.array(solution, dtype=float) / units,
+        model=model,
     )
 
 

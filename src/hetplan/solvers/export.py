@@ -10,12 +10,10 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
-from hetplan.solvers.model import Model, labels
-from hetplan.solvers.native import Scale
+from hetplan.solvers.model import LinearArrays, Model, labels
 
 # File ending -> method whose models it can hold.
 ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
@@ -38,11 +36,11 @@ class Exported:
 class Collector:
     """A run's `tap`: keeps what the solvers would have been given."""
 
-    models: list[tuple[Any, Scale]] = field(default_factory=list)
+    models: list[Model] = field(default_factory=list)
 
-    def __call__(self, model: Any, scale: Any) -> None:
+    def __call__(self, model: Model) -> None:
         """Keep a model."""
-        self.models.append((model, scale))
+        self.models.append(model)
 
     def write(self, path: Path) -> list[Exported]:
         """All models: the only one as `path`, several as `path` with a number before its ending."""
@@ -51,10 +49,7 @@ class Collector:
             path.with_name(f"{path.stem}-{number:03d}{path.suffix}") if several else path
             for number in range(len(self.models))
         ]
-        return [
-            write_model(model, scale, name)
-            for (model, scale), name in zip(self.models, names, strict=True)
-        ]
+        return [write_model(model, name) for model, name in zip(self.models, names, strict=True)]
 
 
 def method_of(path: Path) -> str:
@@ -66,16 +61,19 @@ def method_of(path: Path) -> str:
     return ENDINGS[path.suffix]
 
 
-def write_model(model: Any, scale: Scale, path: Path) -> Exported:
-    """One model, atomically."""
-    if isinstance(model, Model):
-        arrays = model.arrays()
-        write_through(path, lambda file: write_linear(model, file))
+def write_model(model: Model, path: Path) -> Exported:
+    """One model, atomically, as the ending of `path` says."""
+    if ENDINGS[path.suffix] == "milp":
+        arrays, scale = model.arrays(), model.milp_scale()
+        write_through(path, lambda file: write_linear(model, arrays, file))
         rows, columns, discrete = *arrays.shape, int(arrays.integer.sum())
     else:
-        write_through(path, lambda file: bool(model.export_to_file(file)))
-        rows = len(model.proto.constraints)
-        columns = discrete = len(model.proto.variables)
+        from hetplan.solvers.cpsat import write
+
+        cp, scale = write(model)
+        write_through(path, lambda file: bool(cp.export_to_file(file)))
+        rows = len(cp.proto.constraints)
+        columns = discrete = len(cp.proto.variables)
     return Exported(str(path), rows, columns, discrete, scale.per_unit, scale.offset)
 
 
@@ -88,13 +86,13 @@ def write_through(path: Path, write: Callable[[str], bool]) -> None:
         write_bytes(path, file.read_bytes())
 
 
-def write_linear(model: Model, file: str) -> bool:
+def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
     """By HiGHS, with the formulation's names."""
     import highspy
 
     from hetplan.solvers.highs import loaded
 
-    highs = loaded(model.arrays())
+    highs = loaded(arrays)
     for number, name in enumerate(labels(model.column_families)):
         highs.passColName(number, name)
     for number, name in enumerate(labels(model.row_families)):

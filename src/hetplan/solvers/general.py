@@ -22,12 +22,13 @@ from hetplan.solvers.run import Run, Stopped
 
 D = TypeVar("D")
 
-# Method -> module and function that minimise a `Model`; drivers are imported when they are used.
+# Method -> the driver that minimises a `Model`, imported when it is used.
 DRIVERS = {
-    "cp-sat": ("hetplan.solvers.cpsat", "solve_model"),
-    "milp": ("hetplan.solvers.highs", "solve"),
-    "pyomo": ("hetplan.solvers.pyomo_driver", "solve"),
+    "cp-sat": "hetplan.solvers.cpsat",
+    "milp": "hetplan.solvers.highs",
+    "pyomo": "hetplan.solvers.pyomo_driver",
 }
+HANDED_OVER = "the model was handed over, not solved"
 UNBUILT = "stopped before its model was built"
 CONTRADICTION = "the solver calls infeasible what has a decision"
 
@@ -66,17 +67,19 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
     report: where incumbents and bounds go, in seconds; default: `run.report`, right when the model
     is the whole problem.
     """
-    module, function = DRIVERS[method]
-    answer: ModelAnswer = getattr(importlib.import_module(module), function)(
-        model, run, report=report
-    )
+    if run.tap is not None and model.is_integer().any():
+        run.tap(model)
+        return ModelAnswer(
+            stop=stopped(run), solver=label(method, run.options), message=HANDED_OVER
+        )
+    answer: ModelAnswer = importlib.import_module(DRIVERS[method]).solve(model, run, report)
     return answer
 
 
 def label(method: str, options: Options) -> str:
     """Name and version of the solver behind `method`; raises what the solver would raise over its
     absence."""
-    text: str = importlib.import_module(DRIVERS[method][0]).label(options)
+    text: str = importlib.import_module(DRIVERS[method]).label(options)
     return text
 
 

@@ -1,7 +1,7 @@
 """Driver of HiGHS: a Model in, an answer out, every model status mapped; pure LPs with duals.
 
-Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective should be
-of the order of 1e3 in the model's unit (`objective_unit`), so that HiGHS's absolute tolerances mean
+Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective is of
+the order of 1e3 in the model's unit (`Model.milp_scale`), so that HiGHS's absolute tolerances mean
 little. Floating point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
-from hetplan.solvers.native import GAP_SHARE, HANDED_OVER, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
@@ -52,13 +52,6 @@ _FAILED = {
 }
 
 
-def objective_unit(estimate: float) -> float:
-    """The power of two that turns an objective of about `estimate` into one of about 1e3."""
-    if not (estimate > 0 and math.isfinite(estimate)):
-        raise ValueError(f"objective_unit: got {estimate!r}, expected a positive finite estimate")
-    return 2.0 ** (10 - math.ceil(math.log2(estimate)))
-
-
 def label(options: Options) -> str:
     """Name and version for results."""
     return SOLVER
@@ -88,30 +81,21 @@ class _Listener:
 
 
 def solve(
-    model: Model | LinearArrays,
-    run: Run,
-    scale: Scale | None = None,
-    report: Sink | None = None,
+    model: Model, run: Run, report: Sink | None = None, *, arrays: LinearArrays | None = None
 ) -> ModelAnswer:
     """Minimise `model` within what is left of `run`.
 
-    scale: objective -> instance's unit (default: `Model.milp_scale`, one to one for arrays). report: where incumbents and bounds
-    go, in the instance's unit (default: `run.report`, right when the model is the whole problem).
+    report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
+    when the model is the whole problem). arrays: what to solve in place of `model.arrays()`.
     Raises InputError for a native option that HiGHS does not have.
     """
-    begun, stated = time.perf_counter(), model if isinstance(model, Model) else None
+    begun, scale = time.perf_counter(), model.milp_scale()
     try:
-        scale = scale or (Scale() if stated is None else stated.milp_scale())
-        arrays = model.arrays() if isinstance(model, Model) else model
+        arrays, units = arrays or model.arrays(), model.milp_units()
         run.check()
         if arrays.shape[1] == 0:
             return _without_columns(arrays, scale)
-        if run.tap is not None and stated is not None and arrays.integer.any():
-            run.tap(stated, scale)
-            return ModelAnswer(stop=stopped(run), solver=SOLVER, message=HANDED_OVER)
-        units = np.ones(arrays.shape[1]) if stated is None else stated.milp_units()
-        start = None if stated is None or stated.start is None else stated.start * units
-        highs = _prepared(arrays, run, start)
+        highs = _prepared(arrays, run, None if model.start is None else model.start * units)
         run.check()
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
@@ -122,7 +106,7 @@ def solve(
     ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
     if ended:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
-    stop, message = _mapped(highs, arrays, run) if ended else (stopped(run), _ABANDONED)
+    stop, message = _mapped(highs, model, arrays, run) if ended else (stopped(run), _ABANDONED)
     duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
     return ModelAnswer(
         stop=stop,
@@ -132,7 +116,7 @@ def solve(
         statistics={"nodes": int(highs.getInfo().mip_node_count)} if ended else {},
         row_dual=np.array(highs.getSolution().row_dual, dtype=float) if duals else None,
         column_dual=np.array(highs.getSolution().col_dual, dtype=float) if duals else None,
-        model=stated,
+        model=model,
         **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)),
     )
 
@@ -238,11 +222,11 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
         latest.on_bound(float(info.objective_function_value))
 
 
-def _mapped(highs: Any, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
+def _mapped(highs: Any, model: Model, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
     """HiGHS's model status as ours, with a message where there is more to say."""
     status = highs.getModelStatus().name
     if status == "kUnboundedOrInfeasible":
-        return _told_apart(arrays, run)
+        return _told_apart(model, arrays, run)
     if status in _PROVEN:
         return _PROVEN[status], ""
     if status in _STOPPED:
@@ -252,11 +236,10 @@ def _mapped(highs: Any, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
     return Stop.ERROR, f"HiGHS {_FAILED.get(status, f'returned {status}')}"
 
 
-def _told_apart(arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
+def _told_apart(model: Model, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
     """Infeasible or unbounded? Without a cost nothing is unbounded."""
-    again = solve(
-        replace(arrays, cost=np.zeros_like(arrays.cost)), run, report=lambda incumbent, bound: None
-    )
+    free = replace(arrays, cost=np.zeros_like(arrays.cost))
+    again = solve(model, run, report=lambda incumbent, bound: None, arrays=free)
     if again.stop is Stop.OPTIMAL:
         return Stop.ERROR, f"HiGHS {_FAILED['kUnbounded']}"
     return again.stop, again.message

@@ -35,7 +35,6 @@ POLL_SECONDS = 0.02
 # answer.
 GRACE_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
-HANDED_OVER = "the model was handed over, not solved"
 
 
 @dataclass(frozen=True)

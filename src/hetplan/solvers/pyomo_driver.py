@@ -116,10 +116,7 @@ def _finite(bound: float) -> float | None:
 
 
 def solve(
-    model: Model | LinearArrays,
-    run: Run,
-    scale: Scale | None = None,
-    report: Sink | None = None,
+    model: Model, run: Run, report: Sink | None = None, *, arrays: LinearArrays | None = None
 ) -> ModelAnswer:
     """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as
     HiGHS's driver.
@@ -127,24 +124,19 @@ def solve(
     Raises UnsupportedError where that solver is not installed (naming those that are), InputError
     for an unknown solver name or a native option that repeats a common one.
     """
-    begun, name = time.perf_counter(), solver_label(run.options)
-    stated = model if isinstance(model, Model) else None
-    scale = scale or (Scale() if stated is None else stated.milp_scale())
+    begun, name, scale = time.perf_counter(), solver_label(run.options), model.milp_scale()
     try:
-        arrays = model.arrays() if isinstance(model, Model) else model
+        arrays = arrays or model.arrays()
         empty = np.diff(arrays.starts) == 0
         if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
             return ModelAnswer(stop=Stop.INFEASIBLE, solver=name)
-        concrete = as_pyomo(arrays, model.name if isinstance(model, Model) else "model", run)
+        concrete = as_pyomo(arrays, model.name, run)
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=name)
     answer = solve_concrete(concrete, run, scale, report)
     if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
-        again = solve(
-            replace(arrays, cost=np.zeros_like(arrays.cost)),
-            run,
-            report=lambda incumbent, bound: None,
-        )
+        free = replace(arrays, cost=np.zeros_like(arrays.cost))
+        again = solve(model, run, report=lambda incumbent, bound: None, arrays=free)
         stop = Stop.ERROR if again.stop is Stop.OPTIMAL else again.stop
         message = "found the model unbounded below" if again.stop is Stop.OPTIMAL else again.message
         answer = replace(answer, stop=stop, message=message)
@@ -155,9 +147,9 @@ def solve(
         x = np.array(
             [idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()]
         )
-        x = np.where(arrays.integer, np.round(x), x if stated is None else x / stated.milp_units())
+        x = np.where(arrays.integer, np.round(x), x / model.milp_units())
     seconds = time.perf_counter() - begun
-    return ModelAnswer(**{**vars(answer), "x": x, "seconds": seconds, "model": stated})
+    return ModelAnswer(**{**vars(answer), "x": x, "seconds": seconds, "model": model})
 
 
 _UNCLEAR = "infeasible or unbounded"

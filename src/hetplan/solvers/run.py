@@ -30,8 +30,8 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
-# (model of a driver, its `native.Scale`)
-Tap = Callable[[Any, Any], None]
+# Takes a `solvers.model.Model`.
+Tap = Callable[[Any], None]
 
 
 class Stopped(Exception):
@@ -46,8 +46,8 @@ class Run:
 
     cancel: set from outside (Ctrl-C, a planner that has seen enough); methods then return what they
     have. watch: called with each report, from the method's thread.
-    tap: takes each discrete model, with its scale, that a general solver would be given; the solver
-    is then not asked.
+    tap: takes each discrete model that a general solver would be given; the solver is then not
+    asked.
     """
 
     options: Options = field(default_factory=Options)
