@@ -33,7 +33,7 @@ from hetplan.formulations.astra.search.segment_figures import (
     segment_figures,
     segment_space,
 )
-from hetplan.formulations.astra.search.segments import fastest, segment_front
+from hetplan.formulations.astra.search.segments import SegmentSearch
 from hetplan.formulations.astra.search.space import Space, Strategies, strategies
 from hetplan.formulations.astra.search.timing import Floats
 from hetplan.profiling.models import load_model
@@ -159,13 +159,13 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     figures = segment_figures(facts, table, offers, Assumptions())
     if seed:
         figures = perturbed(figures, seed, facts.layers)
-    front = segment_front(facts.layers, table, figures, Run())
+    front = SegmentSearch(facts.layers, table, figures, Run()).front()
     forced = segments_by_force(figures, table, facts.layers)
     points = [(seconds, money) for seconds, money, _ in forced]
     expected = sorted(
         p for p in set(points) if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
     )
-    got = distinct(list(zip(front.seconds.tolist(), front.money.tolist(), strict=True)))
+    got = distinct([(point.seconds, point.money) for point in front])
     assert len(got) == len(distinct(expected))
     for a, b in zip(got, distinct(expected), strict=True):
         assert a == pytest.approx(b, rel=1e-9)
@@ -173,11 +173,11 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     least: dict[int, float] = {}
     for time, _, r in forced:
         least[r] = min(time, least.get(r, time))
-    first = fastest(facts.layers, table, figures, Run(), 5, front)
-    assert first.seconds.tolist() == pytest.approx(sorted(least.values())[:5], rel=1e-9)
-    assert len(set(first.strategy.tolist())) == len(first.strategy)
-    for time, r in zip(first.seconds, first.strategy, strict=True):
-        assert time == pytest.approx(least[int(r)], rel=1e-9)
+    first = SegmentSearch(facts.layers, table, figures, Run()).fastest(5)
+    assert [p.seconds for p in first] == pytest.approx(sorted(least.values())[:5], rel=1e-9)
+    assert len({p.strategy for p in first}) == len(first)
+    for point in first:
+        assert point.seconds == pytest.approx(least[point.strategy], rel=1e-9)
 
 
 def test_one_strategys_segments_can_be_stopped() -> None:

@@ -8,6 +8,7 @@ enough, so that a pool is never worse than a part of it of the same size.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,7 +42,7 @@ from hetplan.formulations.astra.search.segment_figures import (
     segment_space,
     spread,
 )
-from hetplan.formulations.astra.search.segments import SegmentFront, fastest, segment_front
+from hetplan.formulations.astra.search.segments import Point, SegmentSearch
 from hetplan.formulations.astra.search.space import Strategies, strategies
 from hetplan.solvers.run import Run
 
@@ -66,15 +67,17 @@ def mixed(task: Task, run: Run) -> Found:
     kept = np.flatnonzero(possible & ~twins(table, figures.offloaded))
     part = Segments(task, table.take(kept), figures.take(kept))
     clock.lap("price")
-    front = segment_front(facts.layers, part.table, part.figures, run)
-    first = fastest(facts.layers, part.table, part.figures, run, task.top, front)
+    whole = SegmentSearch(facts.layers, part.table, part.figures, run)
+    front = whole.front()
+    again = SegmentSearch(facts.layers, part.table, part.figures, run)
+    fastest = again.fastest(task.top)
     clock.lap("segments")
     alone = price_rows(
         task, [(i, o, pool.sizes[0]) for i, o in enumerate(pool.offers) if o.most >= pool.sizes[0]]
     )
     priceless = any(offer.price_per_second is None for offer in pool.offers)
-    money = np.full(len(front.seconds), np.nan) if priceless else front.money * job.iterations
-    seconds, split = front.seconds, len(front.seconds)
+    money = np.array([np.nan if priceless else p.money * job.iterations for p in front])
+    seconds, split = np.array([p.seconds for p in front]), len(front)
     if alone is not None:
         seconds, money = (
             np.concatenate([seconds, alone.seconds]),
@@ -86,9 +89,9 @@ def mixed(task: Task, run: Run) -> Found:
     def candidate(f: int) -> Candidate:
         if f >= split and alone is not None:
             return alone.candidate(task, f - split)
-        return part.candidate(front, f)
+        return part.candidate(front[f])
 
-    instance = part.instance(front, best) if best is not None and best < split else None
+    instance = part.instance(front[best]) if best is not None and best < split else None
     counts = {
         "generated": table.generated,
         "after_rules": table.rows + (0 if alone is None else alone.after_rules),
@@ -97,23 +100,22 @@ def mixed(task: Task, run: Run) -> Found:
     }
     if alone is not None:
         counts["generated"] += alone.table.generated
-    whole = pareto(throughput, money)
     result = Found(
         mode=pool.mode,
         counts=counts,
         timings=clock.phases,
         best=None if best is None else candidate(best),
-        top=_top(task, part, first, alone),
-        pareto=tuple(candidate(int(f)) for f in whole),
-        proven=front.finished and first.finished,
-        proof=_proof(front, part.table, alone),
-        reason="" if best is not None else _why_nothing(task, counts, money, front.finished),
+        top=_top(task, part, fastest, alone),
+        pareto=tuple(candidate(int(f)) for f in pareto(throughput, money)),
+        proven=whole.finished and again.finished,
+        proof=_proof(whole, part.table, alone),
+        reason="" if best is not None else _why_nothing(task, counts, money, whole.finished),
         points=points_of(throughput, money),
         instance=instance,
         details={
-            "explored": front.explored,
-            "stage_counts_seen": front.seen,
-            "stage_counts_solved": front.solved,
+            "explored": whole.explored,
+            "stage_counts_seen": whole.seen,
+            "stage_counts_solved": whole.solved,
             "priced_on_one_type": 0 if alone is None else alone.table.rows,
         },
         left_out=_left_out(task, alone is not None),
@@ -128,9 +130,9 @@ class Segments:
     def __init__(self, task: Task, table: Strategies, figures: SegmentFigures) -> None:
         self.task, self.table, self.figures = task, table, figures
 
-    def candidate(self, front: SegmentFront, f: int) -> Candidate:
-        """Point f of the front."""
-        task, r, shape = self.task, int(front.strategy[f]), front.shape(f)
+    def candidate(self, point: Point) -> Candidate:
+        """A point of the front."""
+        task, r, shape = self.task, point.strategy, point.shape
         offers = task.pool.offers
         stages = tuple(
             (offers[i].name, n)
@@ -138,9 +140,9 @@ class Segments:
             for n in spread(count, layers)
         )
         priceless = any(offer.price_per_second is None for offer in offers)
-        money = np.nan if priceless else float(front.money[f]) * task.job.iterations
+        money = np.nan if priceless else point.money * task.job.iterations
         share = float(self.figures.offloaded[r])
-        parts = self.parts(r, shape, float(front.seconds[f]))
+        parts = self.parts(r, shape, point.seconds)
         return task.candidate(self.table, r, parts, money, share, stages, segments=True)
 
     def parts(self, r: int, shape: Shape, seconds: float) -> Parts:
@@ -166,23 +168,23 @@ class Segments:
         reduction, _ = after_pipeline(one, dense, experts, n * one.forward, n * one.backward, share)
         return seconds - rest, float(reduction[0]), rest - float(reduction[0])
 
-    def instance(self, front: SegmentFront, f: int) -> AstraData:
-        """Point f as an instance, which the exact method of problem `astra` must solve to the
+    def instance(self, point: Point) -> AstraData:
+        """A point as an instance, which the exact method of problem `astra` must solve to the
         same."""
-        facts, r = self.task.facts, int(front.strategy[f])
-        found, rest = segment_instance(
-            facts, self.table, self.task.pool.offers, self.figures, r, front.shape(f)
+        facts, r = self.task.facts, point.strategy
+        posed, rest = segment_instance(
+            facts, self.table, self.task.pool.offers, self.figures, r, point.shape
         )
-        confirm(found, float(front.seconds[f]) - rest)
-        return found
+        confirm(posed, point.seconds - rest)
+        return posed
 
 
 def _top(
-    task: Task, part: Segments, first: SegmentFront, alone: Rows | None
+    task: Task, part: Segments, fastest: Sequence[Point], alone: Rows | None
 ) -> tuple[Candidate, ...]:
     """The fastest strategies, each on its fastest segments; one that is on both sides is listed
     once."""
-    found = [part.candidate(first, f) for f in range(len(first.seconds))]
+    found = [part.candidate(point) for point in fastest]
     if alone is not None:
         order = ranking(task.job.tokens_per_iteration / alone.seconds, alone.money)
         order = order[~twins(alone.table, alone.share)[order]][: 2 * task.top]
@@ -195,12 +197,12 @@ def _top(
     return tuple(distinct.values())[: task.top]
 
 
-def _proof(front: SegmentFront, table: Strategies, alone: Rows | None) -> str:
-    if not front.finished:
-        return f"stopped after {front.explored} of {table.rows} strategies: nothing is proven"
+def _proof(search: SegmentSearch, table: Strategies, alone: Rows | None) -> str:
+    if not search.finished:
+        return f"stopped after {search.explored} of {table.rows} strategies: nothing is proven"
     single = "" if alone is None else f"; all {alone.table.rows} on one type alone were priced"
     return (
-        f"{front.explored} of {table.rows} strategies explored, {front.solved} of {front.seen} vectors of "
+        f"{search.explored} of {table.rows} strategies explored, {search.solved} of {search.seen} vectors of "
         f"stage counts solved exactly; lower bounds show that the rest is beaten in time and money{single}"
     )
 

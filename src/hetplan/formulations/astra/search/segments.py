@@ -31,154 +31,28 @@ from hetplan.formulations.astra.search.segment_figures import (
 )
 from hetplan.formulations.astra.search.space import Ints, Strategies
 from hetplan.formulations.astra.search.timing import Floats
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
+
+Pair = tuple[int, int]  # types of the first and of the last stage; last -1: they are one
+NOWHERE = Shape(-1, 0, -1, 0, (), ())
 
 
 @dataclass(frozen=True)
-class SegmentFront:
-    """The Pareto set over strategies and segments: seconds ascending, money per iteration
-    descending [F].
+class Point:
+    """A strategy (row of the table) on segments: seconds and money per iteration."""
 
-    strategy [F]: row of the table; stages, layers [F, M]: per type in pool order, of the stages
-    between the ends; ends [F, 4]: type and layers of the first stage, then of the last (-1, 0: they
-    are one). explored: strategies not skipped; seen, solved: vectors of stage counts. finished:
-    whether every strategy was looked at (else nothing is proven).
-    """
-
-    seconds: Floats
-    money: Floats
-    strategy: Ints
-    stages: Ints
-    layers: Ints
-    ends: Ints
-    explored: int
-    seen: int
-    solved: int
-    finished: bool
-
-    def shape(self, f: int) -> Shape:
-        """The stages of point f."""
-        first, first_layers, last, last_layers = self.ends[f].tolist()
-        between = tuple(self.stages[f].tolist()), tuple(self.layers[f].tolist())
-        return Shape(first, first_layers, last, last_layers, *between)
+    seconds: float
+    money: float
+    strategy: int
+    shape: Shape
 
 
-def segment_front(
-    layers: int, table: Strategies, figures: SegmentFigures, run: Run
-) -> SegmentFront:
-    """Every strategy that may matter, best lower bound first; layers: of the model."""
-    P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
-    bounds, least, pairs = _strategy_bounds(figures, P, K, layers)
-    bound, cheapest = bounds.min(axis=0), least.min(axis=0)
-    front = _Points.empty(len(figures.c))
-    explored, counts, finished = 0, np.zeros(2, np.int64), True
-    for r in np.argsort(tied(bound), kind="stable"):
-        if bound[r] == np.inf:
-            break
-        if front.beats(float(bound[r]), float(cheapest[r])):
-            continue
-        if run.should_stop:
-            finished = False
-            break
-        explored += 1
-        exposed = figures.exposed(int(r))
-        sizes = (int(P[r]), layers, int(K[r]))
-        for q in np.argsort(tied(bounds[:, r]), kind="stable"):
-            low = bounds[q, r]
-            if low == np.inf:
-                break
-            if not front.beats(float(low), float(least[q, r])):
-                search = _Search.of(_Kinds.of(figures, int(r), pairs[q], exposed, sizes), *sizes)
-                front, whole = _explore(search, int(r), pairs[q], front, counts, run)
-                finished &= whole
-        if not finished:
-            break
-    return SegmentFront(
-        front.seconds, front.money, front.strategy, front.stages, front.layers, front.ends,
-        explored, int(counts[0]), int(counts[1]), finished,
-    )  # fmt: skip
+class Front:
+    """Points of which none beats another in both: seconds ascending, money descending [F]."""
 
-
-def fastest(
-    layers: int,
-    table: Strategies,
-    figures: SegmentFigures,
-    run: Run,
-    count: int,
-    front: SegmentFront,
-) -> SegmentFront:
-    """The `count` fastest strategies, each on its fastest segments, in a front's form (nothing is
-    dominated there)."""
-    P, K = table.columns["pipeline_model_parallel_size"], table.columns["num_micro_batches"]
-    bounds, _, pairs = _strategy_bounds(figures, P, K, layers)
-    bound = bounds.min(axis=0)
-    found: list[_Points] = []
-    counts, finished = np.zeros(2, np.int64), front.finished
-    for r in np.argsort(tied(bound), kind="stable"):
-        worst = found[count - 1].seconds[0] if len(found) >= count else np.inf
-        if bound[r] >= worst:
-            break
-        if run.should_stop:
-            finished = False
-            break
-        exposed = figures.exposed(int(r))
-        sizes = (int(P[r]), layers, int(K[r]))
-        mine = _Points.empty(len(figures.c))
-        for q in np.argsort(tied(bounds[:, r]), kind="stable"):
-            limit = min(worst, mine.seconds[0] if len(mine.seconds) else np.inf)
-            if bounds[q, r] >= limit:
-                break
-            # A point that costs nothing keeps everything slower out.
-            none = np.zeros((1, len(figures.c)), np.int64)
-            wall = _Points(
-                np.array([limit]),
-                np.array([-1.0]),
-                np.array([-1]),
-                none,
-                none,
-                np.zeros((1, 4), np.int64),
-            )
-            search = _Search.of(_Kinds.of(figures, int(r), pairs[q], exposed, sizes), *sizes)
-            better, whole = _explore(search, int(r), pairs[q], wall, counts, run)
-            finished &= whole
-            mine = better.head() if better.strategy[0] >= 0 else mine
-        if len(mine.seconds):
-            found.append(mine)
-            order = np.argsort(
-                tied(np.array([points.seconds[0] for points in found])), kind="stable"
-            )
-            found = [found[i] for i in order[:count]]
-    every = [_Points.empty(len(figures.c)), *found]
-    return replace(
-        front,
-        seconds=np.concatenate([p.seconds for p in every]),
-        money=np.concatenate([p.money for p in every]),
-        strategy=np.concatenate([p.strategy for p in every]),
-        stages=np.concatenate([p.stages for p in every]),
-        layers=np.concatenate([p.layers for p in every]),
-        ends=np.concatenate([p.ends for p in every]),
-        finished=finished,
-    )
-
-
-@dataclass(frozen=True)
-class _Points:
-    """A front: seconds ascending, money descending [F]; strategy [F]; stages, layers [F, M]; ends
-    [F, 4]."""
-
-    seconds: Floats
-    money: Floats
-    strategy: Ints
-    stages: Ints
-    layers: Ints
-    ends: Ints
-
-    @classmethod
-    def empty(cls, types: int) -> _Points:
-        none = np.zeros((0, types), np.int64)
-        return cls(
-            np.zeros(0), np.zeros(0), np.zeros(0, np.int64), none, none, np.zeros((0, 4), np.int64)
-        )
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.seconds, self.money = np.zeros((2, 0))
 
     def limits(self, paid: Floats) -> Floats:
         """From which T on a point that costs `paid` [V] money per second is beaten [V]."""
@@ -190,67 +64,191 @@ class _Points:
         """Whether some point is as good in both."""
         return bool(((self.seconds <= seconds) & (self.money <= money)).any())
 
-    def merged(self, other: _Points) -> _Points:
-        """What neither set's points dominate; of equals, up to rounding, the one that was there
-        before."""
-        joined = [np.concatenate(pair) for pair in zip(self._parts, other._parts, strict=True)]
-        order = np.lexsort((tied(joined[1]), tied(joined[0])))
-        money = joined[1][order]
-        before = np.concatenate([[np.inf], np.minimum.accumulate(money)[:-1]])
-        return _Points(*(part[order[money < before * (1 - ROUNDING)]] for part in joined))
-
-    def head(self) -> _Points:
-        """The fastest alone."""
-        return _Points(
-            self.seconds[:1],
-            self.money[:1],
-            self.strategy[:1],
-            self.stages[:1],
-            self.layers[:1],
-            self.ends[:1],
-        )
-
-    @property
-    def _parts(self) -> tuple[Floats, Floats, Ints, Ints, Ints, Ints]:
-        return self.seconds, self.money, self.strategy, self.stages, self.layers, self.ends
+    def add(self, point: Point) -> None:
+        """Take a point, and drop what is beaten; of equals, up to rounding, the first stays."""
+        points = [*self.points, point]
+        seconds, money = np.append(self.seconds, point.seconds), np.append(self.money, point.money)
+        order = np.lexsort((tied(money), tied(seconds)))
+        before = np.concatenate([[np.inf], np.minimum.accumulate(money[order])[:-1]])
+        kept = order[money[order] < before * (1 - ROUNDING)]
+        self.points = [points[i] for i in kept]
+        self.seconds, self.money = seconds[kept], money[kept]
 
 
-@dataclass(frozen=True)
-class _Search:
-    """One strategy with its first and last stage on two types, over all vectors of stage counts.
+class SegmentSearch:
+    """Every strategy that may matter, best lower bound first; layers: of the model.
 
-    thetas [A], phis [B]: ascending values that the slowest stage and the slowest reduction may
-    take. by_theta [A, kinds]: the most layers whose stage keeps to theta; least, most [B, kinds]:
-    the layers whose reduction keeps to phi (none: least 1 > most 0).
+    explored: strategies not skipped; seen, solved: vectors of stage counts. finished: whether every
+    strategy was looked at (else nothing is proven).
     """
 
-    kinds: _Kinds
-    P: int
-    N: int
-    K: int
-    thetas: Floats
-    phis: Floats
-    by_theta: Ints
-    least: Ints
-    most: Ints
+    def __init__(self, layers: int, table: Strategies, figures: SegmentFigures, run: Run) -> None:
+        self.layers, self.figures, self.run = layers, figures, run
+        self.P = table.columns["pipeline_model_parallel_size"]
+        self.K = table.columns["num_micro_batches"]
+        self.bounds, self.least, self.pairs = _strategy_bounds(figures, self.P, self.K, layers)
+        self.explored = self.seen = self.solved = 0
+        self.finished = True
 
-    @classmethod
-    def of(cls, kinds: _Kinds, P: int, N: int, K: int) -> _Search:
-        """With the values that a stage of each kind and size has."""
+    def front(self) -> list[Point]:
+        """The Pareto set over strategies and segments; what is found so far where the run stops."""
+        front = Front()
+        cheapest = self.least.min(axis=0)
+        try:
+            for r, bound in self.by_bound(self.bounds.min(axis=0)):
+                if front.beats(bound, float(cheapest[r])):
+                    continue
+                self.run.check()
+                self.explored += 1
+                exposed = self.figures.exposed(r)
+                for q, low in self.by_bound(self.bounds[:, r]):
+                    if not front.beats(low, float(self.least[q, r])):
+                        self.explore(r, self.pairs[q], exposed, front)
+        except Stopped:
+            self.finished = False
+        return front.points
+
+    def fastest(self, count: int) -> list[Point]:
+        """The `count` fastest strategies, each on its fastest segments; those found so far where
+        the run stops."""
+        points: list[Point] = []
+        try:
+            for r, bound in self.by_bound(self.bounds.min(axis=0)):
+                worst = points[count - 1].seconds if len(points) >= count else np.inf
+                if bound >= worst:
+                    break
+                self.run.check()
+                best, exposed = Point(worst, -1.0, -1, NOWHERE), self.figures.exposed(r)
+                for q, low in self.by_bound(self.bounds[:, r]):
+                    if low >= best.seconds:
+                        break
+                    front = Front()
+                    # a point that costs nothing keeps everything slower out
+                    front.add(replace(best, money=-1.0))
+                    self.explore(r, self.pairs[q], exposed, front)
+                    best = front.points[0] if front.points[0].money >= 0 else best
+                points += [best] if best.strategy >= 0 else []
+                order = np.argsort(tied(np.array([p.seconds for p in points])), kind="stable")
+                points = [points[i] for i in order[:count]]
+        except Stopped:
+            self.finished = False
+        return points
+
+    def by_bound(self, bounds: Floats) -> Iterator[tuple[int, float]]:
+        """Indices and bounds, ascending, as far as the bounds are finite."""
+        for i in np.argsort(tied(bounds), kind="stable"):
+            if bounds[i] == np.inf:
+                return
+            yield int(i), float(bounds[i])
+
+    def explore(self, r: int, pair: Pair, exposed: Floats, front: Front) -> None:
+        """Add the points of strategy r whose first and last stage are on the types of `pair`;
+        raises Stopped on the way."""
+        sizes = (int(self.P[r]), self.layers, int(self.K[r]))
+        kinds = Kinds(self.figures, r, pair, exposed, sizes)
+        for m in stage_counts(kinds.P - int(kinds.need.sum()), kinds.room - kinds.need):
+            m += kinds.need
+            self.seen += len(m)
+            m = m[kinds.quick_bounds(m) < front.limits(m @ kinds.rate)]
+            bound, theta, phi, work = kinds.lower_bounds(m)
+            paid = m @ kinds.rate
+            hopeful = np.flatnonzero(bound < front.limits(paid))
+            for v in hopeful[np.argsort(bound[hopeful], kind="stable")]:
+                limit = float(front.limits(paid[v : v + 1])[0])
+                if bound[v] >= limit:
+                    continue
+                self.run.check()
+                self.solved += 1
+                start = (float(work[v]), float(theta[v]), float(phi[v]))
+                seconds, n = kinds.least_time(m[v], start, limit)
+                if seconds < limit:
+                    shape = kinds.shape(m[v], n)
+                    front.add(Point(seconds, seconds * float(paid[v]), r, shape))
+            self.run.check()
+
+
+def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
+    """Blocks [V, kinds] of all vectors 0 <= m <= room that add up to `total`: every value of all
+    kinds but the last three in turn, theirs as one block."""
+    free = np.flatnonzero(room)
+    if not len(free):
+        if total == 0:
+            yield np.zeros((1, len(room)), np.int64)
+        return
+    outer, inner, last = free[:-3], free[-3:-1], free[-1]
+    axes = np.meshgrid(*(np.arange(room[i] + 1) for i in inner), indexing="ij")
+    grid = np.stack(axes, axis=-1).reshape(-1, len(inner)) if axes else np.zeros((1, 0), np.int64)
+    for values in product(*(range(room[i] + 1) for i in outer)):
+        rest = total - sum(values) - grid.sum(axis=1)
+        fits = (rest >= 0) & (rest <= room[last])
+        block = np.zeros((int(fits.sum()), len(room)), np.int64)
+        block[:, outer], block[:, inner], block[:, last] = values, grid[fits], rest[fits]
+        if len(block):
+            yield block
+
+
+class Kinds:
+    """Kinds of stages for one strategy and one pair of ends, by ascending c: the first stage, the
+    last (unless they are one), then every type that may lie between.
+
+    place [kinds]: 0 first, 1 last, 2 + type between. c, h, g, cap, rate, exposed as in the figures;
+    need <= stage counts <= room. thetas [A], phis [B]: ascending values that the slowest stage and
+    the slowest reduction may take. by_theta [A, kinds]: the most layers whose stage keeps to theta;
+    least, most [B, kinds]: the layers whose reduction keeps to phi (none: least 1 > most 0).
+    """
+
+    def __init__(
+        self,
+        figures: SegmentFigures,
+        r: int,
+        pair: Pair,
+        exposed: Floats,
+        sizes: tuple[int, int, int],
+    ) -> None:
+        first, last = pair
+        self.P, self.N, self.K = P, N, _ = sizes
+        self.pair, self.types = pair, len(figures.c)
+        widest = np.minimum(figures.cap[:, :, r], N - P + 1)
+        taken = np.bincount([i for i in pair if i >= 0], minlength=self.types)
+        spare = figures.most[:, r] - taken
+        # types without room for a stage between are left out
+        between = [i for i in range(self.types) if spare[i] > 0 and widest[MIDDLE, i] > 0 and P > 2]
+        rows = [(0, FIRST, first)] + ([(1, LAST, last)] if last >= 0 else [])
+        rows += [(2 + i, MIDDLE, i) for i in between]
+        place, kind, of = np.array(sorted(rows, key=lambda row: figures.c[row[2], r])).T
+        extra = np.array([*figures.end_seconds(r, first, last), 0.0])
+        self.place, self.c, self.g = place, figures.c[of, r], figures.g[of, r]
+        self.h = figures.h[of, r] + extra[np.minimum(place, 2)]
+        self.cap, self.rate, self.exposed = widest[kind, of], figures.rate[of, r], exposed[kind, of]
+        self.need = (place < 2).astype(np.int64)
+        self.room = np.where(place < 2, 1, np.minimum(spare[of], P - 2))
         x = np.arange(1, N + 1)
-        used = (x <= kinds.cap[:, None]) & (kinds.room[:, None] > 0)
-        seconds = kinds.c[:, None] * x + kinds.h[:, None]
-        thetas, phis = np.unique(seconds[used]), np.unique(kinds.exposed[used])
+        used = (x <= self.cap[:, None]) & (self.room[:, None] > 0)
+        seconds = self.c[:, None] * x + self.h[:, None]
+        self.thetas, self.phis = np.unique(seconds[used]), np.unique(self.exposed[used])
         by_theta = [
-            np.searchsorted(row[:cap], thetas, side="right")
-            for row, cap in zip(seconds, kinds.cap, strict=True)
+            np.searchsorted(row[:cap], self.thetas, side="right")
+            for row, cap in zip(seconds, self.cap, strict=True)
         ]
-        return cls(kinds, P, N, K, thetas, phis, np.array(by_theta).T, *_allowed(kinds, phis))
+        self.by_theta = np.array(by_theta).T
+        # r(n) falls, then rises, so that the layers that keep to a phi are an interval
+        fine = self.exposed[None, :, :] <= self.phis[:, None, None]
+        some = fine.any(axis=2)
+        self.least = np.where(some, fine.argmax(axis=2) + 1, 1)
+        self.most = np.where(some, N - fine[:, :, ::-1].argmax(axis=2), 0)
+
+    def shape(self, m: Ints, n: Ints) -> Shape:
+        """The stages with counts m and layers n per kind."""
+        stages, layers = np.zeros((2, self.types + 2), np.int64)
+        stages[self.place], layers[self.place] = m, n
+        first, last = self.pair
+        between = tuple(stages[2:].tolist()), tuple(layers[2:].tolist())
+        return Shape(first, int(layers[0]), last, int(layers[1]), *between)
 
     def quick_bounds(self, m: Ints) -> Floats:
         """What T is at least for each vector [V], with all layers on the fastest kind for the work
         and divisible ones for the slowest stage."""
-        c, h = self.kinds.c, self.kinds.h
+        c, h = self.c, self.h
         bound = self.N * c[0] + m @ h
         if c[0] > 0:
             bound += (self.K - 1) * (self.N + m @ (h / c)) / (m @ (1 / c))
@@ -259,9 +257,8 @@ class _Search:
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """What T is at least for each vector [V], and its parts: divisible layers for the slowest
         stage and the slowest reduction, and the least work."""
-        kinds, N = self.kinds, self.N
-        c, h, g = kinds.c, kinds.h, kinds.g
-        work, _ = least_work(kinds, m, np.ones_like(c, np.int64), kinds.cap, N)
+        c, h, g, N = self.c, self.h, self.g, self.N
+        work, _ = self.least_work(m, np.ones_like(c, np.int64), self.cap)
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
         phi = np.where(m > 0, g, 0.0).max(axis=1)
         if c[0] > 0:
@@ -290,162 +287,33 @@ class _Search:
             return np.inf, m
         thetas, phis = self.thetas[first:last, None], self.phis[None, left:right]
         caps = np.minimum(self.by_theta[first:last, None], self.most[None, left:right])
-        total, n = least_work(self.kinds, m, self.least[None, left:right], caps, self.N)
+        total, n = self.least_work(m, self.least[None, left:right], caps)
         total = total + more * thetas + phis
         best = np.unravel_index(int(total.argmin()), total.shape)
         return float(total[best]), n[best]
 
-
-def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
-    """Blocks [V, kinds] of all vectors 0 <= m <= room that add up to `total`: every value of all
-    kinds but the last three in turn, theirs as one block."""
-    free = np.flatnonzero(room)
-    if not len(free):
-        if total == 0:
-            yield np.zeros((1, len(room)), np.int64)
-        return
-    outer, inner, last = free[:-3], free[-3:-1], free[-1]
-    axes = np.meshgrid(*(np.arange(room[i] + 1) for i in inner), indexing="ij")
-    grid = np.stack(axes, axis=-1).reshape(-1, len(inner)) if axes else np.zeros((1, 0), np.int64)
-    for values in product(*(range(room[i] + 1) for i in outer)):
-        rest = total - sum(values) - grid.sum(axis=1)
-        fits = (rest >= 0) & (rest <= room[last])
-        block = np.zeros((int(fits.sum()), len(room)), np.int64)
-        block[:, outer], block[:, inner], block[:, last] = values, grid[fits], rest[fits]
-        if len(block):
-            yield block
-
-
-def least_work(kinds: _Kinds, m: Ints, low: Ints, cap: Ints, N: int) -> tuple[Floats, Ints]:
-    """Least sum of stage times [...] for counts m and low <= layers <= cap [..., kinds], +inf where
-    there are none; and the layers per kind. Kinds are sorted by ascending c: layers beyond `low` go
-    to the fastest first."""
-    m, low, cap = np.broadcast_arrays(m, low, cap)
-    n = m * low
-    extra = N - n.sum(axis=-1)
-    possible = ~((m > 0) & (cap < low)).any(axis=-1) & (extra >= 0)
-    work = np.zeros(extra.shape)
-    for i, (c, h) in enumerate(zip(kinds.c, kinds.h, strict=True)):
-        work += m[..., i] * (c * low[..., i] + h)
-    for i, c in enumerate(kinds.c):
-        more = np.clip(np.minimum(extra, m[..., i] * (cap[..., i] - low[..., i])), 0, None)
-        n[..., i] += more
-        extra = extra - more
-        work += more * c
-    return np.where(possible & (extra == 0), work, np.inf), n
-
-
-def _explore(
-    search: _Search, r: int, pair: tuple[int, int], front: _Points, counts: Ints, run: Run
-) -> tuple[_Points, bool]:
-    """The front with the points of strategy r whose first and last stage are on the types of
-    `pair`, and whether these are all (the run may stop it on the way). counts [2]: vectors of stage
-    counts seen, solved."""
-    kinds, types = search.kinds, front.stages.shape[1]
-    for m in stage_counts(search.P - int(kinds.need.sum()), kinds.room - kinds.need):
-        m += kinds.need
-        counts[0] += len(m)
-        m = m[search.quick_bounds(m) < front.limits(m @ kinds.rate)]
-        bound, theta, phi, work = search.lower_bounds(m)
-        paid = m @ kinds.rate
-        hopeful = np.flatnonzero(bound < front.limits(paid))
-        for v in hopeful[np.argsort(bound[hopeful], kind="stable")]:
-            if run.should_stop:
-                return front, False
-            limit = float(front.limits(paid[v : v + 1])[0])
-            if bound[v] >= limit:
-                continue
-            counts[1] += 1
-            start = (float(work[v]), float(theta[v]), float(phi[v]))
-            seconds, n = search.least_time(m[v], start, limit)
-            if seconds < limit:
-                money = np.array([seconds * paid[v]])
-                stages = kinds.points(m[v : v + 1], n[None], pair, types)
-                point = _Points(np.array([seconds]), money, np.array([r]), *stages)
-                front = front.merged(point)
-        if run.should_stop:
-            return front, False
-    return front, True
-
-
-def _allowed(kinds: _Kinds, phis: Floats) -> tuple[Ints, Ints]:
-    """(least, most) [phis, kinds]: layers whose r(n) keeps to each phi; r falls, then rises. None:
-    least 1 > most 0."""
-    fine = kinds.exposed[None, :, :] <= phis[:, None, None]
-    some = fine.any(axis=2)
-    least = np.where(some, fine.argmax(axis=2) + 1, 1)
-    most = np.where(some, kinds.exposed.shape[1] - fine[:, :, ::-1].argmax(axis=2), 0)
-    return least, most
-
-
-@dataclass(frozen=True)
-class _Kinds:
-    """Kinds of stages for one strategy and one pair of ends, by ascending c: the first stage, the
-    last (unless they are one), then every type that may lie between. place [kinds]: 0 first, 1
-    last, 2 + type between."""
-
-    place: Ints
-    c: Floats
-    h: Floats
-    g: Floats
-    cap: Ints
-    need: Ints
-    room: Ints
-    rate: Floats
-    exposed: Floats
-
-    @classmethod
-    def of(
-        cls,
-        figures: SegmentFigures,
-        r: int,
-        pair: tuple[int, int],
-        exposed: Floats,
-        sizes: tuple[int, int, int],
-    ) -> _Kinds:
-        """Types without room for a stage between are left out."""
-        first, last = pair
-        P, N, _ = sizes
-        widest = np.minimum(figures.cap[:, :, r], N - P + 1)
-        spare = figures.most[:, r] - np.bincount(
-            [i for i in pair if i >= 0], minlength=len(figures.c)
-        )
-        between = [
-            i for i in range(len(figures.c)) if spare[i] > 0 and widest[MIDDLE, i] > 0 and P > 2
-        ]
-        rows = [(0, FIRST, first)] + ([(1, LAST, last)] if last >= 0 else [])
-        rows += [(2 + i, MIDDLE, i) for i in between]
-        place, kind, of = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-        order = np.argsort(figures.c[of, r], kind="stable")
-        place, kind, of = place[order], kind[order], of[order]
-        extra = np.array([*figures.end_seconds(r, first, last), 0.0])
-        return cls(
-            place=place,
-            c=np.ascontiguousarray(figures.c[of, r]),
-            h=figures.h[of, r] + extra[np.minimum(place, 2)],
-            g=np.ascontiguousarray(figures.g[of, r]),
-            cap=np.ascontiguousarray(widest[kind, of]),
-            need=(place < 2).astype(np.int64),
-            room=np.where(place < 2, 1, np.minimum(spare[of], P - 2)),
-            rate=np.ascontiguousarray(figures.rate[of, r]),
-            exposed=np.ascontiguousarray(exposed[kind, of]),
-        )
-
-    def points(
-        self, stages: Ints, layers: Ints, pair: tuple[int, int], types: int
-    ) -> tuple[Ints, Ints, Ints]:
-        """(stages, layers [F, M] between the ends in pool order, ends [F, 4])."""
-        between, many = np.zeros((2, len(stages), types + 2), np.int64)
-        between[:, self.place], many[:, self.place] = stages, layers
-        ends = np.column_stack([
-            np.full(len(stages), pair[0]), many[:, 0], np.full(len(stages), pair[1]), many[:, 1]
-        ])  # fmt: skip
-        return between[:, 2:], many[:, 2:], ends
+    def least_work(self, m: Ints, low: Ints, cap: Ints) -> tuple[Floats, Ints]:
+        """Least sum of stage times [...] for counts m and low <= layers <= cap [..., kinds], +inf where
+        there are none; and the layers per kind. Kinds are sorted by ascending c: layers beyond `low` go
+        to the fastest first."""
+        m, low, cap = np.broadcast_arrays(m, low, cap)
+        n = m * low
+        extra = self.N - n.sum(axis=-1)
+        possible = ~((m > 0) & (cap < low)).any(axis=-1) & (extra >= 0)
+        work = np.zeros(extra.shape)
+        for i, (c, h) in enumerate(zip(self.c, self.h, strict=True)):
+            work += m[..., i] * (c * low[..., i] + h)
+        for i, c in enumerate(self.c):
+            more = np.clip(np.minimum(extra, m[..., i] * (cap[..., i] - low[..., i])), 0, None)
+            n[..., i] += more
+            extra = extra - more
+            work += more * c
+        return np.where(possible & (extra == 0), work, np.inf), n
 
 
 def _strategy_bounds(
     figures: SegmentFigures, P: Ints, K: Ints, N: int
-) -> tuple[Floats, Floats, list[tuple[int, int]]]:
+) -> tuple[Floats, Floats, list[Pair]]:
     """(lower bound on T, on its money) [Q, R] for every pair of types at the ends, and the pairs
     (last -1: one stage).
 
