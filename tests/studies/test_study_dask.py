@@ -163,12 +163,11 @@ def settings_of(folder: Path, **more: str) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
-    fake_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_slurm: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed (extra `slurm`)")
     import dask
 
-    monkeypatch.setattr(cluster, "RENEW_EVERY", "200ms")
     killed: list[int] = []
 
     def watch(tally: Tally) -> None:
@@ -178,7 +177,7 @@ def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
 
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "500ms"}),
-        cluster.slurm(1, settings_of(tmp_path)) as client,
+        cluster.slurm(1, settings_of(tmp_path), renew_every="200ms") as client,
     ):
         tally = carry_out(
             work(),
@@ -227,10 +226,9 @@ def test_what_slurm_refuses_is_told(fake_slurm: Path, tmp_path: Path) -> None:
         raise AssertionError("connected to nobody")
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+def test_nobody_there() -> None:
     with (
         pytest.raises(InputError, match="--scheduler: cannot be reached"),
-        cluster.connected("tcp://127.0.0.1:9"),
+        cluster.connected("tcp://127.0.0.1:9", timeout=1),
     ):
         raise AssertionError("connected to nobody")

@@ -17,7 +17,7 @@ from hetplan.solvers.options import Options
 from hetplan.studies import workers
 from hetplan.studies.rows import Row, keys, read_rows
 from hetplan.studies.tasks import Task, tasks
-from hetplan.studies.workers import death, run_tasks
+from hetplan.studies.workers import Patience, death, run_tasks
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -88,10 +88,9 @@ def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
     assert "SIGKILL" in rows[1]["message"] and rows[1]["status"] == "unknown"
 
 
-def test_what_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "GRACE_SECONDS", -1e9)
-    monkeypatch.setattr(workers, "GRACE_SHARE", -0.97)
-    [row] = rows_of(some("milp", "random-amp-medium-5", time_limit=60.0))
+def test_what_does_not_stop_is_killed() -> None:
+    work = some("milp", "random-amp-medium-5", time_limit=60.0)
+    [row] = rows_of(work, patience=Patience(-1e9, -0.97))  # after less than its time limit
     assert (row["status"], row["stop"]) == ("unknown", "limit")
     assert row["message"].startswith("killed: still running")
 

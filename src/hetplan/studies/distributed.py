@@ -22,9 +22,6 @@ from hetplan.studies.workers import run_tasks
 # How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
 # drop on Ctrl-C.
 AHEAD = 3
-CONNECT_SECONDS = 20
-# How often Slurm jobs that have ended are looked for.
-RENEW_EVERY = "5s"
 
 
 def perform_there(task: Task, memory_bytes: int | None) -> Row:
@@ -47,11 +44,12 @@ def dask() -> Any:
 
 
 @contextlib.contextmanager
-def connected(scheduler: str) -> Iterator[Any]:
-    """A client of the scheduler at that address; raises InputError where nobody answers."""
+def connected(scheduler: str, timeout: float = 20.0) -> Iterator[Any]:
+    """A client of the scheduler at that address; raises InputError where nobody answers within
+    `timeout` seconds."""
     distributed = dask()
     try:
-        client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+        client = distributed.Client(scheduler, timeout=timeout, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise InputError(
             f"cannot be reached: {one_line(str(error))[:160]}", where="--scheduler", got=scheduler
@@ -63,10 +61,11 @@ def connected(scheduler: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
+def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterator[Any]:
     """A client of a cluster of `jobs` Slurm jobs, started here and ended with the study.
 
-    A job that ends early, by its time limit or its node's death, is submitted again. Raises
+    A job that ends early, by its time limit or its node's death, is submitted again; that is looked
+    for so often. Raises
     InputError where the settings are not dask-jobqueue's, or where Slurm refuses the jobs.
     """
     distributed = dask()
@@ -88,7 +87,7 @@ def slurm(jobs: int, options: dict[str, Any]) -> Iterator[Any]:
         raise InputError(f"not usable: {one_line(str(error))[:300]}", where="--slurm") from None
     submit(cluster, jobs)
     try:
-        cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs, interval=RENEW_EVERY)
+        cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs, interval=renew_every)
         with distributed.Client(cluster, set_as_default=False) as client:
             yield client
     finally:

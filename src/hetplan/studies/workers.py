@@ -25,9 +25,6 @@ from hetplan.studies.rows import Row
 from hetplan.studies.tasks import Task
 from hetplan.studies.work import failed, now, perform
 
-# Seconds beyond its time limit before a task is killed: methods may overrun by a last step, and
-# start late under load.
-GRACE_SECONDS, GRACE_SHARE = 15.0, 0.5
 TELL_SECONDS = 0.5
 # What the fork server imports once instead of every task anew. None of it starts threads, so that
 # forking is safe.
@@ -38,6 +35,24 @@ PRELOAD = [
     "ortools.sat.python.cp_model",
     "hetplan.studies.work",
 ]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a task may run beyond its time limit before it is killed: methods may overrun by a
+    last step, and start late under load."""
+
+    seconds: float = 15.0  # at least
+    share: float = 0.5  # of the time limit
+
+    def limit(self, time_limit: float | None) -> float:
+        """Seconds after which a task is killed."""
+        if time_limit is None:
+            return float("inf")
+        return time_limit + max(self.seconds, self.share * time_limit)
+
+
+PATIENCE = Patience()
 
 
 @dataclass
@@ -57,13 +72,6 @@ class Running:
         """Since it was started."""
         return time.monotonic() - self.started
 
-    @property
-    def late(self) -> bool:
-        """Whether it should have stopped long ago."""
-        limit = self.task.time_limit
-        grace = max(GRACE_SECONDS, GRACE_SHARE * (limit or 0.0))
-        return limit is not None and self.seconds > limit + grace
-
     def failed(self, reason: str, stop: str = "error") -> Row:
         """The row of a task that did not come to an end of its own."""
         return failed(
@@ -77,7 +85,12 @@ class Running:
 
 
 def run_tasks(
-    tasks: Iterable[Task], jobs: int, *, memory_bytes: int | None = None, stop: Callable[[], bool]
+    tasks: Iterable[Task],
+    jobs: int,
+    *,
+    memory_bytes: int | None = None,
+    patience: Patience = PATIENCE,
+    stop: Callable[[], bool],
 ) -> Iterator[Row]:
     """The rows as they come, `jobs` tasks at a time, until `stop` says so; what then still runs is
     dropped.
@@ -98,7 +111,7 @@ def run_tasks(
                 return
             wait([r.pipe for r in running] + [r.process.sentinel for r in running], timeout=0.2)
             for one in list(running):
-                row = settled(one)
+                row = settled(one, patience)
                 if row is not None:
                     running.remove(one)
                     yield row
@@ -126,7 +139,7 @@ def start(context: Any, task: Task, memory_bytes: int | None) -> Running:
     return Running(task, process, ours)
 
 
-def settled(one: Running) -> Row | None:
+def settled(one: Running, patience: Patience) -> Row | None:
     """The row of a task that has ended or had to be; None while it runs."""
     dead = not one.process.is_alive()  # asked first: what it sent before is read below
     with contextlib.suppress(EOFError, OSError):  # it died: its exit code tells how
@@ -139,7 +152,7 @@ def settled(one: Running) -> Row | None:
     row = one.row
     if row is None and dead:
         row = one.failed(death(one.process.exitcode))
-    elif row is None and one.late:
+    elif row is None and one.seconds > patience.limit(one.task.time_limit):
         late = one.seconds - (one.task.time_limit or 0)
         row = one.failed(f"killed: still running {late:.0f} s after its time limit", "limit")
     if row is not None:
