@@ -111,12 +111,12 @@ class SpmdCosts:
         theory = self.reading.theory
         kept = Holding((), states, saved_bytes(self.workload, theory.program))
         saved = held(replace(theory, holding=kept), self.reading.decision).saved
-        found = [0.0] * len(self.plan.devices)
+        peak = [0.0] * len(self.plan.devices)
         for j, d in enumerate(self.devices):
-            found[d] = states * sum(shard.entries(j) for shard in self.shards.values()) + float(
+            peak[d] = states * sum(shard.entries(j) for shard in self.shards.values()) + float(
                 saved[j]
             )
-        return tuple(found)
+        return tuple(peak)
 
 
 def on_nodes_of(workload: Workload, devices: Sequence[int]) -> Workload:

@@ -131,11 +131,11 @@ class Counter(TorchDispatchMode):
 
     def crossing(self) -> list[float]:
         """[layers] bytes that later layers need of what this one and those before made."""
-        found = [0.0] * len(self.layers.names)
+        sizes = [0.0] * len(self.layers.names)
         for key, (layer, size) in self.made.items():
             for k in range(layer, self.users.get(key, [layer])[-1]):
-                found[k] += size
-        return found
+                sizes[k] += size
+        return sizes
 
 
 class Fused(TorchFunctionMode):

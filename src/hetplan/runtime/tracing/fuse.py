@@ -107,11 +107,11 @@ class _Fuser:
 
     def before(self, node: Node) -> None:
         """Queries, keys and values of one tensor as one product."""
-        found = [self.projection(name) for name in node.inputs]
+        projections = [self.projection(name) for name in node.inputs]
         shapes = {self.program.node(name).shape for name in node.inputs}
-        if len(shapes) > 1 or any(p is None for p in found):
+        if len(shapes) > 1 or any(p is None for p in projections):
             return
-        products = [p.product for p in found if p is not None]
+        products = [p.product for p in projections if p is not None]
         if len({p.inputs[0] for p in products}) > 1 or len({len(p.inputs) for p in products}) > 1:
             return
         b, n, s, d = shapes.pop()
@@ -131,8 +131,8 @@ class _Fuser:
             base, "contract", inputs, (b, n, s, 3 * d), frozen(equation=equation), 0, layer
         )
         self.instead[node.name] = (*made, joint, replace(node, inputs=(base,)))
-        for part in found:
-            assert part is not None, "all were found"
+        for part in projections:
+            assert part is not None, "all were projections"
             self.instead.update(dict.fromkeys(part.gone, ()))
 
     def behind(self, node: Node) -> None:

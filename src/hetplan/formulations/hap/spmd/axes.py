@@ -47,12 +47,12 @@ class Axes:
     @cached_property
     def units(self) -> dict[Dimension, int]:
         """Units of every axis, by its representative."""
-        found: dict[Dimension, int] = {}
+        units: dict[Dimension, int] = {}
         for node in self.program.nodes:
             for d, length in enumerate(node.shape):
                 axis = self._find((node.name, d))
-                found[axis] = math.gcd(found.get(axis, 0), length)
-        return found
+                units[axis] = math.gcd(units.get(axis, 0), length)
+        return units
 
     @cached_property
     def unsliced(self) -> set[Dimension]:
@@ -99,5 +99,5 @@ def ways_of(program: SingleProgram, node: Node) -> list[Way]:
 
 def sliced(node: Node, way: Way) -> list[Dimension]:
     """The dimensions that the way slices."""
-    found = [(name, form) for name, form in zip(node.inputs, way.inputs, strict=True) if form >= 0]
-    return [*found, (node.name, way.output)] if way.output >= 0 else found
+    cuts = [(name, form) for name, form in zip(node.inputs, way.inputs, strict=True) if form >= 0]
+    return [*cuts, (node.name, way.output)] if way.output >= 0 else cuts

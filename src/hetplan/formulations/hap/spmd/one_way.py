@@ -43,9 +43,9 @@ def in_one_way(theory: Theory, decision: HapDecision, run: SolverRun) -> Iterato
         if program is None or run.should_stop:
             continue
         chosen = reduced.program(program)
-        found = best_ratios(problem, problem.stages(chosen), run)
-        if found.fits:
-            yield problem.decision(chosen, found.ratios)
+        best = best_ratios(problem, problem.stages(chosen), run)
+        if best.fits:
+            yield problem.decision(chosen, best.ratios)
 
 
 def reads(theory: Theory, instruction: Instruction) -> list[tuple[str, Form]]:
@@ -77,7 +77,7 @@ def rewritten(
         for p in step.post:
             makers.setdefault(tensor_of(problem, p), []).append(step)
     known: set[int] = set()
-    found: list[int] = []
+    kept_program: list[int] = []
     for i in filter(allowed, program):
         step, before = problem.steps[i], list[Step]()
         for p in sorted(step.pre - known):
@@ -89,12 +89,12 @@ def rewritten(
         else:
             for each in (*before, step):
                 if not each.post <= known:
-                    found.append(each.index)
+                    kept_program.append(each.index)
                     known |= each.post
             continue
         if not isinstance(theory.instructions[i], Synchronise):
             return None  # a gradient that nothing computes any more needs no joining
-    return found if problem.goal in known else None
+    return kept_program if problem.goal in known else None
 
 
 def tensor_of(problem: HapProblem, p: int) -> str:

@@ -88,13 +88,13 @@ class SingleProgram:
 
     def needs_gradient(self) -> set[str]:
         """Tensors that depend on a parameter, and not through an operator without a derivative."""
-        found: set[str] = set()
+        needed: set[str] = set()
         for node in self.nodes:
             if node.kind == PARAMETER or (
-                any(name in found for name in node.inputs) and operator(node.kind).differentiable
+                any(name in needed for name in node.inputs) and operator(node.kind).differentiable
             ):
-                found.add(node.name)
-        return found
+                needed.add(node.name)
+        return needed
 
     def with_segments(self, segment: Mapping[str, int]) -> SingleProgram:
         """The same with each node in the segment given by its name."""

@@ -37,20 +37,20 @@ def segmented(program: SingleProgram, count: int, how: How = "layer") -> tuple[S
         return program.with_segments({node.name: 0 for node in program.nodes}), LAYERS
     if how == "layer":
         return program.with_segments(_everywhere(program, _runs_of_layers(program, count))), LAYERS
-    found, label = _parts(program, count)
-    return program.with_segments(_everywhere(program, found)), label
+    parts, label = _parts(program, count)
+    return program.with_segments(_everywhere(program, parts)), label
 
 
 def _everywhere(program: SingleProgram, segment: Mapping[str, int]) -> dict[str, int]:
     """Numbers in order of appearance; data and parameters go with their first user."""
     numbers: dict[int, int] = {}
-    found: dict[str, int] = {}
+    number_of: dict[str, int] = {}
     for node in program.computations:
-        found[node.name] = numbers.setdefault(segment[node.name], len(numbers))
+        number_of[node.name] = numbers.setdefault(segment[node.name], len(numbers))
         for source in program.inputs(node):
             if source.source:
-                found.setdefault(source.name, found[node.name])
-    return {node.name: found.get(node.name, 0) for node in program.nodes}
+                number_of.setdefault(source.name, number_of[node.name])
+    return {node.name: number_of.get(node.name, 0) for node in program.nodes}
 
 
 def _runs_of_layers(program: SingleProgram, count: int) -> dict[str, int]:
@@ -128,11 +128,11 @@ def _by_halves(work: list[int], edges: Mapping[tuple[int, int], int], count: int
         parts += nx.algorithms.community.kernighan_lin_bisection(
             graph.subgraph(largest), partition=_halves(sorted(largest), work), seed=0
         )
-    found = [0] * len(work)
+    part_of = [0] * len(work)
     for number, part in enumerate(parts):
         for node in part:
-            found[node] = number
-    return found
+            part_of[node] = number
+    return part_of
 
 
 def _halves(nodes: list[int], work: list[int]) -> tuple[set[int], set[int]]:

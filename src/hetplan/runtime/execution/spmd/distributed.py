@@ -153,7 +153,7 @@ class RankMachine(Machine):
 
     def __init__(self, owner: DistributedProgram) -> None:
         reading = owner.reading
-        together = Ranks(owner.everyone, self._told)
+        together = Ranks(owner.everyone, self._notify)
         super().__init__(
             reading.theory.program, reading.theory.axes, reading.decision.ratios, together
         )
@@ -181,7 +181,7 @@ class RankMachine(Machine):
         """Behind the passes."""
         self.watch.ends("backward", self._stage, self._number)
 
-    def _told(self, begins: bool) -> None:
+    def _notify(self, begins: bool) -> None:
         """A collective ends what is computed before it and begins the next stage."""
         if begins:
             self.watch.ends(self._pass, self._stage, self._number)

@@ -204,11 +204,11 @@ class Machine(ABC):
             read = whole(factors, node.inputs[0], form)
             over = whole(gradients, node.name, run.way.output)
             pairs = list(zip(read, over, strict=True))
-            found: list[Tensor | None] = [*gradients]
-            found += [torch.einsum(f"{left},{out}->{right}", x, g) for x, g in pairs]
+            needed: list[Tensor | None] = [*gradients]
+            needed += [torch.einsum(f"{left},{out}->{right}", x, g) for x, g in pairs]
             for letters in bias:
-                found += [torch.einsum(f"{out}->{letters}", g) for g in over]
-            return found
+                needed += [torch.einsum(f"{out}->{letters}", g) for g in over]
+            return needed
 
         parameters = [p for row in inputs[1:] for p in row]
         return mirrored(

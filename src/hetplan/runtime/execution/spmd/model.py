@@ -9,12 +9,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
+from hetplan.formulations.hap.spmd.catalogue import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.profiling.models import load_model
 from hetplan.runtime.plan import Plan
@@ -50,23 +52,15 @@ def samples_of(plan: Plan) -> int:
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     """The program of a model's name or config.json (default the plan's), for one run. Raises
     UnsupportedError."""
-    from hetplan.formulations.hap.spmd.catalogue import program_of
-
-    told = plan.workload
-    made = load_model(model or told.model, sequence=told.sequence, precision=told.precision)
+    workload = plan.workload
+    made = load_model(
+        model or workload.model, sequence=workload.sequence, precision=workload.precision
+    )
     names = [layer.name for layer in made.layers]
-    if names != told.layers:
-        k = next(
-            (k for k, (a, b) in enumerate(zip(names, told.layers, strict=False)) if a != b), None
-        )
-        got, expected = (len(names), len(told.layers)) if k is None else (names[k], told.layers[k])
-        what = "number of layers" if k is None else f"layer {k}"
-        raise InputError(
-            f"model does not match the plan: {what}",
-            where=plan.name,
-            got=got,
-            expected=f"{expected}",
-        )
+    for k, (name, expected) in enumerate(zip_longest(names, workload.layers)):
+        if name != expected:
+            what = f"model does not match the plan: layer {k}"
+            raise InputError(what, where=plan.name, got=name, expected=str(expected))
     return program_of(made, samples_of(plan))
 
 

@@ -22,17 +22,17 @@ from hetplan.runtime.execution.transport import Group
 class Ranks(Exchange):
     """One rank among all."""
 
-    def __init__(self, group: Group, told: Callable[[bool], None] | None = None) -> None:
-        """group: of all ranks. told: called with True as a collective begins, False as it ends."""
+    def __init__(self, group: Group, notify: Callable[[bool], None] | None = None) -> None:
+        """group: of all ranks. notify: called with True as a collective begins, False at its end."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.here = [self.rank]
-        self.group, self._told = group, told or (lambda begins: None)
+        self.group, self._notify = group, notify or (lambda begins: None)
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        self._told(True)
+        self._notify(True)
         yield
-        self._told(False)
+        self._notify(False)
 
     def total(self, slices: Slices) -> Slices:
         """An all-reduce."""
