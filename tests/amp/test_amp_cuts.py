@@ -54,46 +54,6 @@ def test_the_printed_programme_is_exact_for_its_own_objective(
     assert chain_seconds(seconds, links, gas, cut) == pytest.approx(best, rel=1e-12, abs=1e-12)
 
 
-@given(chains())
-def test_the_released_programme_is_exact_only_without_links(
-    chain: tuple[Floats, Floats, int],
-) -> None:
-    """Its value is that of its cut without links, and never above the printed one's."""
-    seconds, links, gas = chain
-    printed, released = (
-        paper_cut(seconds, links, gas),
-        paper_cut(seconds, links, gas, released=True),
-    )
-    assert printed is not None
-    assert released is not None
-    cut, value = released
-    assert value == pytest.approx(chain_seconds(seconds, 0 * links, gas, cut), rel=1e-12, abs=1e-12)
-    assert chain_seconds(seconds, links, gas, cut) >= printed[1] * (1 - 1e-12) - 1e-12
-    free = paper_cut(seconds, 0 * links, gas, released=True)
-    assert free is not None
-    again = paper_cut(seconds, 0 * links, gas)
-    assert again is not None
-    assert free[1] == pytest.approx(again[1], rel=1e-12, abs=1e-12)
-
-
-def test_the_released_programme_forgets_links() -> None:
-    """Three stages of four equal layers, a link of 10 behind layer 0 wherever it ends stage 0.
-
-    Without links all cuts cost the same. Over two layers the programme takes the only cut and
-    forgets its 10; later it cannot tell that prefix from the cheap one of three layers.
-    """
-    seconds = np.ones(4)
-    links = np.array([[10.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    printed, released = paper_cut(seconds, links, 1), paper_cut(seconds, links, 1, released=True)
-    assert printed is not None
-    assert released is not None
-    assert printed[0].tolist() == [0, 2, 3, 4]
-    assert printed[1] == 5
-    assert released[0].tolist() == [0, 1, 2, 4]
-    assert released[1] == 4
-    assert chain_seconds(seconds, links, 1, released[0]) == 14
-
-
 def test_long_chains_are_served_and_absurd_ones_refused() -> None:
     seconds = np.ones(48)
     answer = paper_cut(seconds, np.zeros((11, 48)), 8)

@@ -14,15 +14,15 @@ and bisected. Source: the problem is AMP's §3.5 (eq. 5-8); the algorithm is het
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.amp.problem import MEMORY_TOLERANCE, Floats, Ints
 from hetplan.formulations.amp.strategy import Placed
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
+from hetplan.solvers.run import Run
 
 Box = tuple[int, int, int, int]  # first and last candidate θ, first and last candidate s
 
@@ -139,37 +139,35 @@ def cut_chain(
         np.empty(width),
         np.empty(width, np.int64),
     )
-    best, best_ends, evaluations = np.inf, None, 0
-    heap: list[tuple[float, int, Box]] = []
-    order = count()
-    todo: list[Box] = [(0, len(thetas) - 1, 0, len(syncs) - 1)]
-    while todo:
-        for t0, t1, s0, s1 in todo:
-            ends = np.empty(stages, dtype=np.int64)
-            evaluations += 1
-            f, slowest, synced = cheapest_cut(
-                times, links, sync, params, first, thetas[t1], syncs[s1], ends, scratch
-            )
-            if (gas - 1) * thetas[t0] + syncs[s0] + f >= best:
-                continue
-            total = (gas - 1) * slowest + synced + f
-            if total < best:
-                best, best_ends = total, ends
-            # f is constant from this cut up to the corner: what is left has a smaller θ or a
-            # smaller s
-            below = min(t1, int(np.searchsorted(thetas, slowest * (1 - 1e-12))) - 1)
-            left = min(s1, int(np.searchsorted(syncs, synced * (1 - 1e-12))) - 1)
-            rest: list[Box] = [(t0, below, s0, s1), (max(t0, below + 1), t1, s0, left)]
-            for box in rest:
-                bound = (gas - 1) * thetas[box[0]] + syncs[s0] + f
-                if box[1] >= box[0] and box[3] >= box[2] and bound < best:
-                    heapq.heappush(heap, (float(bound), next(order), box))
-        todo = []
-        if heap and heap[0][0] < best:
-            todo = _halves(heapq.heappop(heap)[2], (gas - 1) * thetas, syncs)
-    return (
-        Cut(float(best), tuple(best_ends.tolist()), evaluations) if best_ends is not None else None
-    )
+    waits, evaluations = (gas - 1) * thetas, 0
+    incumbent = Incumbent[Ints](Run(), gap=0.0)
+
+    def expand(box: Box, threshold: float) -> Expansion[Box]:
+        nonlocal evaluations
+        t0, t1, s0, s1 = box
+        ends = np.empty(stages, dtype=np.int64)
+        evaluations += 1
+        f, slowest, synced = cheapest_cut(
+            times, links, sync, params, first, thetas[t1], syncs[s1], ends, scratch
+        )
+        incumbent.offer((gas - 1) * slowest + synced + f, ends)
+        # f is constant from this cut up to the corner: what is left has a smaller θ or a smaller s
+        below = min(t1, int(np.searchsorted(thetas, slowest * (1 - 1e-12))) - 1)
+        left = min(s1, int(np.searchsorted(syncs, synced * (1 - 1e-12))) - 1)
+        rest = [(t0, below, s0, s1), (max(t0, below + 1), t1, s0, left)]
+        return Expansion(
+            [
+                (float(waits[half[0]] + syncs[half[2]] + f), half)
+                for a, b, c, d in rest
+                if a <= b and c <= d
+                for half in _halves((a, b, c, d), waits, syncs)
+            ]
+        )
+
+    search([(0.0, (0, len(thetas) - 1, 0, len(syncs) - 1))], expand, incumbent, incumbent.run)
+    if incumbent.decision is None:
+        return None
+    return Cut(incumbent.objective, tuple(incumbent.decision.tolist()), evaluations)
 
 
 def _candidates(gas: int, times: Floats, sync: Floats, params: Floats) -> tuple[Floats, Floats]:

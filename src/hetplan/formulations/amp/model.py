@@ -5,21 +5,22 @@ Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i,
        rank, tensor rank; n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels
        (see tables.py).
 Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
-       n. g[j,i,S], low[..,λ]: the profile of a tensor group; the level of a tensor group, of a
-       link, of the data groups of a stage (reach[..,λ]: that level or a lower one); 0-1 for CP-SAT,
-       real for others, whose optimum has them whole wherever x is.
-       t_ij, e_ij, m_i, sigma, T >= 0 seconds.
+       n. reach[..,λ]: a tensor group, a link, the data groups of a stage have a bandwidth of level
+       λ or lower somewhere. t_ij, e_ij, m_i, sigma, T >= 0 seconds.
+       For CP-SAT on[j,i,k]: a tensor group has a device of type k. For others g[j,i,S], low[..,λ]:
+       the profile of a tensor group; the lowest level; real, but whole wherever x is, at no loss.
        min T  s.t.
 (1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) sum_n y[0,n] = 1;  what ends before l
 equals what begins at l
-(3) sum_S g[S] = 1;  S covers k: sum_S g[S] >= sum_{c of type k} x[c,p] for every p of the group
-(4) sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ'];  for every pair of positions p, q that talk
-    (in a tensor group, on a lane of a link, in a data group)  reach[λ] >= x[c,p] + sum_{c':
-    bandwidth(c,c') <= B_λ} x[c',q] - 1
+(3) on[k] >= sum_{c of type k} x[c,p] for every p of the group.  For others sum_S g[S] = 1;  S
+    covers k: sum_S g[S] >= sum_{c of type k} x[c,p]
+(4) for every pair of positions p, q that talk (in a tensor group, on a lane of a link, in a data
+    group)  reach[λ] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1;  reach[λ] <= reach[λ
+    + 1], the last is 1.  For others sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ']
 (5) t_ij, e_ij and synchronisation cost what two choices cost together, say interval n and profile
-    S. For CP-SAT: where g[S] is 1, t >= sum_n cost[S,n] y[n]. For others: the sum of cost[S,n]
-    z[n,S] with joint columns sum_S z[n,S] = y[n],  sum_n z[n,S] = g[S], the convex hull of the
-    pairs
+    S. For CP-SAT: where on[k] for all types k of S (or reach[λ]), t >= sum_n cost[S,n] y[n]. For
+    others: the sum of cost[S,n] z[n,S] with joint columns sum_S z[n,S] = y[n],  sum_n z[n,S] =
+    g[S], the convex hull of the pairs
 (6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >=
 synchronisation of every j
 (7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <=
@@ -101,25 +102,27 @@ class Programme:
         order_equals(self)
 
     def choice(self, name: str, count: int) -> Columns:
-        """Columns of which one is 1."""
-        if self.conditions:
-            chosen = self.model.binary(name, count)
-        else:
-            chosen = self.model.continuous(name, count, upper=1.0)
+        """Columns that add up to 1."""
+        chosen = self.model.continuous(name, count, upper=1.0)
         self.model.equal(f"{name}_one", chosen, to=1.0)
         return chosen
 
-    def both(self, name: str, first: Columns, second: Columns, seconds: Floats) -> Terms:  # (5)
-        """The cost of two choices of one member each, seconds [len(second), len(first)]."""
+    def both(
+        self, name: str, first: Columns, second: Columns | list[Columns], seconds: Floats
+    ) -> Terms:  # (5)
+        """The cost of two choices of one member each, seconds [len(second), len(first)].
+
+        second: the column of each member; under conditions the columns that have to be 1 for it.
+        """
         costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
         if len(second) == 1:
             return first, costs[0]
         if self.conditions:
             time = self.model.seconds(f"t_{name}")
-            for choice, row in zip(second, costs, strict=True):
+            for condition, row in zip(second, costs, strict=True):
                 # the least stands apart, so that it counts before a member is chosen
                 columns, values = np.append(first, time), np.append(row.min() - row, 1.0)
-                self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=choice)
+                self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=condition)
             return np.atleast_1d(time), np.ones(1)
         joint = self.model.continuous(f"z_{name}", costs.shape, upper=1.0)
         for family, mine, lines in (("first", first, joint.T), ("second", second, joint)):
@@ -164,15 +167,20 @@ def cut_into_stages(m: Programme) -> None:  # (2)
 
 def price_compute(m: Programme) -> None:  # (3)
     """Each group runs at a profile that covers every type it holds."""
-    profiles, cells = m.tables.profiles, m.tables.cells
+    profiles, kinds = m.tables.profiles, range(len(m.tables.problem.types))
     for j, i in m.groups:
-        chosen = m.choice(f"g_{j}_{i}", len(profiles))
-        for k in range(len(m.tables.problem.types)) if len(profiles) > 1 else []:
-            covering = chosen[[k in profile.covers for profile in profiles]]
-            for r in m.lanes:
-                held = m.x[cells.type == k, j, i, r]
-                values = [1.0] * len(covering) + [-1.0] * len(held)
-                m.model.row("covered", [*covering, *held], values, lower=0.0)
+        chosen: Columns | list[Columns]
+        if m.conditions:
+            on = m.model.binary(f"on_{j}_{i}", len(kinds))
+            covering = {k: on[[k]] for k in kinds}
+            chosen = [on[list(profile.types)] for profile in profiles]
+        else:
+            chosen = m.choice(f"g_{j}_{i}", len(profiles))
+            covering = {k: chosen[[k in profile.covers for profile in profiles]] for k in kinds}
+        for k, r in product(kinds, m.lanes) if len(profiles) > 1 else []:
+            held = m.x[m.tables.cells.type == k, j, i, r]
+            values = [1.0] * len(covering[k]) + [-1.0] * len(held)
+            m.model.row("covered", [*covering[k], *held], values, lower=0.0)
         m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], chosen, m.tables.compute(j)))
 
 
@@ -245,18 +253,25 @@ def order_equals(m: Programme) -> None:  # (8)
 def levels(
     m: Programme, name: str, bandwidths: Floats, pairs: list[tuple[Columns, Columns]]
 ) -> Columns:  # (4)
-    """low[λ]: the lowest bandwidth over the pairs of positions, each given by its columns [K]."""
-    low = m.choice(f"low_{name}", len(bandwidths))
-    higher = m.model.continuous(f"reach_{name}", len(low) - 1, upper=1.0, grid=1)
-    reach = np.append(low[:1], higher)
-    for here, above, step in zip(reach, reach[1:], low[1:], strict=False):
-        m.model.equal(f"{name}_reach", [above, here, step], [1.0, -1.0, -1.0], to=0.0)
-    slow = slow_partners(m.tables.crossing(bandwidths), len(low) - 1)
+    """The lowest bandwidth over the pairs of positions, each given by its columns [K]: low[λ], or
+    reach[λ] under conditions."""
+    count = len(bandwidths)
+    if m.conditions:
+        chosen = reach = m.model.binary(f"reach_{name}", count)
+        m.model.fix(reach[-1:], 1)
+        for here, above in pairwise(reach):
+            m.model.row(f"{name}_reach", [above, here], [1.0, -1.0], lower=0.0)
+    else:
+        chosen = m.choice(f"low_{name}", count)
+        reach = np.append(chosen[:1], m.model.continuous(f"reach_{name}", count - 1, upper=1.0))
+        for here, above, step in zip(reach, reach[1:], chosen[1:], strict=False):
+            m.model.equal(f"{name}_reach", [above, here, step], [1.0, -1.0, -1.0], to=0.0)
+    slow = slow_partners(m.tables.crossing(bandwidths), count - 1)
     for p, q in pairs:
         for c, level, others in slow:
             columns = [reach[level], p[c], *q[others]]
             m.model.row(f"{name}_lowest", columns, [1.0] + [-1.0] * (1 + len(others)), lower=-1.0)
-    return low
+    return chosen
 
 
 def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:

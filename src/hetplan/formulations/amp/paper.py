@@ -23,10 +23,10 @@ Table  dp[i][j][m]: least (gas-1) max(0, max stage - m) + sum t + sum e over the
        its data, in which a stage costs the same wherever it runs, pipelines do not differ and
        synchronisation is free.
 
-Source AMP (NeurIPS 2022), §3.3-3.6. `released=True` follows the published code where it departs
-from the paper: the programme compares cuts as printed but stores costs without e[j-1, c-1], so that
-later stages do not see it, one micro-batch per pipeline gets equal stages, and a ring is as fast as
-its closing edge instead of its slowest pair.
+Source AMP (NeurIPS 2022), §3.3-3.6, as printed. The published code departs from it: its programme
+compares cuts as printed but stores costs without e[j-1, c-1], so that later stages do not see it,
+one micro-batch per pipeline gets equal stages, and a ring is as fast as its closing edge instead of
+its slowest pair.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
@@ -58,8 +57,6 @@ from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 MAX_TABLE_BYTES = 2 * 2**30
-# AMP runs this many of its best-ranked strategies for real and keeps the fastest (§4.3).
-TRIALS = 10
 
 
 @dataclass(frozen=True)
@@ -100,79 +97,54 @@ class Ranking:
     skipped: int
     finished: bool
 
-    def top(self, count: int = TRIALS) -> list[Candidate]:
-        """The strategies that AMP would run: the `count` of least estimate, memory unseen."""
-        return self.candidates[:count]
 
-
-def average(
-    problem: AmpProblem, configuration: Configuration, placement: Ints, *, released: bool = False
-) -> Averages:
+def average(problem: AmpProblem, configuration: Configuration, placement: Ints) -> Averages:
     """(1), (2) and the synchronisation of eq. 4 for `placement` [pp, dp, tp]."""
     tp, dp, mbs = configuration.tensor, configuration.data, configuration.micro_batch
-    ring = closing_edge if released else slowest_pair
     share = np.bincount(problem.device_type, minlength=len(problem.types)) / problem.devices
-    reduce_seconds = (ring_factor(tp) * mbs / ring(problem, placement)).mean()  # per byte
+    reduce_seconds = (ring_factor(tp) * mbs / slowest_pair(problem, placement)).mean()  # per byte
     here, after = placement[:-1], placement[1:]
     links = mbs * (1 / problem.bandwidth[here, after].min(axis=2)).mean(axis=1)
     return Averages(
         layer=share @ problem.seconds[tp, mbs] + reduce_seconds * problem.tensor,
         link=links[:, None] * problem.activation,
-        sync=ring_factor(dp) / tp / ring(problem, placement.transpose(0, 2, 1)).min(axis=1),
+        sync=ring_factor(dp) / tp / slowest_pair(problem, placement.transpose(0, 2, 1)).min(axis=1),
         gas=configuration.gas,
     )
 
 
-def closing_edge(problem: AmpProblem, groups: Ints) -> Floats:
-    """Bandwidth between a ring's last and first device: what the released code takes for its
-    slowest link."""
-    return np.asarray(problem.bandwidth[groups[..., -1], groups[..., 0]])
-
-
-def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ranking:
+def rank(data: AmpData, run: Run | None = None) -> Ranking:
     """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate; few stages
     first."""
     run = run or Run()
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
-    found: list[Candidate] = []
-    skipped = 0
+    candidates: list[Candidate] = []
+    skipped, finished = 0, True
     for chosen in sorted(problem.configurations(), key=lambda each: each.pipeline):
-        if run.should_stop:
-            break
         placement = megatron_placement(nodes, chosen)
-        averages = average(problem, chosen, placement, released=released)
+        averages = average(problem, chosen, placement)
         try:
-            cut = cut_of(averages, run, released=released)
+            answer = paper_cut(averages.layer, averages.link, chosen.gas, lambda: run.should_stop)
         except TableTooLarge:
             skipped += 1
             continue
-        if cut is None:
+        if answer is None or run.should_stop:
+            finished = False
             break
+        cut, _ = answer
         placed = place(problem, chosen, placement)
         strategy = Strategy(chosen, placement, cut)
         estimate = averages.estimate(problem, cut)
-        found.append(Candidate(strategy, estimate, placed.seconds(cut), placed.fits(cut)))
-        run.report(note=f"{len(found)} configurations estimated")
-    else:
-        return Ranking(sorted(found, key=lambda each: each.estimate), skipped, True)
-    return Ranking(sorted(found, key=lambda each: each.estimate), skipped, False)
+        candidates.append(Candidate(strategy, estimate, placed.seconds(cut), placed.fits(cut)))
+        run.report(note=f"{len(candidates)} configurations estimated")
+    return Ranking(sorted(candidates, key=lambda each: each.estimate), skipped, finished)
 
 
-def cut_of(averages: Averages, run: Run, *, released: bool) -> Ints | None:
-    """The programme's cut (equal stages where the released code does so); None when stopped."""
-    if released and averages.gas == 1:
-        return uniform_cut(averages.layer.size, averages.link.shape[0] + 1)
-    answer = paper_cut(
-        averages.layer, averages.link, averages.gas, released=released, stop=lambda: run.should_stop
-    )
-    return None if answer is None else answer[0]
-
-
-def solve(data: AmpData, run: Run, *, released: bool = False) -> Outcome[AmpDecision]:
+def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """Algorithm 1 with its own estimate in place of the real trials; proves no bound."""
     begun = time.perf_counter()
-    ranking = rank(data, run, released=released)
+    ranking = rank(data, run)
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     stop = Stop.DONE if ranking.finished else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
     best = fitting[0] if fitting else None
@@ -180,8 +152,6 @@ def solve(data: AmpData, run: Run, *, released: bool = False) -> Outcome[AmpDeci
     if best is not None:
         details["estimate_seconds"] = best.estimate
         details["rank"] = 1 + [candidate.fits for candidate in ranking.candidates].index(True)
-        trials = [candidate.seconds for candidate in ranking.top() if candidate.fits]
-        details["best_of_trials_seconds"] = min(trials, default=None)
     return Outcome(
         stop=stop,
         decision=None if best is None else best.strategy.decision(),
@@ -191,26 +161,21 @@ def solve(data: AmpData, run: Run, *, released: bool = False) -> Outcome[AmpDeci
     )
 
 
-def solve_released(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """As the published code does it, where that departs from the paper."""
-    return solve(data, run, released=True)
-
-
 def message(ranking: Ranking, best: Candidate | None) -> str:
     """What the reader must know beside the plan; empty where AMP returns exactly this."""
-    told = []
+    notes = []
     if not ranking.candidates and not ranking.skipped and ranking.finished:
-        told.append(NO_CONFIGURATION)
+        notes.append(NO_CONFIGURATION)
     elif best is None and ranking.candidates:
-        told.append(f"none of AMP's {len(ranking.candidates)} strategies fits in memory")
+        notes.append(f"none of AMP's {len(ranking.candidates)} strategies fits in memory")
     elif best is not None and not ranking.candidates[0].fits:
         first = ranking.candidates[0].strategy.configuration
-        told.append(f"AMP ignores memory: its own choice, {first}, does not fit")
+        notes.append(f"AMP ignores memory: its own choice, {first}, does not fit")
     if ranking.skipped:
-        told.append(
+        notes.append(
             f"{ranking.skipped} configurations left out: their O(k L^4) table would exceed 2 GiB"
         )
-    return "; ".join(told)
+    return "; ".join(notes)
 
 
 class TableTooLarge(ValueError):
@@ -231,16 +196,13 @@ def paper_cut(
     layer_seconds: Floats,
     link_seconds: Floats,
     gas: int,
-    *,
-    released: bool = False,
     stop: Callable[[], bool] = lambda: False,
     most_bytes: int = MAX_TABLE_BYTES,
 ) -> tuple[Ints, float] | None:
     """AMP's cut of L layers into k stages and the value that its table holds for it.
 
     layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per
-    pipeline. released: store costs as the released code does (the value then lacks links and the
-    cut may be worse). stop: asked several times a second. Returns (cut [k + 1], value); None when
+    pipeline. stop: asked several times a second. Returns (cut [k + 1], value); None when
     stopped.
     Raises ValueError when k > L, TableTooLarge when the table would exceed `most_bytes`.
     """
@@ -268,10 +230,10 @@ def paper_cut(
         for i in range(j + 1, layers + 1):
             if stop():
                 return None
-            cost = stage_costs(table, values, rank[j:i, i], j, gas)
-            c = (cost + link[j:i, None]).argmin(axis=0)
+            cost = stage_costs(table, values, rank[j:i, i], j, gas) + link[j:i, None]
+            c = cost.argmin(axis=0)
             choice[j, i] = j + c
-            following[i] = cost[c, np.arange(values.size)] + (0.0 if released else link[j + c])
+            following[i] = cost[c, np.arange(values.size)]
         table = following
     return trace(choice, rank), float(table[layers, 0])
 

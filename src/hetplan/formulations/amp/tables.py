@@ -52,6 +52,7 @@ class Intervals:
 class Profile:
     """The pace of a tensor group."""
 
+    types: tuple[int, ...]  # whose slowest it is, layer by layer
     covers: frozenset[int]  # all types that are no slower
     seconds: Floats  # [L]
 
@@ -108,17 +109,21 @@ class Tables:
 
     @cached_property
     def profiles(self) -> list[Profile]:
-        """The paces that tensor groups can have, each once."""
-        kinds = range(len(self.problem.types))
-        paces = {
-            self.seconds[list(types)].max(axis=0).tobytes(): self.seconds[list(types)].max(axis=0)
-            for size in range(1, min(len(kinds), self.configuration.tensor) + 1)
-            for types in combinations(kinds, size)
-        }
-        return [
-            Profile(frozenset(k for k in kinds if (self.seconds[k] <= pace).all()), pace)
-            for pace in paces.values()
-        ]
+        """The paces that tensor groups can have: of every set of types that is slower than any part
+        of it."""
+        kinds, found = range(len(self.problem.types)), []
+        for size in range(1, min(len(kinds), self.configuration.tensor) + 1):
+            for types in combinations(kinds, size):
+                pace = self.seconds[list(types)].max(axis=0)
+                parts = [
+                    self.seconds[list(part)].max(axis=0)
+                    for part in combinations(types, size - 1)
+                    if part
+                ]
+                if not any((part == pace).all() for part in parts):
+                    covers = frozenset(k for k in kinds if (self.seconds[k] <= pace).all())
+                    found.append(Profile(types, covers, pace))
+        return found
 
     def compute(self, stage: int) -> Floats:
         """[profiles, N]: slowest tables summed over the intervals of a stage."""
