@@ -29,8 +29,8 @@ from harness import measured
 from hetplan import __version__
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
-from hetplan.formulations.poplar.experiments import CLUSTERS, paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, measured_points, pose
+from hetplan.formulations.poplar.report import CLUSTERS, paper_workload
 from hetplan.formulations.poplar.zero import Shards
 from hetplan.profiling.cluster import example_cluster
 from hetplan.solvers.options import Options

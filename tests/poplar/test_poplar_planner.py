@@ -12,8 +12,8 @@ from hetplan.formulations import family
 from hetplan.formulations.poplar import pose as pose_module
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.describe import describe, pieces_of
-from hetplan.formulations.poplar.experiments import paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, pose
+from hetplan.formulations.poplar.report import paper_workload
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.poplar import AtStage, Poplar, PoplarSettings
 from hetplan.planner.strategy import propose

@@ -13,10 +13,13 @@ from hetplan.formulations.poplar.awareness import (
     CurveDevice,
     MemoryReading,
     OutOfMemoryOnDevice,
+    dips,
     explore,
     explore_cluster,
+    linear_curve,
+    natural_spline,
+    spline_curve,
 )
-from hetplan.formulations.poplar.curves import dips, linear_curve, natural_spline, spline_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.solvers.registry import solve
 
@@ -43,11 +46,7 @@ def test_natural_spline_keeps_lines_and_is_smooth() -> None:
 
 def test_curves_pass_through_their_points() -> None:
     points = {1: 0.4, 2: 0.5, 4: 0.7, 8: 1.5, 11: 2.0}
-    for curve in (
-        spline_curve(points, 11),
-        spline_curve(points, 11, "seconds"),
-        linear_curve(points, 11),
-    ):
+    for curve in (spline_curve(points, 11), linear_curve(points, 11)):
         assert curve[0] == 0.0 and len(curve) == 12
         assert [curve[b] for b in points] == list(points.values())
     assert linear_curve(points, 14)[14] == pytest.approx(2.5)
@@ -55,9 +54,9 @@ def test_curves_pass_through_their_points() -> None:
 
 
 def test_dips_are_reported() -> None:
-    """A spline of the seconds through a flat stretch beside a steep one swings below both."""
+    """A spline through a flat stretch beside a steep one swings below both."""
     points = {1: 1.0, 2: 1.0, 6: 1.0, 8: 9.0, 12: 9.5}
-    found = dips(points, spline_curve(points, 12, "seconds"))
+    found = dips(points, spline_curve(points, 12))
     assert found and all(
         2 < dip.first <= dip.last < 6 and dip.lowest < dip.measured == 1.0 for dip in found
     )
@@ -66,9 +65,14 @@ def test_dips_are_reported() -> None:
 
 
 def test_a_spline_through_zero_falls_back_on_the_line() -> None:
-    points = {1: 0.01, 2: 8.0, 9: 0.01, 10: 8.0}
-    curve = spline_curve(points, 10, "seconds")
-    assert (curve[1:] > 0).all()
+    """Speeds of 100, 1 and 1 samples per second: the spline falls below 0 behind the second."""
+    points = {1: 0.01, 3: 3.0, 10: 10.0}
+    batches = np.array(sorted(points), dtype=float)
+    speeds = natural_spline(batches, batches / np.array([0.01, 3.0, 10.0]), np.arange(1.0, 11.0))
+    broken = np.flatnonzero(speeds <= 0) + 1
+    curve = spline_curve(points, 10)
+    assert len(broken) and (curve[1:] > 0).all()
+    assert curve[broken].tolist() == linear_curve(points, 10)[broken].tolist()
 
 
 def test_points_must_be_measurements() -> None:

@@ -11,9 +11,8 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
-from hetplan.formulations.poplar.experiments import experiments, in_proportion, paper_workload
 from hetplan.formulations.poplar.pose import Assumptions, pose, pose_lowest_stage
-from hetplan.formulations.poplar.report import report
+from hetplan.formulations.poplar.report import experiments, in_proportion, paper_workload, report
 from hetplan.formulations.poplar.zero import States, collective_seconds, communication, parts
 from hetplan.instances.library import library, load_from_library
 from hetplan.profiling.cluster import example_cluster

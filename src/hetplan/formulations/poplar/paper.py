@@ -19,8 +19,13 @@ from collections import Counter
 
 import numpy as np
 
-from hetplan.formulations.poplar.awareness import Awareness, CurveDevice, explore
-from hetplan.formulations.poplar.curves import dips, spline_curve
+from hetplan.formulations.poplar.awareness import (
+    Awareness,
+    CurveDevice,
+    dips,
+    explore,
+    spline_curve,
+)
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.plans import shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
