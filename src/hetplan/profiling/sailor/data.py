@@ -284,7 +284,7 @@ class RunPipeline:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlanRun:
     """A plan and its measurements (None: not given). file: relative to `validation/`."""
 
     file: str
@@ -306,11 +306,11 @@ class Run:
         return {k for p in self.pipelines for stage in p.groups for g in stage for k in g.kinds}
 
 
-def load_run(path: Path, root: Path) -> Run:
+def load_run(path: Path, root: Path) -> PlanRun:
     """The plan of a file below `root`; raises InputError with file, place, got and expected."""
     document = read_foreign(path)
     model, real, memory = (document.get(key) for key in ("model", "real", "max_mem"))
-    return Run(
+    return PlanRun(
         file=path.relative_to(root).as_posix(),
         model=model.text() if model else None,
         pipelines=tuple(_pipeline(entry) for entry in document["pipeline_list"].entries(least=1)),

@@ -32,7 +32,7 @@ from hetplan.profiling.sailor.data import (
     Links,
     ModelData,
     NotPricedError,
-    Run,
+    PlanRun,
     RunPipeline,
     Tables,
 )
@@ -198,7 +198,7 @@ class Predictor:
         self.framework = framework
         self._curves: dict[tuple[str, int], Curve] = {}
 
-    def predict(self, run: Run) -> Prediction:
+    def predict(self, run: PlanRun) -> Prediction:
         """One plan; raises InputError where the data lack a GPU type or a degree's sizes."""
         flush, overlapped, peak = 0.0, 0.0, 0.0
         reduction, update = 0.0, 0.0
@@ -375,7 +375,7 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
     return cards
 
 
-def model_of(run: Run, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
+def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
     """The plan's model: named in the plan or a folder above it, else the only one with its layers
     and GPU types.
 

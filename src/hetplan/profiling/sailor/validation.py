@@ -13,7 +13,7 @@ from hetplan.errors import InputError
 from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.sailor.data import (
     NotPricedError,
-    Run,
+    PlanRun,
     load_links,
     load_model_data,
     load_run,
@@ -26,7 +26,7 @@ from hetplan.profiling.sailor.predict import Prediction, Predictor, model_of
 class Compared:
     """One plan: the run as it was measured, and its prediction, or why there is none."""
 
-    run: Run
+    run: PlanRun
     prediction: Prediction | None
     reason: str | None = None
 
