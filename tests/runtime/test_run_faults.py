@@ -73,7 +73,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     asked += [
         request(f, "run", file, "--factory", f"parity.faulty:{f}") for f in ("short", "nothing")
     ]
-    busy = ("--factory", "parity.faulty:laborious", "--hang-after", 1, "--steps", 1)
+    busy = ("--factory", "parity.faulty:laborious", "--hang-after", 2, "--steps", 1)
     asked.append(request("laborious", "run", file, *busy))
     for sent in (signal.SIGINT, signal.SIGTERM):
         more = (

@@ -34,7 +34,7 @@ def operators(
     quiet: QuietOption = False,
 ) -> int:
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
-    from hetplan.runtime.operators import measure_operators
+    from hetplan.runtime.measure import measure_operators
 
     check_target(output)
     measured = measure_operators(
