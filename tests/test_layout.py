@@ -310,7 +310,10 @@ def test_links_hide_no_module_of_the_standard_library(tmp_path: Path) -> None:
     package = tmp_path / "profiling"
     package.mkdir()
     (package / "__init__.py").write_text("OWNER = 'the standard library'\n")
-    code = "import cProfile, profile, profiling; print(profiling.OWNER, cProfile.__file__, profile.__file__)"
+    code = (
+        "import cProfile, profile, profiling; print(profiling.OWNER, cProfile.__file__, "
+        "profile.__file__)"
+    )
     owner = run_python(code, PYTHONPATH=str(tmp_path))
     assert owner.startswith("the standard library ")
     assert str(ROOT) not in owner.replace(sys.prefix, "")

@@ -132,7 +132,8 @@ def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> s
     by_type = Counter(name for _, name in cells)
     if len(cells) > 4:  # too many to list: say how many of each type
         return "; ".join(
-            f"{sum(len(d) for (_, other), d in cells.items() if other == name)} {name} on {nodes} nodes"
+            f"{sum(len(d) for (_, other), d in cells.items() if other == name)} {name} on "
+            f"{nodes} nodes"
             for name, nodes in sorted(by_type.items())
         )
     return "; ".join(

@@ -164,7 +164,8 @@ def test_nothing_heavy_loads_to_complete(line: str) -> None:
     words = f"hetplan {line}"
     code = (
         "import sys; from hetplan.cli.main import main; code = main([]); "
-        "heavy = {'ortools', 'highspy', 'pyomo', 'numba', 'numpy', 'hetplan.schema', 'torch', 'yaml'}; "
+        "heavy = {'ortools', 'highspy', 'pyomo', 'numba', 'numpy', 'hetplan.schema', 'torch', "
+        "'yaml'}; "
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or code)"
     )
     done = subprocess.run(

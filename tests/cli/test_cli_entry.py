@@ -43,7 +43,8 @@ MOVED = [
 ]
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (
-    "import sys; from hetplan.formulations import FAMILIES; FAMILIES['fake'] = 'fakes.family:FAMILY'; "
+    "import sys; from hetplan.formulations import FAMILIES; FAMILIES['fake'] = "
+    "'fakes.family:FAMILY'; "
     "from hetplan.cli.main import main; sys.exit(main())"
 )
 

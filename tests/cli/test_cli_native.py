@@ -18,7 +18,8 @@ from hetplan.solvers.run import Run
     [
         (
             ("tiny-mixed", "--native", "cp-sat.linearization_level=2"),
-            "--native cp-sat.linearization_level: no method chosen runs cp-sat (got 'auto', expected --method cp-sat)",
+            "--native cp-sat.linearization_level: no method chosen runs cp-sat (got 'auto', "
+            "expected --method cp-sat)",
         ),
         (
             ("tiny-mixed", "-m", "exact,paper", "--native", "highs.presolve=off"),

@@ -91,7 +91,8 @@ def test_table(plan: Callable[..., Ran]) -> None:
     ran = plan("--strategies", "amp", "--strategies", "dp")
     assert ran.code == 0
     for expected in (
-        "gpt2 (124.4 M parameters) on two-by-two (2 V100-SXM2-16GB + 2 T4), batch 8 x 1024 tokens, fp16",
+        "gpt2 (124.4 M parameters) on two-by-two (2 V100-SXM2-16GB + 2 T4), batch 8 x 1024 "
+        "tokens, fp16",
         "winner amp/auto: pipeline ",
         "node 0: 1 V100-SXM2-16GB (",
         "/ 14.5 GiB",

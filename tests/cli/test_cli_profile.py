@@ -108,7 +108,10 @@ def test_what_is_assumed_of_a_model_is_told_once(
     config.write_text(json.dumps(TINY))
     ran = hetplan(*command, "--model", config, *ARGUMENTS[command[-1]])
     assert ran.code == 0 and ran.json
-    told = f"hetplan: {config}: assumed, as transformers does: n_inner = 256, tie_word_embeddings = true\n"
+    told = (
+        f"hetplan: {config}: assumed, as transformers does: n_inner = 256, "
+        "tie_word_embeddings = true\n"
+    )
     assert ran.err == told
 
 

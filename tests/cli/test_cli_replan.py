@@ -1,5 +1,4 @@
-"""`hetplan plan what-if` and `hetplan plan replan`: tables, documents, plan files, and nonsense in one
-line."""
+"""`hetplan plan what-if` and `plan replan`: tables, documents, plan files, nonsense in one line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`hetplan plan search`: pools, parameters, rules, plots, the instance it writes, and what it refuses in
-one line."""
+"""`hetplan plan search`: pools, parameters, rules, plots, its instance, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`hetplan plan simulate`: tables, JSON and traces of a plan file, and one line for what does not belong
-together."""
+"""`hetplan plan simulate`: tables, JSON and traces of a plan file, and what does not belong."""
 
 from __future__ import annotations
 

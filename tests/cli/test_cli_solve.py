@@ -218,7 +218,8 @@ def test_a_bug_is_one_line_and_a_traceback_on_request(
     ran = hetplan("solve", numbers(3), "-m", "broken", "-o", target)
     assert ran.code == 3
     assert ran.err == (
-        "hetplan: error: ZeroDivisionError: division by zero (this is a bug; HETPLAN_DEBUG=1 shows where)\n"
+        "hetplan: error: ZeroDivisionError: division by zero (this is a bug; HETPLAN_DEBUG=1 "
+        "shows where)\n"
     )
     assert target.read_text() == "old"
     monkeypatch.setenv("HETPLAN_DEBUG", "1")

@@ -22,9 +22,21 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
     """A factory's profile and model file, and a plan with both."""
     profile, model = tmp_path / "profile.json", tmp_path / "model.json"
     ran = hetplan(
-        "profile", "predict", "--factory", "fakes.networks:text", "--model", "mine", "--cluster", "g4dn-4",
-        "--micro-batches", "1,2,4", "-o", profile, "--model-output", model,
-    )  # fmt: skip
+        "profile",
+        "predict",
+        "--factory",
+        "fakes.networks:text",
+        "--model",
+        "mine",
+        "--cluster",
+        "g4dn-4",
+        "--micro-batches",
+        "1,2,4",
+        "-o",
+        profile,
+        "--model-output",
+        model,
+    )
     assert ran.code == 0 and "operators in 5 layers" in ran.err
     found = load_profile(profile)
     assert (found.model, found.sequence) == ("mine", networks.TOKENS) and {
@@ -43,9 +55,19 @@ def test_command_line(hetplan: Call, tmp_path: Path) -> None:
     )
     assert again.json["tables"] == json.loads(profile.read_text())["tables"]
     planned = hetplan(
-        "plan", "--model", model, "--profile", profile, "--cluster", "g4dn-4", "--global-batch", 16,
-        "--strategies", "dp", "--json",
-    )  # fmt: skip
+        "plan",
+        "--model",
+        model,
+        "--profile",
+        profile,
+        "--cluster",
+        "g4dn-4",
+        "--global-batch",
+        16,
+        "--strategies",
+        "dp",
+        "--json",
+    )
     assert planned.code == 0 and planned.json["winner"] == 0
     assert (
         hetplan(

@@ -1,4 +1,4 @@
-"""Plans for a cluster that changes: `plan what-if`, `plan replan`, and Oobleck's `plan templates`."""
+"""Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
 from __future__ import annotations
 

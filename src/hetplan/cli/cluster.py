@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from hetplan.cli.options import JsonOption, require
 from hetplan.cli.output import check_target, emit, note
 from hetplan.errors import InputError
 from hetplan.text import Table, number_text
+
+if TYPE_CHECKING:
+    from hetplan.profiling.detect import Host
 
 
 def detect(
@@ -54,16 +58,37 @@ def detect(
 ) -> int:
     """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a
     Slurm job's nodes."""
-    from dataclasses import replace
-
     from hetplan.profiling.cluster import ClusterFile, build_cluster
     from hetplan.profiling.detect import cluster_document, read_hostfile, slurm_hosts
-    from hetplan.runtime.devices import local_device_name, local_node
     from hetplan.schema import parse
 
     check_target(output)
     if hostfile is not None and slurm is not None:
         raise InputError("--hostfile and --slurm exclude each other")
+    local = described_node(device, devices, intra, network)
+    job = slurm if slurm is not None else os.environ.get("SLURM_JOB_NODELIST", "")
+    if hostfile is not None:
+        hosts = read_hostfile(str(hostfile))
+    else:
+        hosts = slurm_hosts(job) if job or slurm is not None else [local]
+    document = cluster_document(hosts, name, local)
+    build_cluster(parse(ClusterFile, document, where="the detected cluster"))
+    most = max(node["devices"] for node in document["nodes"])
+    assumed = assumptions(local.intra_gbit, local.network_gbit, most, len(hosts))
+    if output is not None:
+        write(document, assumed, output)
+    for line in assumed:
+        note(line)
+    emit(document, [table(document)], json=json)
+    return 0
+
+
+def described_node(
+    device: str | None, devices: int | None, intra: float | None, network: float | None
+) -> Host:
+    """This machine as a node, with what is given in place of what is found; raises InputError."""
+    from hetplan.runtime.devices import local_device_name, local_node
+
     for option, value in (("--devices", devices), ("--intra", intra), ("--network", network)):
         fits = value is None or 0 < value <= 1e6
         require(fits, option, value, "more than 0, at most 1e6")
@@ -75,13 +100,6 @@ def detect(
         intra_gbit=intra or here.intra_gbit,
         network_gbit=network or here.network_gbit,
     )
-    job = os.environ.get("SLURM_JOB_NODELIST", "")
-    if hostfile is not None:
-        hosts = read_hostfile(str(hostfile))
-    elif slurm is not None or job:
-        hosts = slurm_hosts(slurm if slurm is not None else job)
-    else:
-        hosts = [local]
     if local.device is None:
         raise InputError(
             "device type is not known",
@@ -89,16 +107,7 @@ def detect(
             got=local_device_name(),
             expected="a name of the catalogue",
         )
-    document = cluster_document(hosts, name, local)
-    build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    most = max(node["devices"] for node in document["nodes"])
-    assumed = assumptions(local.intra_gbit, local.network_gbit, most, len(hosts))
-    if output is not None:
-        write(document, assumed, output)
-    for line in assumed:
-        note(line)
-    emit(document, [table(document)], json=json)
-    return 0
+    return local
 
 
 def slurm_devices() -> int | None:
@@ -114,7 +123,8 @@ def assumptions(intra: float | None, network: float | None, devices: int, hosts:
     assumed = []
     if intra is None and devices > 1:
         assumed.append(
-            f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra says otherwise"
+            f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra "
+            "says otherwise"
         )
     if network is None and hosts > 1:
         assumed.append(

@@ -92,7 +92,10 @@ def needed(name: str) -> dict[str, Any]:
 def check_together() -> dict[str, Any]:
     """Whether OR-Tools and HiGHS load in one process: some of their releases ship clashing
     libraries."""
-    code = "from ortools.sat.python import cp_model; import highspy; highspy.Highs(); cp_model.CpModel()"
+    code = (
+        "from ortools.sat.python import cp_model; import highspy; highspy.Highs(); "
+        "cp_model.CpModel()"
+    )
     what = "OR-Tools and HiGHS load in one process"
     try:
         done = subprocess.run(

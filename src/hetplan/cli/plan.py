@@ -1,4 +1,4 @@
-"""`hetplan plan`: one workload, all strategies; the ranking, what is proven, and the winner's plan."""
+"""`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
 
 from __future__ import annotations
 
@@ -270,7 +270,8 @@ def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
         return ()
     own = "status, objective, bound and gap are" if apart else "status, bound and gap are"
     return (
-        f"iteration: replayed event by event, {min(ratios):.3g} to {max(ratios):.3g} times the strategies' "
+        f"iteration: replayed event by event, {min(ratios):.3g} to {max(ratios):.3g} times the "
+        "strategies' "
         f"closed forms; {own} of each strategy's own problem",
     )
 
@@ -285,7 +286,8 @@ def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
     devices = devices_counted(workload.cluster.counts())
     tokens = "" if workload.sequence is None else f" x {workload.sequence} tokens"
     return (
-        f"{workload.model.name} ({count_text(workload.model.params)} parameters) on {workload.cluster.name} "
+        f"{workload.model.name} ({count_text(workload.model.params)} parameters) on "
+        f"{workload.cluster.name} "
         f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
         f"{workload.profile.provenance.kind} profile"
     )

@@ -179,7 +179,8 @@ def traced_model(
         count = sum(len(layer.operators) for layer in model.layers)
         flops = (model.forward_flops() / 1e9, model.backward_flops() / 1e9)
         note(
-            f"traced {count} operators in {len(model.layers)} layers: {flops[0]:.4g} GFLOP forward, "
+            f"traced {count} operators in {len(model.layers)} layers: {flops[0]:.4g} GFLOP "
+            "forward, "
             f"{flops[1]:.4g} backward per sample"
         )
     return model
@@ -304,9 +305,10 @@ def batch_curve(
     output: TargetOption = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Measure seconds per micro-batch and the largest that fits: Poplar's Algorithm 1 (needs torch).
+    """Measure seconds per micro-batch and the largest that fits, by Poplar's Algorithm 1.
 
-    Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no sample fits.
+    Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
+    sample fits.
     """
     from hetplan.profiling.models import load_model
     from hetplan.runtime.batch_curve import measure_batch_curve
@@ -381,7 +383,8 @@ def collectives(
 def collectives_table(measured: Collectives, repeats: int) -> Table:
     """The fitted lines."""
     return Table.of(
-        f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, fitted to "
+        f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, "
+        "fitted to "
         f"the fastest of {repeats}",
         measured.fits,
         {

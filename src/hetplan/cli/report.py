@@ -1,5 +1,4 @@
-"""`hetplan study report`: of a study's rows, a page; of a paper, its experiments predicted beside what it
-measured."""
+"""`hetplan study report`: a study's findings, or a paper's experiments and their predictions."""
 
 from __future__ import annotations
 

@@ -352,7 +352,8 @@ def tables(job: Job, pool: Pool, result: Found) -> Iterator[Table]:
         return
     pipeline, reduction, optimizer = (seconds_text(part) for part in result.best.parts)
     notes.append(
-        f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} optimizer"
+        f"best: {pipeline} pipeline + {reduction} exposed gradient reduction + {optimizer} "
+        "optimizer"
     )
     limit = "" if job.money_limit is None else f" within {number_text(job.money_limit)} dollars"
     yield Table(title, (), (), notes=tuple(notes))
@@ -391,7 +392,9 @@ def write_instance(result: Found, path: Path, job: Job, pool: Pool) -> None:
     types = "-".join(offer.name for offer in pool.offers)
     name = f"{job.model.name}-{types}-{pool.sizes[0]}"
     origin = (
-        f"hetplan plan search: {job.model.name}, global batch {job.global_batch}, best strategy of {pool.sizes[0]} GPUs; "
-        "times are predicted; its objective is the pipeline's seconds, without gradient reduction and optimizer"
+        f"hetplan plan search: {job.model.name}, global batch {job.global_batch}, best "
+        f"strategy of {pool.sizes[0]} GPUs; "
+        "times are predicted; its objective is the pipeline's seconds, without gradient "
+        "reduction and optimizer"
     )
     save_instance(Instance(problem="astra", name=name, origin=origin, data=result.instance), path)

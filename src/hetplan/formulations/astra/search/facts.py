@@ -91,8 +91,12 @@ class ModelFacts:
     def expert_params(self) -> float:
         """The part of `block_params` that belongs to experts, and is divided by expert
         parallelism."""
-        sizes = [op.count * op.k * op.n for b in self.blocks for op in b.operators
-                 if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")]  # fmt: skip
+        sizes = [
+            op.count * op.k * op.n
+            for b in self.blocks
+            for op in b.operators
+            if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")
+        ]
         return sum(sizes) / self.layers
 
     @cached_property

@@ -202,8 +202,10 @@ def _proof(search: SegmentSearch, table: Strategies, alone: Rows | None) -> str:
         return f"stopped after {search.explored} of {table.rows} strategies: nothing is proven"
     single = "" if alone is None else f"; all {alone.table.rows} on one type alone were priced"
     return (
-        f"{search.explored} of {table.rows} strategies explored, {search.solved} of {search.seen} vectors of "
-        f"stage counts solved exactly; lower bounds show that the rest is beaten in time and money{single}"
+        f"{search.explored} of {table.rows} strategies explored, {search.solved} of "
+        f"{search.seen} vectors of "
+        "stage counts solved exactly; lower bounds show that the rest is beaten in time and "
+        f"money{single}"
     )
 
 
@@ -229,5 +231,8 @@ def _why_nothing(task: Task, counts: dict[str, int], money: np.ndarray, finished
     if counts["generated"] == 0 and not segment_space(task.space).recomputations(task.facts.layers):
         return "; ".join(("segments have nothing to try", *_left_out(task, False)))
     if counts["in_memory"] and not len(money) and finished:
-        return f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} layers in memory"
+        return (
+            f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} "
+            "layers in memory"
+        )
     return why_nothing(counts, task.job, money)

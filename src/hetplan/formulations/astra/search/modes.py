@@ -232,4 +232,7 @@ def why_nothing(counts: dict[str, int], job: Job, money: Floats) -> str:
         return "no strategy was explored in time"
     if np.isnan(money).all():
         return f"no price is known to keep within {job.money_limit} dollars"
-    return f"no strategy costs {job.money_limit} dollars or less: the cheapest costs {np.nanmin(money):.6g}"
+    return (
+        f"no strategy costs {job.money_limit} dollars or less: the cheapest costs "
+        f"{np.nanmin(money):.6g}"
+    )

@@ -103,10 +103,12 @@ def svg(data: _Data, title: str) -> str:
     x = _Axis(1.05 * max(p[0] for p in every), LEFT, WIDTH - RIGHT)
     y = _Axis(1.05 * max(1e-9, *(p[1] for p in every)), HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">{html.escape(title)}</text>',
+        f'<text x="{WIDTH / 2}" y="22" text-anchor="middle" font-size="15">'
+        f"{html.escape(title)}</text>",
         *_axes(x, y),
         *(
             f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="1.5" fill="#9aa5b1"/>'
@@ -127,7 +129,8 @@ def _axes(x: _Axis, y: _Axis) -> list[str]:
     for tick in x.ticks():
         at = x.at(tick)
         parts.append(
-            f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{HEIGHT - BOTTOM}" stroke="#e5e8eb"/>'
+            f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{HEIGHT - BOTTOM}" '
+            'stroke="#e5e8eb"/>'
         )
         parts.append(
             f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:,g}</text>'
@@ -140,10 +143,12 @@ def _axes(x: _Axis, y: _Axis) -> list[str]:
         parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{tick:,g}</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 16}" text-anchor="middle">tokens per second</text>'
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 16}" text-anchor="middle">'
+        "tokens per second</text>"
     )
     parts.append(
-        f'<text transform="translate(20 {middle}) rotate(-90)" text-anchor="middle">dollars for the job</text>'
+        f'<text transform="translate(20 {middle}) rotate(-90)" text-anchor="middle">'
+        "dollars for the job</text>"
     )
     return parts
 
@@ -158,7 +163,8 @@ def page(data: _Data, title: str, found: Found) -> str:
     style = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}"
     style += "td:last-child{text-align:left}"
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{html.escape(title)}</title>"
         f"<style>{style}</style></head><body>\n{svg(data, title)}\n<p>{html.escape(counts)}</p>\n"
         f"<p>{html.escape(found.proof)}</p>\n<table><tr><th>tokens/s</th><th>dollars</th><th>s/iteration</th>"
         f"<th>strategy</th></tr>\n{rows}\n</table></body></html>\n"

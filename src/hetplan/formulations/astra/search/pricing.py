@@ -246,9 +246,14 @@ class Priced:
         if self.facts.expert_params == 0:
             return seconds
         return seconds + ring_seconds(
-            self.offer, "reduce-scatter", experts * element, self.tp * self.ep, self.dp // self.ep, 1,
+            self.offer,
+            "reduce-scatter",
+            experts * element,
+            self.tp * self.ep,
+            self.dp // self.ep,
+            1,
             self.given.efficiency,
-        )  # fmt: skip
+        )
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
         """Parameters whose states a rank updates: all of its own, or its share with the distributed

@@ -1,4 +1,4 @@
-"""What is to be trained, and what a search returns: counted, timed, ranked, with the proof in words.
+"""What is to be trained, and what a search returns: counted, timed and ranked, with its proof.
 
 Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 29-33.
 """

@@ -293,9 +293,9 @@ class Kinds:
         return float(total[best]), n[best]
 
     def least_work(self, m: Ints, low: Ints, cap: Ints) -> tuple[Floats, Ints]:
-        """Least sum of stage times [...] for counts m and low <= layers <= cap [..., kinds], +inf where
-        there are none; and the layers per kind. Kinds are sorted by ascending c: layers beyond `low` go
-        to the fastest first."""
+        """Least sum of stage times [...] for counts m and low <= layers <= cap [..., kinds], +inf
+        where there are none; and the layers per kind. Kinds are sorted by ascending c: layers
+        beyond `low` go to the fastest first."""
         m, low, cap = np.broadcast_arrays(m, low, cap)
         n = m * low
         extra = self.N - n.sum(axis=-1)

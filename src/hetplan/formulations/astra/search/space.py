@@ -58,12 +58,28 @@ DERIVED = (
     "virtual_pipeline_model_parallel_size",
     "overlap_p2p_communication",
 )
-FLAGS = ("sequence_parallel", "use_distributed_optimizer", "no_overlap_offload_optimizer",
-         "overlap_p2p_communication", "tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather",
-         "use_flash_attn")  # fmt: skip
-CONSTANTS = ("num_layers", "num_attention_heads", "num_query_groups", "hidden_size", "seq_length",
-             "global_batch_size", "num_experts", "moe_router_topk", "use_flash_attn",
-             "offload_optimizer")  # fmt: skip
+FLAGS = (
+    "sequence_parallel",
+    "use_distributed_optimizer",
+    "no_overlap_offload_optimizer",
+    "overlap_p2p_communication",
+    "tp_comm_overlap",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "use_flash_attn",
+)
+CONSTANTS = (
+    "num_layers",
+    "num_attention_heads",
+    "num_query_groups",
+    "hidden_size",
+    "seq_length",
+    "global_batch_size",
+    "num_experts",
+    "moe_router_topk",
+    "use_flash_attn",
+    "offload_optimizer",
+)
 LATE = ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather", "gpu_type")
 
 
