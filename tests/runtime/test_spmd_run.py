@@ -90,20 +90,6 @@ def test_a_program_is_rehearsed(tmp_path: Path) -> None:
         check_job(replace(job, checkpoint=str(tmp_path)))
 
 
-@pytest.mark.slow
-def test_rehearsals_are_within_a_tenth(tmp_path: Path) -> None:
-    """Needs a machine without other load."""
-    workload = small()
-    for method, steps in (("auto", 1), ("dp-even", 1), ("dp-even", 4), ("dp-proportional", 2)):
-        plan = planned(workload, method, steps)
-        job = Job(plan=plan, steps=4, rehearsal=rehearsal_of(plan, workload, 8.0), virtual=True)
-        found = Measured(job, launch(job))
-        assert found.predicted is not None and abs(found.seconds / found.predicted - 1) < 0.1, (
-            method,
-            steps,
-        )
-
-
 def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps, a document, a trace, a checkpoint; then one line for a factory that returns a
     module."""

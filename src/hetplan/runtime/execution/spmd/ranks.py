@@ -23,7 +23,8 @@ class Ranks(Exchange):
     """One rank among all."""
 
     def __init__(self, group: Group, notify: Callable[[bool], None] | None = None) -> None:
-        """group: of all ranks. notify: called with True as a collective begins, False at its end."""
+        """group: of all ranks. notify: called with True as a collective begins, with False as it
+        ends."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.here = [self.rank]
         self.group, self._notify = group, notify or (lambda begins: None)
