@@ -1,17 +1,18 @@
 """A pipeline template on a real cluster: which devices each stage takes, and what an iteration then
 takes.
 
-Sets   k in 0..S-1 stages, layers [a_k, b_k) on the devices G_k of one node, tensor parallel; one
-pipeline.
+Sets   k in 0..S-1 stages of one pipeline: layers [a_k, b_k) on the devices G_k of one node, tensor
+       parallel, x = |G_k|.
 Data   N_b micro-batches of m samples; B(G): the lowest bandwidth between any two devices of G,
-bytes/s.
-T   = (N_b - 1) max_k t_k + sum_k t_k + sum_{k < S-1} e_k
-(1F1B) t_k = sum_l (the profile's seconds at tensor degree |G_k| + 2 (x-1)/x tensor_bytes_l m /
-B(G_k)),  x = |G_k| e_k = activation_bytes of the stage's last layer m / the slowest link on which
-stage k + 1 receives it This is AMP's price (NeurIPS 2022, eq. 3 and 5) for one pipeline whose
-stages may differ in width, so that plans of both problems compare. Ditto's own T leaves out e_k,
-divides compute evenly by x, and counts T3 from the slowest stage on, by which an uneven pipeline
-may be given less than the N_b t_k that its slowest stage alone computes.
+       bytes/s.
+Price  T = (N_b - 1) max_k t_k + sum_k t_k + sum_{k < S-1} e_k                             (1F1B)
+       t_k = sum_l (the profile's seconds at tensor degree x + 2 (x-1)/x tensor_bytes_l m / B(G_k))
+       e_k = activation_bytes of the stage's last layer m / the slowest link on which stage k + 1
+             receives it
+This is AMP's price (NeurIPS 2022, eq. 3 and 5) for one pipeline whose stages may differ in width,
+so that plans of both problems compare. Ditto's own T leaves out e_k, divides compute evenly by x,
+and counts T3 from the slowest stage on, by which an uneven pipeline may be given less than the
+N_b t_k that its slowest stage alone computes.
 """
 
 from __future__ import annotations
@@ -64,12 +65,11 @@ def free_devices(workload: Workload) -> dict[str, dict[int, list[int]]]:
 
 @dataclass(frozen=True)
 class Priced:
-    """stages, links [S]: seconds of one micro-batch on a stage, and to the next (the last one's is
-    0)."""
+    """Seconds of a template's parts."""
 
     micro_batches: int
-    stages: tuple[float, ...]
-    links: tuple[float, ...]
+    stages: tuple[float, ...]  # [S] of one micro-batch on a stage
+    links: tuple[float, ...]  # [S] of one micro-batch to the next stage; the last one's is 0
 
     @property
     def seconds(self) -> float:

@@ -218,10 +218,10 @@ def what_if(
     for change, _, own in planned:
         if own is not None and change.removes_only:  # it runs with what was removed idle, too
             idle = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
-            best = better(best, lifted(own, workload, idle))
+            best = shortest(filter(None, (best, lifted(own, workload, idle))))
     variants = []
     for change, changed, own in planned:
-        after = better(own, carried(best, workload, changed, change))
+        after = shortest(filter(None, (own, carried(best, workload, changed, change))))
         gain = None
         if best is not None and after is not None:
             gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
@@ -275,8 +275,3 @@ def carried(
         peak_bytes=again.peak_bytes,
         message="the plan as it is",
     )
-
-
-def better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
-    """The faster of both."""
-    return shortest(candidate for candidate in (one, other) if candidate is not None)
