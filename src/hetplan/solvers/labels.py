@@ -114,7 +114,7 @@ def set_labels(
 
     def kept(bucket: int) -> Labels:
         nonlocal dropped
-        labels = np.concatenate([*pending[bucket], roots[:0]])
+        labels = np.concatenate([*pending[bucket], roots[:0]], dtype=roots.dtype)
         labels = labels[labels["bound"] < threshold()]
         labels = labels[family.needed(bucket, labels)]
         if len(labels) > limits.width:

@@ -46,14 +46,13 @@ class Parameters:
     planes: CuttingPlanes = field(default_factory=CuttingPlanes)
     # Intervals up to this ratio of their ends are searched by labels. Prices alone settle most
     # wider ones, and labels of narrow ones are fewer.
-    narrow: float = 1.1
+    narrow: float = 1.02
     # Labels kept per bucket at first, and how many times more when a single θ is searched again.
-    width: int = 1000
+    width: int = 3000
     widen: int = 8
     # Labels per bucket at most: some 60 bytes each, and as many buckets as layers.
     most_width: int = 500_000
-    # The first template is sought in intervals of this ratio, so far apart, with so few labels.
-    first_narrow: float = 1.02
+    # The first template is sought in narrow intervals so far apart, with so few labels.
     first_apart: float = 1.3
     first_width: int = 200
     # Proofs go deeper than the gap asked for by this factor, so that methods agree to that gap.
@@ -108,7 +107,7 @@ class Search:
         """Narrow intervals, the least θ first."""
         values, parameters = self.space.candidates, self.parameters
         while least < len(values):
-            last = np.searchsorted(values, values[least] * parameters.first_narrow, side="right")
+            last = np.searchsorted(values, values[least] * parameters.narrow, side="right")
             yield Node(least, max(least, int(last) - 1), parameters.first_width)
             apart = np.searchsorted(values, values[least] * parameters.first_apart, side="right")
             least = max(least + 1, int(apart))

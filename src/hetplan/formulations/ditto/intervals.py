@@ -115,27 +115,32 @@ class Space:
 
         Behind k* a stage may tie with it, so its window reaches a tie further than in front.
         """
-        time = self.problem.time
-        fits = self.most_behind >= 0
-        behind = fits & (time <= high + tie(high))
-        ahead = fits & (time <= high)
-        masks = (behind, ahead & (time >= low), ahead)
-        found = [np.nonzero(mask.transpose(2, 1, 0)) for mask in masks]
-        end, first, option = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        lengths = [len(ends) for ends, _, _ in found]
-        before, after = np.repeat([0, 0, 1], lengths), np.repeat([0, 1, 1], lengths)
-        order = np.lexsort((first, before, end))
-        end, first, option = end[order], first[order], option[order]
+        seconds = self._by_end
+        behind = seconds.ravel() <= high + tie(high)
+        ahead = seconds.ravel() <= high
+        masks = (behind, ahead & (seconds.ravel() >= low), ahead)
+        found = [np.flatnonzero(mask) for mask in masks]
+        lengths = [len(numbers) for numbers in found]
+        numbers = np.concatenate(found)
+        order = np.argsort(numbers, kind="stable")
+        end, first, option = np.unravel_index(numbers[order], seconds.shape)
         return Arcs(
             first,
             end,
             option,
-            time[option, first, end],
-            before[order],
-            after[order],
+            self.problem.time[option, first, end],
+            np.repeat([0, 0, 1], lengths)[order],
+            np.repeat([0, 1, 1], lengths)[order],
             self.most_behind[option, first, end],
             np.searchsorted(end, np.arange(self.problem.layers + 2)),
         )
+
+    @cached_property
+    def _by_end(self) -> Floats:
+        """[L + 1, L + 1, R] seconds of stages by end, first layer and option; +inf where memory
+        does not allow them."""
+        allowed = np.where(self.most_behind >= 0, self.problem.time, np.inf)
+        return np.ascontiguousarray(allowed.transpose(2, 1, 0))
 
     def reach(self, high: float) -> Ints | None:
         """[n_1 + 1, ..., n_K + 1] the last layer that stages from the first layer on can reach.

@@ -18,8 +18,9 @@ from hetplan.formulations.ditto.intervals import Priced, Space
 from hetplan.formulations.ditto.problem import Floats, Ints, Stages
 from hetplan.solvers.labels import Extensions, Labels, Numbers
 
-# Dominance is decided on tables of so many combinations of devices and stages at most.
-MOST_CELLS = 4_000_000
+# Dominance is decided on a table of the combinations of devices and stages that occur, if it has no
+# more cells than this per label. Else only labels of the same combination are compared.
+CELLS_PER_LABEL = 20
 
 
 class Parts:
@@ -106,7 +107,7 @@ class Parts:
         cost = labels["cost"]
         key -= key.min(axis=1, keepdims=True)
         shape = key.max(axis=1) + 1
-        if np.prod(shape.astype(float)) > MOST_CELLS:
+        if np.prod(shape.astype(float)) > CELLS_PER_LABEL * len(labels):
             order = np.lexsort((cost, *key))
             same = (np.diff(key[:, order], axis=1) == 0).all(axis=0)
             cheapest: Numbers = order[np.append(True, ~same)]
