@@ -1,4 +1,5 @@
-"""Models stated once: every writer agrees with enumeration; rounding, conditions, names, refusals."""
+"""Models stated once: every writer agrees with enumeration; rounding, conditions, names,
+refusals."""
 
 from __future__ import annotations
 

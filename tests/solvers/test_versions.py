@@ -64,7 +64,10 @@ def test_both_solvers_work_in_one_process_whichever_comes_first(order: tuple[str
 
 
 def test_asking_for_versions_loads_no_solver() -> None:
-    code = "import sys; from hetplan.solvers import versions; versions.versions(); print(sorted(sys.modules))"
+    code = (
+        "import sys; from hetplan.solvers import versions; versions.versions(); "
+        "print(sorted(sys.modules))"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import highspy
@@ -26,7 +27,7 @@ from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
 
 BACKEND = "highs"
-SOLVER = f"HiGHS {highspy.HIGHS_VERSION_MAJOR}.{highspy.HIGHS_VERSION_MINOR}.{highspy.HIGHS_VERSION_PATCH}"
+SOLVER = f"HiGHS {version('highspy')}"
 TOLERANCE = 1e-9
 BOUND_ALLOWANCE = 1e-7  # relative
 _AT_NODE = cb.HighsCallbackType.kCallbackMipInterrupt
@@ -36,8 +37,8 @@ FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
 # kInterrupt and the limits become `stopped(run)`; what is missing here is logged and becomes ERROR.
 _PROVEN = {"kOptimal": Stop.OPTIMAL, "kInfeasible": Stop.INFEASIBLE}
 _STOPPED = {
-    "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kMemoryLimit", "kObjectiveBound", "kObjectiveTarget",
-    "kInterrupt", "kHighsInterrupt",
+    "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kMemoryLimit", "kObjectiveBound",
+    "kObjectiveTarget", "kInterrupt", "kHighsInterrupt",
 }  # fmt: skip
 _FAILED = {
     "kNotset": "did not start",
@@ -194,7 +195,8 @@ def _pass(highs: Any, arrays: LinearArrays) -> Any:
     bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
     layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
     return highs.passModel(
-        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds, *entries,
+        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds,
+        *entries,
         arrays.integer.astype(np.int32),
     )  # fmt: skip
 

@@ -50,7 +50,8 @@ class AstraData(StrictModel):
         for i, kind in enumerate(self.device_types):
             if kind.name in seen:
                 raise ValueError(
-                    f"device_types[{i}].name repeats device_types[{seen[kind.name]}].name ({kind.name!r})"
+                    f"device_types[{i}].name repeats device_types[{seen[kind.name]}].name "
+                    f"({kind.name!r})"
                 )
             seen[kind.name] = i
         return self

@@ -38,7 +38,8 @@ def describe(data: AstraData, decision: AstraDecision) -> list[Table]:
         )
     title = (
         f"{data.layers} layers on {data.stages} stages of {group} devices "
-        f"(data {data.data_parallel} x tensor {data.tensor_parallel}), {data.micro_batches} micro-batches"
+        f"(data {data.data_parallel} x tensor {data.tensor_parallel}), "
+        f"{data.micro_batches} micro-batches"
     )
     header = ("stages", "type", "layers each", "devices", "per micro-batch", "of the slowest")
     return [Table(title, header, tuple(rows), right=(2, 3, 4))]

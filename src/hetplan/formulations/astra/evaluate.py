@@ -54,11 +54,13 @@ def _violations(data: AstraData, decision: AstraDecision) -> list[str]:
     for name, layers in used.items():
         if len(layers) * group > kinds[name].max_devices:
             problems.append(
-                f"{name} has {kinds[name].max_devices} devices, {len(layers)} stages of {group} need "
+                f"{name} has {kinds[name].max_devices} devices, {len(layers)} stages of "
+                f"{group} need "
                 f"{len(layers) * group}"
             )
         if data.equal_layers_per_type and len(set(layers)) > 1:
             problems.append(
-                f"stages of {name} hold {min(layers)} to {max(layers)} layers, expected the same number"
+                f"stages of {name} hold {min(layers)} to {max(layers)} layers, expected "
+                "the same number"
             )
     return problems

@@ -149,7 +149,8 @@ def build(kinds: Kinds, run: Run | None = None) -> Model:
 
 
 def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome[AstraDecision]:
-    """The model, with the simplest decision and the bound from the least work and its even share."""
+    """The model, with the simplest decision and the bound from the least work and its even
+    share."""
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:

@@ -245,7 +245,8 @@ class Dip:
             if self.first == self.last
             else f"batches {self.first} to {self.last}"
         )
-        return f"{place}: {self.lowest:.4g} s, below both neighbouring measurements ({self.measured:.4g} s)"
+        both = f"both neighbouring measurements ({self.measured:.4g} s)"
+        return f"{place}: {self.lowest:.4g} s, below {both}"
 
 
 def dips(points: Mapping[int, float], curve: Floats) -> list[Dip]:

@@ -71,7 +71,8 @@ def describe(
         same.setdefault((device.name, pieces[i], held), []).append(i)
     rows = tuple(
         (
-            f"{len(members)} {name} ({ranges_text(members if shown is None else [shown[i][1] for i in members])})",
+            f"{len(members)} {name} "
+            f"({ranges_text(members if shown is None else [shown[i][1] for i in members])})",
             str(sum(times * batch for times, batch in row)),
             " + ".join(f"{times} x {batch}" for times, batch in row) or "nothing",
             f"{len(data.devices[members[0]].step_seconds)}",
@@ -81,7 +82,8 @@ def describe(
         for (name, row, held), members in same.items()
     )
     title = (
-        f"ZeRO {data.zero_stage}, {data.global_batch} samples: {seconds_text(parts['compute_seconds'])} of "
+        f"ZeRO {data.zero_stage}, {data.global_batch} samples: "
+        f"{seconds_text(parts['compute_seconds'])} of "
         f"computation, {seconds_text(parts['comm_seconds'] + once_seconds)} of communication"
     )
     header = ("devices", "samples each", "micro-batches", "largest that fits", "busy", "memory")

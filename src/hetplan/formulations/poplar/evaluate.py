@@ -63,14 +63,16 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
 def _broken_shares(data: PoplarData, shares: list[Share]) -> list[str]:
     if len(shares) != len(data.devices):
         return [
-            f"decision.devices has {len(shares)} entries, expected one per device ({len(data.devices)})"
+            f"decision.devices has {len(shares)} entries, expected one per device "
+            f"({len(data.devices)})"
         ]
     broken = []
     for i, (device, share) in enumerate(zip(data.devices, shares, strict=True)):
         largest, least = len(device.step_seconds), min(share.samples, 1)
         if not least <= share.micro_batch <= largest:
             broken.append(
-                f"decision.devices[{i}].micro_batch is {share.micro_batch}, expected {least} to {largest} "
+                f"decision.devices[{i}].micro_batch is {share.micro_batch}, expected "
+                f"{least} to {largest} "
                 f"({share.samples} samples on {device.name})"
             )
     total = sum(share.samples for share in shares)

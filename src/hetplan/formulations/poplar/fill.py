@@ -175,8 +175,8 @@ def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
 def fill(pools: Sequence[Pool], deficit: int, effort: Effort) -> Filled | None:
     """The least loss at exactly this deficit; None when it cannot be hit.
 
-    Instances beyond `effort.fill` keep all but a few devices per pool where a greedy along the convex
-    hulls puts them; only then is the loss not proven least.
+    Instances beyond `effort.fill` keep all but a few devices per pool where a greedy along the
+    convex hulls puts them; only then is the loss not proven least.
     """
     if deficit < 0 or not pools:
         return Filled(tuple(Counter({0: p.copies}) for p in pools), True) if deficit == 0 else None

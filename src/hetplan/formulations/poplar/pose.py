@@ -337,11 +337,13 @@ def told(
     for name, most in largest.items():
         curve, last = curves.get(name), max(points[name])
         if curve is not None and curve.memory_bytes < MUCH_LESS * usable[name]:
-            yield f"{name}: measured within {bytes_text(curve.memory_bytes)} of {bytes_text(usable[name])}"
+            within, of = bytes_text(curve.memory_bytes), bytes_text(usable[name])
+            yield f"{name}: measured within {within} of {of}"
         if curve is not None and curve.tried_up_to is not None and most == curve.tried_up_to:
             yield f"{name}: no micro-batch beyond {most} was tried, more may fit"
         elif curve is not None and last < min(most, longest):
-            yield f"{name}: extrapolated beyond {last} samples, the largest measured, up to {min(most, longest)}"
+            end = min(most, longest)
+            yield f"{name}: extrapolated beyond {last} samples, the largest measured, up to {end}"
         if most > longest and longest < workload.global_batch:
             yield f"{name}: micro-batches beyond {longest} are not considered"
 

@@ -89,9 +89,12 @@ def _origin(workload: Workload, figure: str, once_seconds: float) -> str:
     counts = " + ".join(f"{n} x {name}" for name, n in workload.cluster.counts().items())
     model, cluster = workload.model, workload.cluster
     return (
-        f"Poplar (AAAI 2025), {figure}: {model.name} on {counts}, 2^21 tokens per iteration. Times are "
-        f"hetplan's roofline prediction from datasheets, not the paper's measurements; the sequence length "
-        f"({model.sequence}) and the network between the nodes (cluster {cluster.name}) are assumed."
+        f"Poplar (AAAI 2025), {figure}: {model.name} on {counts}, 2^21 tokens per "
+        "iteration. Times are "
+        "hetplan's roofline prediction from datasheets, not the paper's measurements; the "
+        "sequence length "
+        f"({model.sequence}) and the network between the nodes (cluster {cluster.name}) "
+        "are assumed."
         + (
             f" An iteration takes {once_seconds:.6g} s more: ZeRO 2's all-gather."
             if once_seconds
@@ -141,7 +144,10 @@ PREDICTED = (
     "predicted by hetplan, not measured: analytical curves, the same for every method; "
     "Whale, Poplar and optimum are speeds relative to DeepSpeed (1.00)"
 )
-RANGES_ONLY = "the paper states ranges over experiments only, none per ZeRO stage; its bar charts carry no numbers"
+RANGES_ONLY = (
+    "the paper states ranges over experiments only, none per ZeRO stage; its bar charts carry no "
+    "numbers"
+)
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,8 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
         right=(0,),
     )
     idle = Table(
-        "Predicted under-utilisation (Poplar, eq. 4): samples that idle devices could have processed at peak speed",
+        "Predicted under-utilisation (Poplar, eq. 4): samples that idle devices could "
+        "have processed at peak speed",
         ("ZeRO", "experiment", *(NAMES[method] for method in METHODS)),
         tuple(
             (str(row.zero_stage), row.name, *(_cell(row.idle[method], 3) for method in METHODS))
