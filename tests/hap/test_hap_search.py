@@ -50,21 +50,20 @@ def graph_of(theory: Theory, *, wide: bool = False) -> Graph:
 
 
 def searched(
-    theory: Theory, *, wide: bool, above: float, most: int | None = None
+    theory: Theory, graph: Graph, above: float, most: int | None = None
 ) -> tuple[Incumbent, Proof]:
-    """The search for programs that cost less than `above`, knowing none."""
+    """The search on a graph for programs that cost less than `above`, knowing none."""
     run = Run(Options(threads=1))
     incumbent = Incumbent(run, gap=5e-7, theory=theory, objective=above)
-    problem = theory.problem
-    prices = None if problem.capacity is None else first_prices(problem)
-    first = Cell(whole_cell(problem), prices=prices)
-    divider = Divider(graph_of(theory, wide=wide), incumbent, Parameters(fewer=1.0))
+    prices = None if theory.problem.capacity is None else first_prices(theory.problem)
+    first = Cell(whole_cell(theory.problem), prices=prices)
+    divider = Divider(graph, incumbent, Parameters(fewer=1.0))
     return incumbent, search([(0.0, first)], divider.expand, incumbent, run, Stops(most_nodes=most))
 
 
 def check(theory: Theory, best: float, *, wide: bool) -> None:
     """The search finds and proves the optimum."""
-    incumbent, proof = searched(theory, wide=wide, above=1.5 * best + 1e-6)
+    incumbent, proof = searched(theory, graph_of(theory, wide=wide), 1.5 * best + 1e-6)
     assert proof.proven and proof.bound is not None
     assert incumbent.objective == pytest.approx(best, rel=1e-6, abs=1e-9)
     assert best * (1 - 1e-6) - 1e-9 <= proof.bound <= best * (1 + 1e-9) + 1e-12
@@ -109,9 +108,8 @@ def test_with_memory_bounds_hold_and_what_is_found_fits(seed: int, wide: bool) -
     theory = reduced(data)
     if theory is None or theory.problem.K**theory.problem.g > 27:
         return
-    incumbent, proof = searched(
-        theory, wide=wide, above=theory.problem.most_seconds * (1 + 1e-6) + 1e-300, most=20
-    )
+    most = theory.problem.most_seconds * (1 + 1e-6) + 1e-300
+    incumbent, proof = searched(theory, graph_of(theory, wide=wide), most, 20)
     if best is None:
         assert incumbent.decision is None
     else:
@@ -128,7 +126,7 @@ def test_prices_of_bytes_show_what_fits() -> None:
         if theory is None or theory.problem.K**theory.problem.g > 9:
             continue
         most = theory.problem.most_seconds * (1 + 1e-6) + 1e-300
-        incumbent, proof = searched(theory, wide=False, above=most, most=40)
+        incumbent, proof = searched(theory, graph_of(theory), most, 40)
         infeasible += best is None and proof.proven
         if best is not None:
             count += 1
@@ -141,10 +139,17 @@ def test_what_is_left_open_loses_nothing(seed: int, types: int) -> None:
     """Residual blocks: all states, or those left open by sums, without parked ones: one optimum."""
     theory = reduced(residual(1, types, seed, operators=10))
     assert theory is not None
-    one, whole = searched(theory, wide=False, above=np.inf)
-    other, opened = searched(theory, wide=True, above=1.2 * one.objective)
-    assert other.objective == pytest.approx(one.objective, rel=1e-6)
-    assert whole.proven and opened.proven
+    one, whole = searched(theory, graph_of(theory), np.inf)
+    best = one.objective
+    other, proof = searched(theory, graph_of(theory, wide=True), 1.2 * best)
+    assert other.objective == pytest.approx(best, rel=1e-6) and whole.proven and proof.proven
+    # an optimal program is among what is opened for programs a tenth dearer
+    means = Means(theory.problem, whole_cell(theory.problem), None)
+    step = means.prices(work_of(theory.problem, theory.steps))
+    opened = Opener(theory).open(step, 1.1 * best, 10**5, Run())
+    assert opened is not None
+    again, _ = searched(theory, opened, 1.1 * best)
+    assert again.objective == pytest.approx(best, rel=1e-6)
 
 
 def test_parking_is_about_what_cannot_be_had_otherwise() -> None:
