@@ -115,16 +115,6 @@ def test_usage_errors_are_one_line(hetplan: Call, arguments: tuple[str, ...], me
     assert message in hetplan(*arguments).error
 
 
-def test_no_solver_is_loaded_before_it_is_used() -> None:
-    code = (
-        "import sys; from hetplan.cli.main import main; main(['--help']); "
-        "heavy = {'ortools', 'highspy', 'pyomo', 'numba', 'numpy', 'pydantic', 'torch', 'yaml'}; "
-        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_list(hetplan: Call) -> None:
     rows = hetplan("instances", "list", "--json").json["instances"]
     assert [(row["problem"], row["name"]) for row in rows] == [
@@ -235,23 +225,6 @@ def test_no_gpus_and_why(
     assert reason in ran.json["gpus_missing"]
     lines = [line for line in hetplan("doctor").out.splitlines() if line.startswith("GPUs")]
     assert len(lines) == 1 and reason[:60] in lines[0]
-
-
-def test_completion_script(hetplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ
-        | {
-            "_HETPLAN_COMPLETE": "complete_bash",
-            "COMP_WORDS": "hetplan solve tiny",
-            "COMP_CWORD": "2",
-            "PYTHONPATH": str(Path(__file__).parent.parent),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "tiny-mixed" in ran.stdout
 
 
 def wait_for(process: subprocess.Popen[str], seconds: float = 60) -> tuple[int, str, str]:
