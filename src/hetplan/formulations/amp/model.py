@@ -5,13 +5,15 @@ Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i,
        rank, tensor rank; n = [a, b) intervals of layers for stage j; S profiles, λ bandwidth levels
        (see tables.py).
 Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
-       n. reach[..,λ]: a tensor group, a link, the data groups of a stage have a bandwidth of level
-       λ or lower somewhere. t_ij, e_ij, m_i, sigma, T >= 0 seconds.
+       n. v[j,l] in {0,1}: stage j ends before layer l. reach[..,λ]: a tensor group, a link, the
+       data groups of a stage have a bandwidth of level λ or lower somewhere.
+       t_ij, e_ij, m_i, sigma, T >= 0 seconds.
        For CP-SAT on[j,i,k]: a tensor group has a device of type k. For others g[j,i,S], low[..,λ]:
        the profile of a tensor group; the lowest level; real, but whole wherever x is, at no loss.
        min T  s.t.
-(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c            (2) sum_n y[0,n] = 1;  what ends before l
-equals what begins at l
+(1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c
+(2) sum_n y[0,n] = 1;  v[j,l] = sum of the y[j,n] that end before l = sum of the y[j+1,n] that begin
+    at l
 (3) on[k] >= sum_{c of type k} x[c,p] for every p of the group.  For others sum_S g[S] = 1;  S
     covers k: sum_S g[S] >= sum_{c of type k} x[c,p]
 (4) for every pair of positions p, q that talk (in a tensor group, on a lane of a link, in a data
@@ -89,6 +91,7 @@ class Programme:
         self.y = [self.model.binary(f"y_{j}", len(n.first)) for j, n in enumerate(t.stages)]
         self.total = self.model.seconds("T", lower=question.totals.least, upper=self.upper)
         self.model.minimize(self.total)
+        self.v: list[Columns] = []
         # t_ij, e_ij
         self.stage: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
         self.link: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
@@ -157,12 +160,15 @@ def place_every_device(m: Programme) -> None:  # (1)
 
 
 def cut_into_stages(m: Programme) -> None:  # (2)
-    """A path of intervals from layer 0 to L: what ends before layer l equals what begins at l."""
+    """A path of intervals from layer 0 to L."""
     m.model.equal("first_stage", m.y[0], to=1.0)
     for j, (here, after) in enumerate(pairwise(m.tables.stages)):
-        for l in np.unique(here.last):
-            out, into = m.y[j][here.last == l], m.y[j + 1][after.first == l]
-            m.model.equal("boundary", [*out, *into], [1.0] * len(out) + [-1.0] * len(into), to=0.0)
+        ends = np.unique(here.last)
+        v = m.model.binary(f"v_{j}", len(ends))
+        m.v.append(v)
+        for l, end in zip(ends, v, strict=True):
+            for part in (m.y[j][here.last == l], m.y[j + 1][after.first == l]):
+                m.model.equal("boundary", [*part, end], [1.0] * len(part) + [-1.0], to=0.0)
 
 
 def price_compute(m: Programme) -> None:  # (3)
@@ -173,7 +179,7 @@ def price_compute(m: Programme) -> None:  # (3)
         if m.conditions:
             on = m.model.binary(f"on_{j}_{i}", len(kinds))
             covering = {k: on[[k]] for k in kinds}
-            chosen = [on[list(profile.types)] for profile in profiles]
+            chosen = [on[:0], *(on[list(profile.types)] for profile in profiles)]
         else:
             chosen = m.choice(f"g_{j}_{i}", len(profiles))
             covering = {k: chosen[[k in profile.covers for profile in profiles]] for k in kinds}
@@ -181,7 +187,10 @@ def price_compute(m: Programme) -> None:  # (3)
             held = m.x[m.tables.cells.type == k, j, i, r]
             values = [1.0] * len(covering[k]) + [-1.0] * len(held)
             m.model.row("covered", [*covering[k], *held], values, lower=0.0)
-        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], chosen, m.tables.compute(j)))
+        seconds = m.tables.compute(j)
+        if m.conditions:  # whatever the types, no group is faster than the fastest
+            seconds = np.vstack([m.tables.least_compute(j), seconds])
+        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], chosen, seconds))
 
 
 def price_reduce(m: Programme) -> None:  # (4)
@@ -197,7 +206,7 @@ def price_links(m: Programme) -> None:  # (4)
     for j, i in product(m.stages[:-1], m.ranks) if len(m.tables.link_levels) else []:
         pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
         low = levels(m, f"link_{j}_{i}", m.tables.link_levels, pairs)
-        m.link[j, i].append(m.both(f"send_{j}_{i}", m.y[j], low, m.tables.link(j)))
+        m.link[j, i].append(m.both(f"send_{j}_{i}", m.v[j], low, m.tables.link(j)))
 
 
 def add_up(m: Programme) -> None:  # (4) (6)
@@ -286,10 +295,12 @@ def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:
 def size(tables: Tables, *, conditions: bool) -> int:
     """About how many terms the model of a configuration has; it is not built for that."""
     pp, dp, tp = tables.shape
-    each = (len(tables.profiles), len(tables.tensor_levels), len(tables.link_levels))
+    each = (len(tables.profiles), len(tables.tensor_levels))
     joint = dp * sum(count for count in each if count > 1) + len(tables.sync_levels)
+    ends = (pp - 1) * (tables.problem.layers - pp + 1)
+    joint = joint * tables.interval_count + dp * len(tables.link_levels) * ends
     crossing = tables.crossing(tables.bandwidths)
     slow = slow_partners(crossing, len(tables.bandwidths) - 1)
     placing = 2 * tables.cells.count * pp * dp * tp
     placing += tables.talking * sum(2 + len(others) for _, _, others in slow)
-    return placing + (1 if conditions else TERMS_PER_JOINT) * tables.interval_count * joint
+    return placing + (1 if conditions else TERMS_PER_JOINT) * joint

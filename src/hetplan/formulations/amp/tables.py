@@ -3,8 +3,9 @@
 Sets   c cells (classes of interchangeable devices), p = (j, i, r) positions, n intervals [a, b) of
        layers that stage j can hold, S profiles (the slowest table of a set of types), λ levels
        (distinct bandwidths, ascending).
-Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor group; link[λ][n] seconds
-       to the next stage; sync[λ][n] seconds of the gradient all-reduce; bytes[n] per device.
+Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor group; link[λ][l] seconds
+       to the next stage, by where a stage ends; sync[λ][n] seconds of the gradient all-reduce;
+       bytes[n] per device.
 Levels that cost nothing are left out.
 """
 
@@ -129,6 +130,10 @@ class Tables:
         """[profiles, N]: slowest tables summed over the intervals of a stage."""
         return np.stack([self.stages[stage].sums(profile.seconds) for profile in self.profiles])
 
+    def least_compute(self, stage: int) -> Floats:
+        """[N]: the least that any group needs for the intervals of a stage."""
+        return self.stages[stage].sums(self.seconds.min(axis=0))
+
     @cached_property
     def bandwidths(self) -> Floats:
         """[levels] distinct bandwidths between two devices, ascending; empty for a single
@@ -160,8 +165,10 @@ class Tables:
         return ring_factor(tp) * size / self.tensor_levels[:, None]
 
     def link(self, stage: int) -> Floats:
-        """[link levels, N]: one micro-batch over the link behind a stage but the last."""
-        size = self.problem.activation[self.stages[stage].last - 1] * self.configuration.micro_batch
+        """[link levels, ends]: one micro-batch over the link behind a stage but the last, by the
+        layers before which it can end."""
+        ends = np.unique(self.stages[stage].last)
+        size = self.problem.activation[ends - 1] * self.configuration.micro_batch
         return size / self.link_levels[:, None]
 
     def sync(self, stage: int) -> Floats:
