@@ -25,7 +25,7 @@ FAMILY = Family(
             "exact",
             f"{_HERE}.exact:solve",
             True,
-            "bounded search over θ, shortest paths inside",
+            "search over θ: prices of devices, then label setting",
         ),
         Method(
             "cp-sat",
