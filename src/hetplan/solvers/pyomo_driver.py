@@ -210,14 +210,10 @@ def solver_label(options: Options) -> str:
     return f"{options.pyomo_solver} (Pyomo {PYOMO_VERSION})"
 
 
-def require(options: Options) -> None:
-    """Raise what `solve` would raise over the solver's name, its absence or its native options."""
-    _configured(options, None)
-
-
 def label(options: Options) -> str:
-    """`solver_label`, after `require`."""
-    require(options)
+    """`solver_label`; raises what `solve` would raise over the solver's name, its absence or its
+    native options."""
+    _configured(options, None)
     return solver_label(options)
 
 
