@@ -266,8 +266,8 @@ def tight(seed: int) -> tuple[HapData, float]:
                     fixed = draw.choice([0.0, near(0.1), near(0.3)])
                     triples.append(
                         Communication(
-                            kind="comm", instruction=f"comm e{i}", pre=[f"e{i}|{j}"], post=[f"e{i}|{k}"],
-                            fixed_seconds=fixed, shared_seconds=near(0.2),
+                            kind="comm", instruction=f"comm e{i}", pre=[f"e{i}|{j}"],
+                            post=[f"e{i}|{k}"], fixed_seconds=fixed, shared_seconds=near(0.2),
                         )
                     )  # fmt: skip
     last = f"e{tensors - 1}"

@@ -15,14 +15,17 @@ from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Run
 
 THEORY = {
-    "devices": [{"name": "fast", "flops_per_second": 4.0}, {"name": "slow", "flops_per_second": 1.0}],
+    "devices": [{"name": "fast", "flops_per_second": 4.0},
+                {"name": "slow", "flops_per_second": 1.0}],
     "segments": 2,
     "triples": [
         {"kind": "compute", "instruction": "load", "pre": [], "post": ["x|All-Gather(0)"],
          "fixed_flops": 0.0, "shared_flops": 0.0},
-        {"kind": "compute", "instruction": "matmul", "pre": ["x|All-Gather(0)"], "post": ["y|All-Reduce"],
+        {"kind": "compute", "instruction": "matmul", "pre": ["x|All-Gather(0)"],
+         "post": ["y|All-Reduce"],
          "segment": 0, "fixed_flops": 2.0, "shared_flops": 8.0},
-        {"kind": "comm", "instruction": "all-reduce", "pre": ["y|All-Reduce"], "post": ["y|Identity"],
+        {"kind": "comm", "instruction": "all-reduce", "pre": ["y|All-Reduce"],
+         "post": ["y|Identity"],
          "segment": 1, "fixed_seconds": 0.5, "shared_seconds": 2.0},
         {"kind": "compute", "instruction": "loss", "pre": ["y|Identity"], "post": ["l|All-Reduce"],
          "segment": 1, "fixed_flops": 0.0, "shared_flops": 4.0},

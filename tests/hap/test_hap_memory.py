@@ -103,7 +103,8 @@ def test_heuristics_fit_or_say_that_they_do_not(method: str) -> None:
 
 
 THEORY = {
-    "devices": [{"name": "fast", "flops_per_second": 4.0}, {"name": "slow", "flops_per_second": 1.0}],
+    "devices": [{"name": "fast", "flops_per_second": 4.0},
+                {"name": "slow", "flops_per_second": 1.0}],
     "triples": [
         {"kind": "compute", "instruction": "whole", "pre": [], "post": ["x"], "fixed_flops": 1.0,
          "shared_flops": 0.0, "fixed_bytes": 8.0},

@@ -83,16 +83,18 @@ def test_every_way_agrees_with_one_plain_programme(
         result = solve(FAMILY, data, "auto", Run(Options(threads=1)))
         assert data.program is not None
         # the oracle's model is in TFLOP
-        scaled = data.model_copy(
-            update={
-                "devices": [Device(name="d", flops_per_second=d.flops_per_second / 1e12) for d in data.devices],
-                "triples": [
-                    t if isinstance(t, Communication) else t.model_copy(
-                        update={"fixed_flops": t.fixed_flops / 1e12, "shared_flops": t.shared_flops / 1e12}
-                    ) for t in data.triples
-                ],
-            }
-        )  # fmt: skip
+        devices = [
+            d.model_copy(update={"flops_per_second": d.flops_per_second / 1e12})
+            for d in data.devices
+        ]
+        names = ("fixed_flops", "shared_flops")
+        triples = [
+            t
+            if isinstance(t, Communication)
+            else t.model_copy(update={name: getattr(t, name) / 1e12 for name in names})
+            for t in data.triples
+        ]
+        scaled = data.model_copy(update={"devices": devices, "triples": triples})
         best = least_cost(scaled, _signature(scaled, tuple(data.program), segments))
         assert result.status == "optimal", seed
         assert result.objective == pytest.approx(best, rel=1e-8), seed

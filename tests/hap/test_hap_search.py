@@ -1,5 +1,5 @@
-"""The search over cells: where a mistake would hide, from nothing (with a greedy program, mostly the
-optimum, to start from, what the search loses would not show)."""
+"""The search over cells, from nothing: with a greedy program to start from, mostly the optimum,
+what the search loses would not show."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def solve(data: HapData, run: Run) -> Outcome[HapDecision]:
         note = DOES_NOT_FIT
     return ended(
         posed, None if best is None else best.program, run=run, bound=None, built=built,
-        stop=stopped(run) if run.should_stop else Stop.DONE, message=note, details={"rounds": rounds},
+        stop=stopped(run) if run.should_stop else Stop.DONE, message=note,
+        details={"rounds": rounds},
     )  # fmt: skip
 
 

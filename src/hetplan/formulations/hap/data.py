@@ -99,12 +99,14 @@ class HapData(StrictModel):
         for i, triple in enumerate(self.triples):
             if triple.segment >= self.segments:
                 raise ValueError(
-                    f"triples[{i}].segment is {triple.segment}, expected less than segments ({self.segments})"
+                    f"triples[{i}].segment is {triple.segment}, "
+                    f"expected less than segments ({self.segments})"
                 )
         for position, i in enumerate(self.program or ()):
             if i >= len(self.triples):
                 raise ValueError(
-                    f"program[{position}] is {i}, expected less than the number of triples ({len(self.triples)})"
+                    f"program[{position}] is {i}, "
+                    f"expected less than the number of triples ({len(self.triples)})"
                 )
         return self
 
@@ -114,7 +116,8 @@ class HapData(StrictModel):
                 for key in ("fixed_bytes", "shared_bytes"):
                     if (got := getattr(triple, key)) is not None:
                         raise ValueError(
-                            f"triples[{i}].{key} is {got!r}, expected none without memory.device_bytes"
+                            f"triples[{i}].{key} is {got!r}, "
+                            "expected none without memory.device_bytes"
                         )
         elif len(self.memory.device_bytes) != len(self.devices):
             raise ValueError(

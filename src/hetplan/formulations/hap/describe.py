@@ -1,5 +1,5 @@
-"""A `hap` decision for people: the ratios per device type, the stages, every instruction as in HAP's
-Figure 11, and the stages of every device drawn to scale.
+"""A `hap` decision for people: the ratios per device type, the stages, every instruction as in
+HAP's Figure 11, and the stages of every device drawn to scale.
 
 `describe` and `show` work from the instance and the decision alone.
 """

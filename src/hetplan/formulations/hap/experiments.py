@@ -125,7 +125,8 @@ NETWORKS = {
     "hap-vgg19-6-segments2": "VGG19 on CIFAR-10, 64 samples per device, two segments of layers",
     "hap-vit-2blocks-6-segments2": "ViT of 2 blocks, 64 samples per device, two segments of layers",
     "hap-vgg19-6-memory": "VGG19 on CIFAR-10, 64 samples per device, 0.6 GiB on each",
-    "hap-bert-moe-6-memory": "BERT-base with 6 experts in every second block, 32 samples per device, 8 GiB on each",
+    "hap-bert-moe-6-memory": "BERT-base with 6 experts in every second block, 32 samples "
+    "per device, 8 GiB on each",
     "hap-gpt2-6-memory": "GPT-2, 8 samples per device, 8.25 GiB on each",
 }
 # GiB of each device where memory is limited: less than data parallelism and the optimum without

@@ -25,8 +25,8 @@ FAMILY = Family(
             "exact",
             f"{_HERE}.exact.solve:solve",
             True,
-            "branch and bound over cells of ratios, sums over the graph of needs; ratios alone for a "
-            "given program",
+            "branch and bound over cells of ratios, sums over the graph of needs; "
+            "ratios alone for a given program",
         ),
         Method(
             "cp-sat",

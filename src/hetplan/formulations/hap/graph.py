@@ -244,7 +244,10 @@ def choose(theory: Theory, states: int, canonical_states: int, run: Run) -> Grap
         return None
 
 
-WIDE = "the theory is too wide for an exact order of its parallel branches; the bound ignores their order"
+WIDE = (
+    "the theory is too wide for an exact order of its parallel branches; "
+    "the bound ignores their order"
+)
 
 
 # Sums that differ by less, relatively, are the same.

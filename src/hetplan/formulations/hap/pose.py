@@ -121,7 +121,8 @@ def ring_links(workload: Workload) -> Links:
     links, m = links_of(workload.cluster), len(workload.cluster.devices)
     hop = float(workload.cluster.latency().max())
     return Links(
-        m, links.all_gather, links.broadcast, links.all_reduce, links.reduce_scatter, links.all_to_all,
+        m, links.all_gather, links.broadcast, links.all_reduce, links.reduce_scatter,
+        links.all_to_all,
         max((m - 1) * hop, 1e-6 if m > 1 else 0.0),
     )  # fmt: skip
 

@@ -225,7 +225,10 @@ def _given_is_wrong(data: HapData, problem: HapProblem) -> str | None:
         step = problem.steps[i]
         if lacking := step.pre - known:
             name = problem.properties[min(lacking)]
-            return f"program[{position}] ({data.triples[i].instruction}) needs {name!r}, which nothing before it gives"
+            instruction = data.triples[i].instruction
+            return (
+                f"program[{position}] ({instruction}) needs {name!r}, which nothing before it gives"
+            )
         known |= step.post
     if problem.goal not in known:
         return f"the given program does not establish the goal {data.goal!r}"

@@ -32,9 +32,10 @@ MEASURED = (
 )
 PREDICTED = (
     "predicted by hetplan, not measured: one cost model for every method; memory is not limited",
-    "joint: programs and ratios together, within the gap told; method paper: HAP's A* and ratio programme in turn, "
-    f"which on these networks ends with what it completed in {PAPER_SECONDS:g} s; alternation: the same with shortest "
-    "paths for its A*; both above joint; speed-ups are those of joint",
+    "joint: programs and ratios together, within the gap told; method paper: HAP's A* and ratio "
+    "programme in turn, which on these networks ends with what it completed in "
+    f"{PAPER_SECONDS:g} s; alternation: the same with shortest paths for its A*; both above joint; "
+    "speed-ups are those of joint",
 )
 
 
@@ -155,8 +156,8 @@ def as_tables(rows: Sequence[Row]) -> list[Table]:
         for row in rows
     )
     header = (
-        "experiment", "paper", "joint", "gap", "method paper", "alternation", "exact rounds", "over dp-even",
-        "over dp-proportional",
+        "experiment", "paper", "joint", "gap", "method paper", "alternation", "exact rounds",
+        "over dp-even", "over dp-proportional",
     )  # fmt: skip
     predicted = Table(
         "Predicted iterations", header, cells, PREDICTED, right=tuple(range(2, len(header)))

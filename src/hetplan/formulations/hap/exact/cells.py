@@ -5,8 +5,8 @@ vertex i, one ratio for a device of each type. Its V = K^g vertices are those of
 
 Any ratios of sum 1 are a simplex whose vertex d gives everything to type d. With one segment and
 without memory a smaller one holds an optimum. For fixed stage times T_s and a fixed largest ratio M
-the ratios are bounded by u_d = min(M, min_s (T_s v_d - F_s) / S_s), a concave nondecreasing function
-of the speed v_d, and scaling u to sum 1 keeps all bounds. So some optimum is concave and
+the ratios are bounded by u_d = min(M, min_s (T_s v_d - F_s) / S_s), a concave nondecreasing
+function of the speed v_d, and scaling u to sum 1 keeps all bounds. So some optimum is concave and
 nondecreasing in speed. Those functions on K speeds are the cone spanned by 1 and by
 min(v, v_k) - v_1 for k > 1.
 """

@@ -8,10 +8,10 @@ largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a 
                      + sum_d l_d (held_d(Q, B) - W_d),      comm = fixed + shared sum_d u_kd B_kd.
 
 The right side is affine in all ratios together and adds up over triples. Good weights are dual to
-the best ratios of a good program. At a point of the cell each of its stages is slowest on some type;
-fixing these types gives an affine minorant of its cost, a cut. The least of the largest of several
-cuts over the cell is the value of a matrix game, whose optimal blend of cuts blends the types of
-each stage. Bounding each stage by its blend misses nothing of that program.
+the best ratios of a good program. At a point of the cell each of its stages is slowest on some
+type. Fixing these types gives an affine minorant of its cost, a cut. The least of the largest of
+several cuts over the cell is the value of a matrix game, whose optimal blend of cuts blends the
+types of each stage. Bounding each stage by its blend misses nothing of that program.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The part of the graph of all orders that one cell of ratios leaves open, for theories too wide for
-all of it.
+"""The part of the graph of all orders that one cell of ratios leaves open, for theories too wide
+for all of it.
 
 Where a stage's time is taken as a mean over types, costs add up, and from any state the canonical
 order gives the least cost to the last state, h, after few states. With g, the least cost from
