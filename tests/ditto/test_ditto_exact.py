@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from ditto.ditto_cases import SEEDS, data_of, middle_instance, optimum_of
+from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, Memory
-from hetplan.formulations.ditto.exact import Node, Parameters, Search, solve_with
+from hetplan.formulations.ditto.exact import Node, Parameters, Search
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.intervals import CuttingPlanes
 from hetplan.formulations.ditto.problem import compile_problem
@@ -82,7 +83,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("seed", [*SEEDS[::4]])
 def test_other_parameters_find_the_same_optimum(name: str, seed: int) -> None:
-    best, outcome = optimum_of(seed), solve_with(data_of(seed), Run(), OTHERS[name])
+    best, outcome = optimum_of(seed), exact.solve(data_of(seed), Run(), OTHERS[name])
     assert outcome.stop == (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
     if best is not None:
         assert outcome.bound == pytest.approx(best.objective, rel=1e-6, abs=1e-12)
@@ -92,7 +93,7 @@ def test_other_parameters_find_the_same_optimum(name: str, seed: int) -> None:
 def test_a_search_with_too_few_labels_says_so_and_keeps_a_bound(seed: int) -> None:
     data = tight(seed)
     optimum = solve(FAMILY, data, "exact").objective
-    outcome = solve_with(data, Run(), Parameters(width=1, most_width=1))
+    outcome = exact.solve(data, Run(), Parameters(width=1, most_width=1))
     assert outcome.stop in (Stop.OPTIMAL, Stop.INFEASIBLE, Stop.LIMIT)
     if outcome.stop is not Stop.OPTIMAL and optimum is not None:
         assert outcome.message

@@ -194,13 +194,10 @@ class Search:
         return float(values[node.first]), float(values[node.last])
 
 
-def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+def solve(
+    data: DittoData, run: Run, parameters: Parameters = Parameters()
+) -> Outcome[DittoDecision]:
     """The proven optimum; at the time limit the best template found and a proven bound."""
-    return solve_with(data, run, Parameters())
-
-
-def solve_with(data: DittoData, run: Run, parameters: Parameters) -> Outcome[DittoDecision]:
-    """`solve` with other parameters."""
     begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
