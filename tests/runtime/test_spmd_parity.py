@@ -81,8 +81,9 @@ def test_staging_changes_nothing(name: str, found: dict[int, list[dict[str, Any]
 
 def test_the_cases_use_every_instruction() -> None:
     assert kinds_used() >= {
-        "Run", "reduction", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast", "All-To-All", "Slice",
-        "Share", "Repartition", "All-Reduce gradient", "All-Gather factors", "Grouped-Broadcast factors",
+        "Run", "reduction", "All-Reduce", "Reduce-Scatter", "All-Gather", "Grouped-Broadcast",
+        "All-To-All", "Slice", "Share", "Repartition", "All-Reduce gradient",
+        "All-Gather factors", "Grouped-Broadcast factors",
     }  # fmt: skip
     assert {case.network for case in CASES} == {
         "vgg19",
