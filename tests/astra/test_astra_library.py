@@ -40,13 +40,3 @@ def test_every_exact_method_finds_the_optimum_on_file(entry: Entry, method: str)
     assert best is not None and best.status == "optimal"
     assert result.status == "optimal"
     assert result.objective == pytest.approx(best.objective, rel=1e-6)
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_the_papers_enumeration_stays_above_the_record(entry: Entry) -> None:
-    best, result = (
-        entry.best_known(),
-        solve(ASTRA, entry.load().data, "paper", Run(Options(threads=1, time_limit=5))),
-    )
-    assert best is not None and best.objective is not None
-    assert result.objective is None or result.objective >= best.objective * (1 - 1e-9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -159,42 +158,6 @@ def test_memory_equals_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
         assert (
             share[r] > 1 if needed > 1 else share[r] == pytest.approx(max(0.0, needed), abs=1e-12)
         )
-
-
-def test_one_stage_is_eq_22_without_bubbles() -> None:
-    """K micro-batches on one stage take K times one."""
-    table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(8,), recompute=(None,)))
-    priced = Priced(LLAMA, table, offer_of("H100", 8), Assumptions())
-    figures = priced.blocks.table
-    stage = 32 * (priced.forward + priced.backward) + priced.blocks.row(5) + priced.blocks.row(6)
-    rest = iteration_seconds(priced, np.zeros(table.rows)) - priced.K * stage
-    assert figures.shape[0] == 7 and (rest > 0).all() and (rest < 0.2).all()
-
-
-def test_sequence_parallelism_saves_memory_and_recomputation_costs_time() -> None:
-    table = table_of(
-        LLAMA, 64, Space(pipeline=(2,), tensor=(4,), micro_batch=(1,), interleaving=False)
-    )
-    priced = Priced(LLAMA, table, offer_of("A800", 64), Assumptions())
-    share = offload_share(priced)
-    offer = offer_of("A800", 64)
-    peak = np.array(
-        [
-            stage_peaks(LLAMA, table, r, [(offer, 16)] * 2, 0.0, Assumptions())[0]
-            for r in range(table.rows)
-        ]
-    )
-    seconds = iteration_seconds(priced, share)
-    c = table.columns
-    base = (c["use_distributed_optimizer"] == 1) & (c["no_overlap_offload_optimizer"] == 1)
-    plain = base & (c["recompute_granularity"] == NONE)
-    full = base & (c["recompute_method"] == 1) & (c["recompute_num_layers"] == 1)
-    for sp in (0, 1):
-        here, there = plain & (c["sequence_parallel"] == sp), full & (c["sequence_parallel"] == sp)
-        assert peak[here][0] > 1.3 * peak[there][0] and seconds[here][0] < seconds[there][0]
-    assert peak[plain & (c["sequence_parallel"] == 1)] < peak[plain & (c["sequence_parallel"] == 0)]
-    tight = replace(offer_of("A800", 64), spec=offer_of("RTX-3060", 1).spec)
-    assert (offload_share(Priced(LLAMA, table, tight, Assumptions())) > share).any()
 
 
 class Half:

@@ -283,20 +283,6 @@ def test_reductions_lie_above_their_line_and_fall_before_they_rise() -> None:
     assert table.rows > 50 and falling > 5
 
 
-def test_one_type_has_one_price_in_all_modes() -> None:
-    """As many stages as layers leave nothing to choose: both modes must say the same."""
-    job = Job(load_model("llama3-8b", precision="bf16"), 256)
-    space = Space(pipeline=(32,), tensor=(2,), interleaving=False)
-    offer = offer_of("A800", 64)
-    one, two = (
-        search(job, homogeneous(offer), space=space),
-        search(job, heterogeneous(64, (offer,)), space=space),
-    )
-    assert one.best is not None and two.best is not None and two.instance is not None
-    assert two.best.seconds == pytest.approx(one.best.seconds, rel=1e-12)
-    assert two.best.parts == pytest.approx(one.best.parts, rel=1e-9)
-
-
 def test_a_pool_is_never_worse_than_one_of_its_types() -> None:
     """Interleaving and hybrid recomputation come back through the single types."""
     job = Job(load_model("llama2-7b", precision="bf16"), 64)
@@ -332,20 +318,6 @@ def test_top_lists_as_many_strategies_as_asked_for(pool: str) -> None:
     rows = [{k: v for k, v in c.strategy.items() if k != "no_overlap_offload_optimizer"} | {
         "stages": c.stages, "offloaded": c.offloaded} for c in found.top]  # fmt: skip
     assert not any(row in rows[:i] for i, row in enumerate(rows) if row["offloaded"] == 0)
-
-
-def test_more_types_never_hurt() -> None:
-    one = search(JOB, heterogeneous(32, (offer_of("A800", 32),)))
-    two = search(JOB, heterogeneous(32, (offer_of("A800", 32), offer_of("H100", 8))))
-    assert one.best is not None and two.best is not None
-    assert two.best.seconds <= one.best.seconds * (1 + 1e-12)
-
-
-def test_a_cancelled_search_claims_nothing() -> None:
-    run = Run()
-    run.cancel.set()
-    found = search(JOB, heterogeneous(32, (offer_of("A800", 32), offer_of("H100", 8))), run=run)
-    assert not found.proven and "nothing is proven" in found.proof
 
 
 def test_what_cannot_be_searched_is_said() -> None:

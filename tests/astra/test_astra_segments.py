@@ -122,15 +122,6 @@ def test_large_instances_agree_across_methods(equal: bool) -> None:
             assert other.objective == pytest.approx(best.objective, rel=2e-6)
 
 
-def test_equal_layers_cannot_beat_unequal_ones() -> None:
-    free, equal = (
-        run_one(instance(), "exact"),
-        run_one(instance(equal_layers_per_type=True), "exact"),
-    )
-    assert free.objective is not None and equal.objective is not None
-    assert free.objective <= equal.objective
-
-
 def test_out_of_time_keeps_a_bound() -> None:
     """A run that is cancelled at its second report stops there, with what it has."""
     run = Run(Options(threads=1))

@@ -88,28 +88,6 @@ def test_table_is_the_product_less_the_rules() -> None:
     assert len(got) == table.rows == len(expected) > 100
 
 
-def test_pushing_rules_down_drops_the_same_rows() -> None:
-    """Without rules first, all rules on the whole table afterwards."""
-    rules = default_rules(SCHEMA.columns)
-    pushed = strategies(GPT, SMALL, rules, gpus=24, global_batch=256)
-    raw = strategies(GPT, SMALL, [], gpus=24, global_batch=256)
-    assert raw.rows > pushed.rows
-    # a rule that is never met
-    late = rules_from_text("$gpu_type == None", SCHEMA.columns, where="test")
-    assert rows_of(strategies(GPT, SMALL, [*rules, *late], gpus=24, global_batch=256)) == rows_of(
-        pushed
-    )
-    from hetplan.formulations.astra.search.space import CONSTANTS, _values, constants_of
-
-    constants = constants_of(GPT, 256)
-    table = {name: _values(name, column) for name, column in raw.columns.items()}
-    table |= {name: _values(name, constants[name]) for name in CONSTANTS}
-    keep = np.ones(raw.rows, dtype=bool)
-    for rule in rules:
-        keep &= ~rule.met(table, raw.rows)
-    assert rows_of(raw.take(keep)) == rows_of(pushed)
-
-
 def test_user_rules_only_drop() -> None:
     columns = SCHEMA.columns
     mine = rules_from_text(

@@ -38,6 +38,7 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
 from hetplan.text import seconds_text
+from present import present
 
 FILE = Path(__file__).with_name("golden.json")
 SEVERAL = ("amp", "astra", "poplar", "ditto", "dp")
@@ -94,8 +95,7 @@ def planning(name: str) -> Planning:
 
 def figures(name: str) -> dict[str, Any]:
     """What is kept of it."""
-    best = planning(name).best
-    assert best is not None
+    best = present(planning(name).best)
     return {
         "winner": best.name,
         "predicted_seconds": best.predicted_seconds,
@@ -211,8 +211,7 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     assert found.optimism is not None and 0.95 < found.optimism < 1.5
     free = replace(whole.theory, data=whole.theory.data.model_copy(update={"memory": None}))
     decision = program_decision(found.plan.program, free, name)
-    objective = evaluate(family("hap"), free.data, decision).objective
-    assert objective is not None
+    objective = present(evaluate(family("hap"), free.data, decision).objective)
     if found.fits_memory:
         assert evaluate(family("hap"), whole.theory.data, decision).violations == ()
     seconds = whole.steps * whole_seconds(whole.theory, decision)

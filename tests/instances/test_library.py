@@ -17,6 +17,7 @@ from hetplan.instances.envelope import parse_instance
 from hetplan.instances.library import Entry, find, library, load_from_library, parse_best_known
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate
+from present import present
 
 ENTRIES = library()
 REGISTERED = [entry for entry in ENTRIES if entry.problem in FAMILIES]
@@ -50,8 +51,7 @@ def test_packaged_instance(entry: Entry) -> None:
 
 def copy_of_the_tiny_one(folder: Path) -> tuple[Path, dict[str, Any]]:
     """A library of one instance under `folder`; its best-known record's path and content."""
-    entry = find("tiny-mixed")
-    assert entry is not None
+    entry = present(find("tiny-mixed"))
     target = folder / "amp"
     target.mkdir()
     (target / entry.file.name).write_bytes(entry.file.read_bytes())
@@ -65,8 +65,7 @@ def test_dropping_two_files_adds_an_instance(tmp_path: Path) -> None:
     (entry,) = library(root=tmp_path)
     assert (entry.problem, entry.name) == ("amp", "tiny-mixed")
     assert load_from_library("amp/tiny-mixed", root=tmp_path).name == "tiny-mixed"
-    best = entry.best_known()
-    assert best is not None
+    best = present(entry.best_known())
     assert (best.status, best.gap) == ("optimal", 0.0)
     record.unlink()
     assert library(root=tmp_path)[0].best_known() is None

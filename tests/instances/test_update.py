@@ -14,6 +14,7 @@ from hetplan.instances.envelope import save_instance
 from hetplan.instances.library import BestKnown, find
 from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
 from hetplan.solvers.options import Options
+from present import present
 
 NAME = "tiny-fast-slow"
 Edit = Callable[[dict[str, Any]], None]
@@ -23,8 +24,7 @@ Edit = Callable[[dict[str, Any]], None]
 def folder(tmp_path: Path) -> Path:
     """A user's folder: one instance, its record worse than what is known, beside a file that is
     none."""
-    entry = find(NAME)
-    assert entry is not None
+    entry = present(find(NAME))
     here = tmp_path / "mine"
     (here / "deep").mkdir(parents=True)
     save_instance(entry.load(), here / "deep" / "other-name.json")
@@ -34,10 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 def answer(**edits: Any) -> dict[str, Any]:
     """A result of `solve --json` with the optimum, as the library knows it, changed by `edits`."""
-    entry = find(NAME)
-    assert entry is not None
-    best = entry.best_known()
-    assert best is not None
+    entry = present(find(NAME))
+    best = present(entry.best_known())
     return {
         "method": "exact",
         "status": "optimal",

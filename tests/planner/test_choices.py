@@ -18,6 +18,7 @@ from hetplan.planner.variant import lifted_plan, parts
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
+from present import present
 
 
 def node(device: str, intra: float, network: float, devices: int = 2, count: int = 1) -> object:
@@ -129,8 +130,7 @@ def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:
 def test_unequal_zero_shards_move_with_their_devices(workload: Workload) -> None:
     inner = replace(workload, cluster=workload.cluster.part([1]))
     poplar = chosen(["poplar"], {"poplar": {"zero": 3, "shards": "memory"}})
-    plan = make_plans(inner, poplar).candidates[0].plan
-    assert plan is not None
+    plan = present(make_plans(inner, poplar).candidates[0].plan)
     plan = plan.model_copy(update={"zero_shares": [1.0, 3.0]})
     assert lifted_plan(plan, workload, [2, 3]).zero_shares == [0.0, 0.0, 1.0, 3.0]
 

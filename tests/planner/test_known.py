@@ -22,7 +22,6 @@ from hetplan.planner.known import (
     SAME,
     SLOWER,
     Known,
-    computed,
     remembering,
     solved,
 )
@@ -135,21 +134,6 @@ def test_only_what_is_proven_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.decision == first.decision and known.decided == [f"amp: {SAME}"]
     solved(family("amp"), data, "auto", one_thread())
     assert len(known.decided) == 1  # outside nothing is remembered
-
-
-def test_computed_once_where_it_is_proven() -> None:
-    calls: list[int] = []
-
-    def compute() -> int:
-        calls.append(len(calls))
-        return len(calls)
-
-    with remembering(Known()) as known:
-        assert computed("x", "key", lambda value: value > 1, compute) == 1
-        assert computed("x", "key", lambda value: value > 1, compute) == 2
-        assert computed("x", "key", lambda value: value > 1, compute) == 2
-        assert computed("x", "other", lambda value: value > 1, compute) == 3
-    assert known.decided == [f"x: {SAME}"]
 
 
 def test_what_if_solves_less_and_finds_the_same() -> None:

@@ -26,6 +26,7 @@ from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
 from hetplan.text import share_text
+from present import present
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +176,7 @@ def test_money_limit(offered: Callable[..., Planning], workload: Workload) -> No
 def test_equal_times_are_ranked_by_money(
     offered: Callable[..., Planning], planning: Planning
 ) -> None:
-    plan = next(c.plan for c in planning.candidates if c.strategy == "dp")
-    assert plan is not None
+    plan = present(next(c.plan for c in planning.candidates if c.strategy == "dp"))
     document = plan.model_dump(mode="json")
     document["replicas"] = document["replicas"][2:]  # the two T4 alone
     for replica in document["replicas"]:

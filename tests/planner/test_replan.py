@@ -30,6 +30,7 @@ from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
+from present import present
 
 LAYERS = 14
 
@@ -177,8 +178,7 @@ def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]
 
 def test_replanning_leaves_the_lost_idle() -> None:
     w, run = workload(), one_thread()
-    before = propose(Amp(), w, run)[0].plan
-    assert before is not None
+    before = present(propose(Amp(), w, run)[0].plan)
     found = replan(before, w, [1], run, strategies=[Amp(), DataParallel()])
     assert found.best is not None and found.before == replay(before, w).seconds
     for choice in found.choices:

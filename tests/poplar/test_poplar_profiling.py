@@ -13,7 +13,6 @@ from hetplan.formulations.poplar.awareness import (
     CurveDevice,
     MemoryReading,
     OutOfMemoryOnDevice,
-    dips,
     explore,
     explore_cluster,
     linear_curve,
@@ -51,17 +50,6 @@ def test_curves_pass_through_their_points() -> None:
         assert [curve[b] for b in points] == list(points.values())
     assert linear_curve(points, 14)[14] == pytest.approx(2.5)
     assert linear_curve({4: 1.0}, 8)[[2, 8]] == pytest.approx([1.0, 2.0])
-
-
-def test_dips_are_reported() -> None:
-    """A spline through a flat stretch beside a steep one swings below both."""
-    points = {1: 1.0, 2: 1.0, 6: 1.0, 8: 9.0, 12: 9.5}
-    found = dips(points, spline_curve(points, 12))
-    assert found and all(
-        2 < dip.first <= dip.last < 6 and dip.lowest < dip.measured == 1.0 for dip in found
-    )
-    assert "below both neighbouring measurements" in str(found[0])
-    assert dips(points, linear_curve(points, 12)) == []
 
 
 def test_a_spline_through_zero_falls_back_on_the_line() -> None:

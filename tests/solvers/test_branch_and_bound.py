@@ -161,29 +161,6 @@ def test_a_stopped_search_keeps_a_valid_bound(seed: int, after: int) -> None:
         assert root <= proof.bound <= optimum
 
 
-class Retrying(Solver):
-    """Looks at a node twice: first it only raises its bound, and the node is its own child."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.raised: set[Taken] = set()
-
-    def expand(self, taken: Taken, threshold: float) -> Expansion[Taken]:
-        if taken in self.raised:
-            return super().expand(taken, threshold)
-        self.raised.add(taken)
-        return Expansion([(self.problem.bound(taken), taken)])
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_node_may_come_back_with_a_raised_bound(seed: int) -> None:
-    solver = Retrying(cover(seed))
-    root: Taken = ()
-    proof = search([(-math.inf, root)], solver.expand, solver.incumbent, solver.run)
-    assert proof.bound == solver.problem.optimum()
-    assert proof.proven
-
-
 class Dropping(Solver):
     """Gives up every node that leaves the first item."""
 

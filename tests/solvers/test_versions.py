@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from itertools import permutations
 
 import pytest
@@ -13,13 +14,15 @@ from hetplan.solvers import versions
 
 def test_everything_that_hetplan_depends_on_is_found() -> None:
     assert all(package.version for package in versions.packages())
-    found = versions.versions()
-    assert found["hetplan"] and found["ortools"] and found["ortools"].startswith("9.")
+    assert versions.versions().keys() >= {"hetplan", "ortools"}
 
 
 def test_missing_package_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_PACKAGES", (("no-such-package-here", "none"),))
-    assert versions.packages() == [versions.Package("no-such-package-here", "none", None)]
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", missing)
+    assert {package.version for package in versions.packages()} == {None}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hetplan.studies.findings import Study, cactus, profile, row_size
 from hetplan.studies.page import html, markdown
 from hetplan.studies.rows import COLUMNS, Row
 from html_pages import Page
+from present import present
 
 
 def row(instance: str, method: str, **given: Any) -> Row:
@@ -157,8 +158,7 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
 
 def test_sizes_are_counted_where_rows_do_not_tell() -> None:
     [given] = [row("tiny-fast-slow", "exact", details_json="{}")]
-    entry = find("ditto/tiny-fast-slow")
-    assert entry is not None
+    entry = present(find("ditto/tiny-fast-slow"))
     data = entry.load().data
     devices = sum(kind.nodes * kind.devices_per_node for kind in data.device_types)
     assert row_size(given) == devices * len(data.device_types[0].forward_seconds)

@@ -12,6 +12,7 @@ from hetplan.solvers.options import Options
 from hetplan.studies.rows import COLUMNS, FOLDER, PACKED, keys, read_rows, write_row, write_rows
 from hetplan.studies.tasks import Task, subjects, task_key, tasks
 from hetplan.studies.work import failed, perform
+from present import present
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
 
@@ -90,8 +91,7 @@ def test_an_instance_named_twice_is_taken_once(tmp_path: Path) -> None:
         for _, subject in subjects(["tiny-*", "smoke", "ditto/tiny-fast-slow"])
     ]
     assert len(names) == len(set(names))
-    entry = find("tiny-fast-slow")
-    assert entry is not None
+    entry = present(find("tiny-fast-slow"))
     path = tmp_path / "other.json"
     from hetplan.instances.envelope import save_instance
 
