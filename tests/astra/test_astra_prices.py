@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from hetplan.formulations.astra.search.pricing import (
     stage_peaks,
 )
 from hetplan.formulations.astra.search.space import NONE, Space
-from hetplan.formulations.astra.search.timing import Traffic, Work
+from hetplan.formulations.astra.search.timing import Floats, Traffic, Work
 from hetplan.profiling.times import all_reduce_seconds, layer_time
 
 
@@ -160,45 +161,32 @@ def test_memory_equals_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
         )
 
 
-class Half:
-    """An efficiency model that reaches half of everything, without launch floors."""
+@dataclass
+class Share:
+    """An efficiency model that reaches a share of the peak in computation and half of every link,
+    without launch floors."""
 
+    computing: float
     launch_seconds = 0.0
 
-    def computation(self, work: Work) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Half."""
-        return np.full(work.flops.shape, 0.5)
+    def computation(self, work: Work) -> Floats:
+        """The share."""
+        return np.full(work.flops.shape, self.computing)
 
-    def communication(self, traffic: Traffic) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def communication(self, traffic: Traffic) -> Floats:
         """Half."""
         return np.full(traffic.size.shape, 0.5)
-
-
-class Full(Half):
-    """All of it for computation."""
-
-    def computation(self, work: Work) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """One."""
-        return np.ones(work.flops.shape)
-
-
-class Broken(Half):
-    """A share that is none."""
-
-    def computation(self, work: Work) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Too much."""
-        return np.full(work.flops.shape, 1.5)
 
 
 def test_efficiencies_can_be_passed_in() -> None:
     table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(1, 2)))
     offer = offer_of("A800", 8)
     half, full = (
-        Priced(LLAMA, table, offer, Assumptions(efficiency=model)) for model in (Half(), Full())
+        Priced(LLAMA, table, offer, Assumptions(efficiency=Share(share))) for share in (0.5, 1.0)
     )
     assert half.blocks.table == pytest.approx(2 * full.blocks.table)
     exact = sum(block.forward_flops() for block in LLAMA.blocks[:1]) / 312e12
     products = full.blocks.row(3)[(table.columns["tensor_model_parallel_size"] == 1)]
     assert products == pytest.approx(exact * table.columns["micro_batch_size"][: len(products)])
     with pytest.raises(InputError, match="efficiency of computation"):
-        Priced(LLAMA, table, offer, Assumptions(efficiency=Broken())).blocks  # noqa: B018
+        Priced(LLAMA, table, offer, Assumptions(efficiency=Share(1.5))).blocks  # noqa: B018

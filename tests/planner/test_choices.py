@@ -33,13 +33,7 @@ ON_PARTS = Criteria(on_parts=True)
 
 
 @pytest.fixture(scope="module")
-def workload() -> Workload:
-    """gpt2 on two fast and two slow devices."""
-    return small()
-
-
-@pytest.fixture(scope="module")
-def planning(workload: Workload) -> Planning:
+def by_parts(workload: Workload) -> Planning:
     """Everything on parts, too."""
     strategies = chosen(["amp", "dp", "poplar"])
     return make_plans(workload, strategies, one_thread(), criteria=ON_PARTS)
@@ -58,8 +52,8 @@ def test_a_part_is_the_cluster_without_the_others(workload: Workload) -> None:
     assert workload.cluster.devices_of([1, 0]) == [2, 3, 0, 1]
 
 
-def test_plans_of_parts_hold_on_the_whole_cluster(planning: Planning, workload: Workload) -> None:
-    on_parts = [c for c in planning.candidates if c.variant.part is not None]
+def test_plans_of_parts_hold_on_the_whole_cluster(by_parts: Planning, workload: Workload) -> None:
+    on_parts = [c for c in by_parts.candidates if c.variant.part is not None]
     assert on_parts
     for candidate in on_parts:
         assert candidate.plan is not None and candidate.variant.part is not None
@@ -86,24 +80,24 @@ def test_tables_of_parts_have_the_numbers_of_the_cluster(
     assert shown == {devices}
 
 
-def test_the_front_is_what_nothing_beats(planning: Planning, workload: Workload) -> None:
-    front = pareto(planning.candidates, workload)
+def test_the_front_is_what_nothing_beats(by_parts: Planning, workload: Workload) -> None:
+    front = pareto(by_parts.candidates, workload)
     points = [
         (c.predicted_seconds or 9.9, c.money_per_million_tokens(workload) or 9.9)
-        for c in planning.candidates
+        for c in by_parts.candidates
     ]
-    fits = [i for i, c in enumerate(planning.candidates) if c.fits_memory]
+    fits = [i for i, c in enumerate(by_parts.candidates) if c.fits_memory]
     for i, j in product(front, fits):
         assert not (points[j][0] < points[i][0] and points[j][1] < points[i][1])
     for j in fits:
         assert any(points[i][0] <= points[j][0] and points[i][1] <= points[j][1] for i in front)
     assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)
-    on_parts = {i for i, c in enumerate(planning.candidates) if c.variant.part is not None}
+    on_parts = {i for i, c in enumerate(by_parts.candidates) if c.variant.part is not None}
     assert on_parts <= set(front)  # others are left out
 
 
-def test_the_cheapest_of_the_nearly_fastest(planning: Planning, workload: Workload) -> None:
-    allowed = [c for c in planning.candidates if c.fits_memory]
+def test_the_cheapest_of_the_nearly_fastest(by_parts: Planning, workload: Workload) -> None:
+    allowed = [c for c in by_parts.candidates if c.fits_memory]
     first, second, *rest = pareto(allowed, workload)
     times = [allowed[i].predicted_seconds or 0.0 for i in (first, second)]
     percent = 100 * (times[1] / times[0] - 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.workloads import one_thread, small, with_memory
+from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpDecision
@@ -27,18 +27,6 @@ from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
 from hetplan.text import share_text
 from present import present
-
-
-@pytest.fixture(scope="module")
-def workload() -> Workload:
-    """gpt2 on two fast and two slow devices."""
-    return small()
-
-
-@pytest.fixture(scope="module")
-def planning(workload: Workload) -> Planning:
-    """By AMP and data parallelism; those of other families are held by their own tests."""
-    return make_plans(workload, chosen(["amp", "dp"]), one_thread())
 
 
 def test_every_candidate_is_a_plan_worth_its_objective(
@@ -100,13 +88,6 @@ def test_an_indivisible_batch_has_a_reason() -> None:
     assert planning.winner is None
     assert candidate.plan is None and candidate.fits_memory is None
     assert candidate.message == "no micro-batch size with a table divides 7 samples over 4 devices"
-
-
-def test_nothing_fits() -> None:
-    planning = make_plans(with_memory(2, "gpt2-xl"), chosen(["amp", "dp"]), one_thread())
-    assert planning.winner is None and planning.best is None and planning.explanation is None
-    assert all(c.message for c in planning.candidates)
-    assert {c.status for c in planning.candidates if c.method.exact} == {"infeasible"}
 
 
 @dataclass
@@ -237,44 +218,18 @@ def test_strategies_by_name() -> None:
         assert not any(method.exact and method.quick for method in strategy.methods)
 
 
-def test_interrupted_methods_say_so(workload: Workload) -> None:
-    run = one_thread()
+def test_an_interrupted_planning_tells_what_was_not_begun_in_its_order(workload: Workload) -> None:
+    """What answers at once comes first, then what proves, and of that last what may take all its
+    time; no method is asked twice."""
+    run, told = one_thread(), list[Candidate]()
     run.cancel.set()
-    planning = make_plans(workload, run=run)
-    assert planning.winner is None
-    for candidate in planning.candidates:  # hap has not even written its theory down
+    assert make_plans(workload, run=run, on_candidate=told.append).winner is None
+    for candidate in told:  # hap has not even written its theory down
         assert candidate.message.startswith(("not begun: stopped", "no time to write its theory"))
-
-
-def test_what_answers_at_once_stands_before_anything_is_proven(workload: Workload) -> None:
-    """And what may take all its time comes last of what proves; no method is asked twice."""
-    asked: list[tuple[str, str]] = []
-    run = one_thread()
-    run.watch = lambda progress: asked.append(tuple(progress.note.split()[0].split("/")))  # type: ignore[arg-type]
-
-    @dataclass
-    class Silent(Offer):
-        """Notes what it is asked for."""
-
-        def solve(self, method: Method, run: Run) -> Candidate | None:  # type: ignore[override]
-            return None
-
-        def method(self, asked: Method) -> Method:
-            return asked
-
-    nothing = Candidate(strategy="", method=Method(""), status="unknown")
-    stubs = []
-    for strategy in chosen():
-        stub = Silent(nothing)
-        for key in ("name", "methods", "slow"):
-            setattr(stub, key, getattr(strategy, key))
-        stubs.append(stub)
-    make_plans(workload, stubs, run)
-    assert asked[:2] == [("amp", "megatron"), ("hap", "dp-proportional")]
-    exact = [(s.name, m.name) for s in stubs for m in s.methods if m.exact]
-    order = [name for name, method in asked if (name, method) in exact]
-    assert order == ["poplar", "astra", "ditto", "dp", "amp", "hap"]
-    assert sorted(asked) == sorted((s.name, m.name) for s in stubs for m in s.methods)
+    assert [c.name for c in told[:2]] == ["amp/megatron", "hap/dp-proportional"]
+    exact = dict.fromkeys(c.strategy for c in told if c.method.exact)
+    assert list(exact) == ["poplar", "astra", "ditto", "dp", "amp", "hap"]
+    assert len({c.name for c in told}) == len(told)
 
 
 def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakes.workloads import one_thread, small
+from fakes.workloads import small
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpDecision
@@ -18,7 +18,7 @@ from hetplan.planner.data_parallel import DataParallel
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import Search
-from hetplan.planner.strategy import chosen, propose
+from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
@@ -27,21 +27,9 @@ from hetplan.solvers.run import Run
 
 
 @pytest.fixture(scope="module")
-def workload() -> Workload:
-    """gpt2 on two fast and two slow devices."""
-    return small()
-
-
-@pytest.fixture(scope="module")
 def floor(workload: Workload) -> Candidate:
     """Data parallelism, not replayed."""
     return propose(DataParallel(), workload, Run())[0]
-
-
-@pytest.fixture(scope="module")
-def planning(workload: Workload) -> Planning:
-    """Pipelines and the floor."""
-    return make_plans(workload, chosen(["amp", "dp"]), one_thread())
 
 
 def test_the_ranking_is_by_the_replay(planning: Planning, workload: Workload) -> None:

@@ -26,12 +26,6 @@ from hetplan.profiling.workload import Workload
 GBIT = 1e9 / 8
 
 
-@pytest.fixture(scope="module")
-def workload() -> Workload:
-    """gpt2 on two V100 and two T4."""
-    return small()
-
-
 def test_additions_are_linked_like_their_kind(workload: Workload) -> None:
     more = addition("4xT4", workload.cluster).apply(workload.cluster)
     assert more.counts() == {"V100-SXM2-16GB": 2, "T4": 6}

@@ -206,23 +206,21 @@ def runs(group: int) -> bool:
     return True
 
 
-def test_what_slurm_refuses_is_told(fake_slurm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "more", "says"),
+    [
+        (True, {"queue": "nowhere"}, r"--slurm: cannot be submitted: .*invalid partition"),
+        (True, {"color": "red"}, r"--slurm: not usable: .*color"),
+        (False, {}, "no command sbatch"),
+    ],
+)
+def test_what_slurm_refuses_is_told(
+    fake_slurm: Path, tmp_path: Path, there: bool, more: dict[str, str], says: str
+) -> None:
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed (extra `slurm`)")
-    with (
-        pytest.raises(InputError, match=r"--slurm: cannot be submitted: .*invalid partition"),
-        cluster.slurm(2, settings_of(tmp_path, queue="nowhere")),
-    ):
-        raise AssertionError("connected to nobody")
-    with (
-        pytest.raises(InputError, match=r"--slurm: not usable: .*color"),
-        cluster.slurm(1, settings_of(tmp_path, color="red")),
-    ):
-        raise AssertionError("connected to nobody")
-    (fake_slurm / "sbatch").unlink()
-    with (
-        pytest.raises(InputError, match="no command sbatch"),
-        cluster.slurm(1, settings_of(tmp_path)),
-    ):
+    if not there:
+        (fake_slurm / "sbatch").unlink()
+    with pytest.raises(InputError, match=says), cluster.slurm(2, settings_of(tmp_path, **more)):
         raise AssertionError("connected to nobody")
 
 

@@ -98,9 +98,7 @@ def test_what_does_not_stop_is_killed() -> None:
 def test_a_wish_to_stop_ends_all() -> None:
     work = some("milp", "random-amp-medium-5", time_limit=60.0) * 3
     asked = iter([False] * 4)
-    begun = time.monotonic()
     assert list(run_tasks(work, 2, stop=lambda: next(asked, True))) == []
-    assert time.monotonic() - begun < 50
 
 
 def test_how_deaths_read() -> None:
