@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hap.hap_cases import instance, known, known_limited, least_at, programs, tight
+from hap.hap_cases import known, known_limited, least_at, programs, tight
 from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
@@ -117,23 +117,6 @@ def test_with_memory_bounds_hold_and_what_is_found_fits(seed: int, wide: bool) -
         assert incumbent.objective >= best * (1 - 1e-7)
 
 
-def test_prices_of_bytes_show_what_fits() -> None:
-    """How often cells alone prove the optimum, or that nothing fits."""
-    proven = infeasible = count = 0
-    for seed in range(60):
-        data, best = known_limited(seed)
-        theory = reduced(data)
-        if theory is None or theory.problem.K**theory.problem.g > 9:
-            continue
-        most = theory.problem.most_seconds * (1 + 1e-6) + 1e-300
-        incumbent, proof = searched(theory, graph_of(theory), most, 40)
-        infeasible += best is None and proof.proven
-        if best is not None:
-            count += 1
-            proven += proof.proven and incumbent.objective <= best * (1 + 1e-6)
-    assert infeasible >= 8 and proven >= 0.6 * count
-
-
 @pytest.mark.parametrize(("seed", "types"), list(itertools.product(range(6), (2, 3))))
 def test_what_is_left_open_loses_nothing(seed: int, types: int) -> None:
     """Residual blocks: all states, or those left open by sums, without parked ones: one optimum."""
@@ -150,21 +133,6 @@ def test_what_is_left_open_loses_nothing(seed: int, types: int) -> None:
     assert opened is not None
     again, _ = searched(theory, opened, 1.1 * best)
     assert again.objective == pytest.approx(best, rel=1e-6)
-
-
-def test_parking_is_about_what_cannot_be_had_otherwise() -> None:
-    """The stream's shard is parked while the block that starts from the stream is open, and not the
-    other way."""
-    theory = reduced(residual(2, 2, operators=10))
-    assert theory is not None
-    names = theory.problem.properties
-    place = {names[p]: i for i, p in enumerate(theory.level)}
-    without = Opener(theory).without
-    shard, inner = place["x1|All-Gather(0)"], place["b1.4|All-Gather(0)"]
-    assert without[inner, shard] and not without[shard, inner]
-    # either form of the stream will do, so neither alone is indispensable, save that one gives the
-    # other
-    assert not without[inner, place["x1|Identity"]]
 
 
 def walk(graph: Graph, draw: np.random.Generator) -> list[int]:
@@ -206,21 +174,6 @@ def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -
         assert sums(graph, means)[0] <= problem.seconds(stages, point) + over + 1e-9
 
 
-def test_means_for_each_stage_tell_more_where_paths_are_programs() -> None:
-    """A canonical graph's paths stand for other orders, whose stages are not known."""
-    told = []
-    for seed in range(4):
-        theory = reduced(chain(3, 3, seed))
-        assert theory is not None
-        cell = theory.problem.proportional + 0.05 * (
-            whole_cell(theory.problem) - theory.problem.proportional
-        )
-        means = Means(theory.problem, cell, None)
-        graphs = [graph_of(theory, wide=wide) for wide in (False, True)]
-        told.append([(sums(g, means)[1][g.start] @ means.inside).max() for g in graphs])
-    assert all(a >= b * (1 - 1e-12) for a, b in told) and any(a > b * (1 + 1e-6) for a, b in told)
-
-
 def by_stages(theory: Theory, graph: Graph, cell: Any) -> tuple[Graph | None, Means]:
     """The graph of all stages."""
     means = Means(theory.problem, cell, None)
@@ -242,29 +195,6 @@ def test_bounds_by_stages_are_exact_at_a_point(seed: int) -> None:
     if whole is not None:
         least = least_at(problem, programs(seed, 1), middle[0])
         assert sums(whole, means)[0] == pytest.approx(least, rel=1e-5, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    "data", [chain(2, 3, 1), residual(1, 2, 0, operators=12)], ids=["chain", "residual"]
-)
-def test_paths_of_stages_are_programs_of_their_work(data: HapData) -> None:
-    theory = reduced(data)
-    assert theory is not None
-    problem, draw = theory.problem, np.random.default_rng(3)
-    whole, _ = by_stages(theory, graph_of(theory), whole_cell(problem))
-    assert whole is not None and max(map(len, whole.chains)) > 3
-    for _ in range(40):
-        arcs = walk(whole, draw)
-        program = whole.program(arcs)
-        if theory.program(program) != program:
-            continue  # a detour, which a program would leave out
-        stages, work = problem.stages(program), whole.work[np.array(arcs)]
-        ratios = problem.proportional
-        busy = work.fixed[:, None] + work.shared * ratios
-        seconds = (busy * problem.speeds[-1] / problem.speeds).max(axis=1)
-        paid = work.fixed + work.shared[:, 0] * ratios[-1]
-        total = np.where(work.comm, paid, seconds).sum()
-        assert total == pytest.approx(problem.seconds(stages, ratios[None]), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -320,14 +250,6 @@ def test_lengths_are_those_of_networkx(arcs: list[tuple[int, int, int]], keys: l
         a = arc[u, 0]
         assert (a < 0) == (u not in expected)
         assert a < 0 or length[u, 0] == cost[graph.label[a]] + length[graph.head[a], 0]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_triples_lead_to_the_same_or_a_later_component(seed: int) -> None:
-    theory = reduced(instance(seed))
-    if theory is not None:
-        graph = graph_of(theory)
-        assert (graph.component[graph.tail] <= graph.component[graph.head]).all()
 
 
 @pytest.mark.parametrize(("layers", "types", "seed"), [(1, 2, 0), (1, 3, 1), (2, 2, 2)])

@@ -4,7 +4,6 @@ to."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -169,9 +168,3 @@ def test_layer_time_refuses_nonsense() -> None:
         layer_time(layer, device("T4"), "fp16", tensor=0)
     with pytest.raises(InputError, match="bf16"):
         layer_time(layer, device("T4"), "bf16")
-
-
-def test_efficiencies_are_shares() -> None:
-    e = DEFAULT_EFFICIENCY
-    assert all(0 < share <= 1 for share in (e.matmul_16, e.matmul_32, e.memory))
-    assert replace(e, matmul_32=0.5).matmul("fp32") == 0.5 and e.matmul("bf16") == e.matmul_16

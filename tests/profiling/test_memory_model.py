@@ -50,12 +50,23 @@ def block_of(make: Any, *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gpt2-medium", "llama-1.1b", "llama3-8b", "bert-large", "bert-moe", "vit-base"]
+    "name",
+    [
+        "gpt2",
+        "gpt2-medium",
+        "llama-1.1b",
+        "llama3-8b",
+        "bert-large",
+        "bert-moe",
+        "vit-base",
+        "vgg19",
+    ],
 )
 def test_parameters_are_those_of_the_modules(name: str) -> None:
     model = load_model(name, precision="fp32")
     with torch.device("meta"):
         module = reference(model)
+    assert list(module.layers) == [layer.name for layer in model.layers]
     assert sum(p.numel() for p in module.parameters()) == model.params
     for described, layer in zip(model.layers, module.layers.values(), strict=True):
         own = sum(p.numel() for p in layer.parameters())

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetplan.profiling.simulator.pipeline import (
@@ -63,44 +63,6 @@ def before(tasks: Tasks) -> list[list[int]]:
     return found
 
 
-def interpreted(tasks: Tasks) -> list[float]:
-    """Starts, one clock tick of the whole-number times after the other."""
-    count, wanted = len(tasks), before(tasks)
-    start: list[float | None] = [None] * count
-    ready: list[tuple[float, int]] = []
-    queued: set[int] = set()
-    now = 0.0
-    while any(s is None for s in start):
-        progress = True
-        while progress:
-            progress = False
-            for t in range(count):
-                if t in queued or start[t] is not None:
-                    continue
-                done = [start[a] for a in wanted[t]]
-                if all(
-                    s is not None and s + tasks.seconds[a] + tasks.delay[a] <= now
-                    for s, a in zip(done, wanted[t], strict=True)
-                ):
-                    ready.append((now, t))
-                    queued.add(t)
-            for entry in sorted(ready):
-                t = entry[1]
-                held = {
-                    int(p)
-                    for u in range(count)
-                    if (s := start[u]) is not None and s <= now < s + tasks.seconds[u]
-                    for p in ports_of(tasks, u)
-                }
-                if not ports_of(tasks, t) & held:
-                    start[t] = now
-                    ready.remove(entry)
-                    progress = True
-                    break
-        now += 1.0
-    return [float(s) for s in start if s is not None]
-
-
 @given(random_tasks())
 def test_rules_hold_for_random_tasks(tasks: Tasks) -> None:
     timeline = simulate(tasks)
@@ -124,12 +86,6 @@ def test_rules_hold_for_random_tasks(tasks: Tasks) -> None:
                 for u in range(len(tasks))
                 if u != t
             )
-
-
-@given(random_tasks())
-def test_without_contention_starts_are_those_of_an_interpreter(tasks: Tasks) -> None:
-    alone = Tasks(**{**vars(tasks), "port_begin": 0 * tasks.port_begin, "port": tasks.port[:0]})
-    assert simulate(alone).start.tolist() == interpreted(alone)
 
 
 def test_a_port_serves_in_the_order_of_asking() -> None:
@@ -337,29 +293,3 @@ def test_events_are_sorted_and_named() -> None:
     assert kinds == ["forward", "transfer", "forward", "backward", "transfer", "backward"]
     assert timeline.spent(Kind.TRANSFER).tolist() == [0.5, 0.5]
     assert timeline.idle.tolist() == [3.0, 3.0]
-
-
-@settings(max_examples=20)
-@given(st.integers(2, 4), st.integers(2, 6), st.integers(0, 2**32 - 1))
-def test_scaling_all_times_scales_the_timeline(stages: int, batches: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    forward, backward, hop = (
-        rng.random((stages, 1, 1)),
-        rng.random((stages, 1, 1)),
-        rng.random((stages - 1, 1)),
-    )
-
-    def seconds(factor: float) -> float:
-        return simulate_replicas(
-            [
-                Replica(
-                    stages=stages,
-                    micro_batches=batches,
-                    forward=factor * forward,
-                    backward=factor * backward,
-                    hops=Hops(forward=factor * hop, backward=factor * hop),
-                )
-            ]
-        ).seconds
-
-    assert seconds(4.0) == pytest.approx(4.0 * seconds(1.0))

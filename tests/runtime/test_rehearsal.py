@@ -8,17 +8,14 @@ import os
 import shlex
 import subprocess
 import sys
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from fakes.workloads import cluster, cluster_document, small
+from fakes.workloads import cluster, small
 from hetplan.cli.main import main
 from hetplan.files import read_json
-from hetplan.planner.ranking import make_plans
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Profile
@@ -31,8 +28,6 @@ from hetplan.runtime.plan import save_plan
 from hetplan.runtime.rehearsals import FAST, PLANS, SLOW, SLOWED, Rehearsed, rank_correlation
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
@@ -172,51 +167,6 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     assert other.stderr == (
         "hetplan: rank 0: torchrun: number of processes (got 3, expected 2, one per device)\n"
     )
-
-
-@pytest.mark.slow
-def test_the_order_of_the_planners_candidates_is_the_order_measured(tmp_path: Path) -> None:
-    """All candidates of one workload at one scale; those predicted within a percent of each other
-    may change places.
-
-    Needs a machine without other load.
-    """
-    workload = small(16)
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(cluster_document()))
-    planning = make_plans(workload, None, Run(Options(time_limit=20.0, threads=1)))
-    known = {
-        c.name: c
-        for c in planning.candidates
-        if c.plan is not None and c.predicted_seconds is not None
-    }
-    predicted = {name: float(c.predicted_seconds or 0.0) for name, c in known.items()}
-    assert len(predicted) >= 5
-    scale = 2.0 / min(predicted.values())
-    asked = []
-    for i, (name, candidate) in enumerate(known.items()):
-        assert candidate.plan is not None
-        save_plan(candidate.plan, tmp_path / f"{i}.json")
-        more = (
-            "--virtual",
-            "--time-scale",
-            scale,
-            "--steps",
-            4,
-            "--cluster",
-            cluster,
-            "--json",
-            "--quiet",
-        )
-        asked.append(request(name.replace("/", "-"), "run", tmp_path / f"{i}.json", *more))
-    answers = served(asked, tmp_path, 1)
-    measured = {
-        name: json.loads(answers[name.replace("/", "-")]["out"])["measured_seconds"]
-        for name in predicted
-    }
-    for a, b in permutations(predicted, 2):
-        if predicted[a] < 0.99 * predicted[b]:
-            assert measured[a] < measured[b], (a, b)
 
 
 def test_a_rehearsal_that_is_late_says_what_to_do() -> None:
