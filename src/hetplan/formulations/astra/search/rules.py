@@ -10,22 +10,22 @@
 A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ ×
 are read as != <= >= *. Operators of one line of the grammar go from left to right.
 
-A strategy that meets any rule is dropped. Types are checked when a rule is compiled against the
-columns of a strategy table, so that a misspelt name or value is an error and never a rule that
-silently drops nothing. None (an option that is not set) equals only None; arithmetic with it gives
-None, ordering against it is false; so is dividing by zero, row by row. Nothing is ever handed to
-Python's own parser.
+A strategy that meets any rule is dropped. A rule is read in one pass: every part of it becomes an
+`Expression` whose type is checked against the columns of a strategy table at once, so that a
+misspelt name or value is an error and never a rule that silently drops nothing. None (an option
+that is not set) equals only None; arithmetic with it gives None, ordering against it is false; so
+is dividing by zero, row by row. Nothing is ever handed to Python's own parser.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib.resources import files
-from typing import Literal as Kinds
-from typing import NoReturn
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,63 +45,46 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ALIASES = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "×": "*"}
-COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_CONSTANTS = {"None": None, "true": True, "false": False, "True": True, "False": False}
+COMPARISONS: dict[str, Any] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+ARITHMETIC: dict[str, Any] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "%": np.mod,
+}
+
+Kind = Literal["number", "string", "bool", "none"]
+Mask = NDArray[np.bool_]
+# The values of an expression, and where they are known (are not None).
+Operand = tuple[Any, Mask | bool]
 
 
 @dataclass(frozen=True)
-class Token:
-    """kind: name, number, string, word, sign or end. column: 0-based offset in the rule's text."""
+class Column:
+    """What a rule may know of a parameter."""
 
-    kind: str
-    text: str
-    column: int
-
-
-@dataclass(frozen=True)
-class Literal:
-    """A number, a string, True, False or None."""
-
-    value: float | str | bool | None
-    column: int
+    kind: Kind
+    words: tuple[str, ...] = ()  # the vocabulary of a string column; rows hold indices into it
 
 
 @dataclass(frozen=True)
-class Name:
-    """`$name`, without its dollar."""
+class Values:
+    """One column of a table."""
 
-    name: str
-    column: int
-
-
-@dataclass(frozen=True)
-class Negative:
-    """Unary minus."""
-
-    operand: Node
-    column: int
+    data: NDArray[np.generic]  # float64 (numbers), codes (strings) or bool
+    known: Mask | None = None  # False where None; None: all are known
 
 
-@dataclass(frozen=True)
-class Chain:
-    """`first op next op next …`, left to right; all operators of one level (sum, product, && or
-    ||)."""
-
-    first: Node
-    rest: tuple[tuple[str, Node], ...]
-    column: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """`left op right`; `column` is the operator's."""
-
-    left: Node
-    operator: str
-    right: Node
-    column: int
-
-
-Node = Literal | Name | Negative | Chain | Comparison
+Table = Mapping[str, Values]
 
 
 @dataclass(frozen=True)
@@ -121,304 +104,310 @@ class Source:
         return InputError(what, where=place, got=got, expected=expected)
 
 
+@dataclass(frozen=True)
+class Token:
+    """A piece of a rule's text."""
+
+    kind: str  # name, number, string, word, sign or end
+    text: str
+    column: int  # 0-based offset in the rule's text
+
+    def among(self, signs: Iterable[str]) -> bool:
+        """Whether this is one of those signs."""
+        return self.kind == "sign" and self.text in signs
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A part of a rule whose type is checked."""
+
+    kind: Kind
+    column: int
+    on: Callable[[Table], Operand]  # its values on the rows of a table
+    name: str = ""  # of the parameter, where it is one
+    literal: float | str | bool | None = None  # its value, where that is written down
+
+
 def tokenize(source: Source) -> list[Token]:
     """The rule's tokens with an `end` behind them; raises InputError at the first character that
     starts none."""
     text = source.text
     if len(text) > MAX_LENGTH:
-        raise source.error(
-            "rule is too long", MAX_LENGTH, expected=f"at most {MAX_LENGTH} characters"
-        )
+        expected = f"at most {MAX_LENGTH} characters"
+        raise source.error("rule is too long", MAX_LENGTH, expected=expected)
     tokens, at = [], 0
     while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
         match = _TOKEN.match(text, at)
-        if match is None:
-            _refuse_character(source, at)
-        kind = match.lastgroup or ""
-        tokens.append(Token(kind, _ALIASES.get(match.group(), match.group()), at))
-        at = match.end()
+        if match is not None:
+            sign = _ALIASES.get(match.group(), match.group())
+            tokens.append(Token(match.lastgroup or "", sign, at))
+        elif not text[at].isspace():
+            raise _bad_character(source, at)
+        at = match.end() if match is not None else at + 1
     return [*tokens, Token("end", "", len(text))]
 
 
-def _refuse_character(source: Source, at: int) -> NoReturn:
+def _bad_character(source: Source, at: int) -> InputError:
     character = source.text[at]
     if character in "'\"":
-        raise source.error(
-            "string is not closed", at, expected=f"another {character} on the same line"
-        )
+        expected = f"another {character} on the same line"
+        return source.error("string is not closed", at, expected=expected)
     if character == "$":
-        raise source.error("$ without a name", at, expected="$ and the name of a parameter")
+        return source.error("$ without a name", at, expected="$ and the name of a parameter")
     if character in "&|":
-        raise source.error("single sign", at, got=character, expected=character * 2)
-    raise source.error("unexpected character", at, got=character)
+        return source.error("single sign", at, got=character, expected=character * 2)
+    return source.error("unexpected character", at, got=character)
 
 
-def parse_rule(source: Source) -> Node:
-    """The syntax tree of one rule; raises InputError with the column of what is wrong."""
-    parser = _Parser(source, tokenize(source))
-    tree = parser.alternatives()
-    parser.finish()
-    return tree
-
-
-class _Parser:
+class _Reader:
     """Recursive descent, one method per line of the grammar; recursion only through brackets and
     minus signs."""
 
-    def __init__(self, source: Source, tokens: list[Token]) -> None:
-        self.source, self.tokens, self.at, self.depth = source, tokens, 0, 0
+    def __init__(self, source: Source, columns: Mapping[str, Column]) -> None:
+        self.source, self.columns = source, columns
+        self.tokens = tokenize(source)[::-1]  # the next one last
+        self.depth = 0
+        self.names: set[str] = set()
 
     @property
     def token(self) -> Token:
-        return self.tokens[self.at]
+        return self.tokens[-1]
 
-    def next(self) -> Token:
-        token = self.token
-        self.at += 1
-        return token
-
-    def finish(self) -> None:
+    def rule(self) -> Expression:
+        """The whole text."""
+        read = self.alternatives()
         if self.token.text == ")":
             raise self.source.error("bracket was never opened", self.token.column, got=")")
-        if self.token.text in COMPARISONS:
-            raise self.source.error(
-                "comparisons do not chain", self.token.column, expected="&& between two comparisons"
-            )
+        self.refuse_chained_comparison()
         if self.token.kind != "end":
             raise self.source.error(
                 "unexpected text", self.token.column, got=self.token.text, expected="an operator"
             )
-
-    def alternatives(self) -> Node:
-        return self._chain(self.conjunction, ("||",))
-
-    def conjunction(self) -> Node:
-        return self._chain(self.comparison, ("&&",))
-
-    def comparison(self) -> Node:
-        left = self.sum()
-        if self.token.kind == "sign" and self.token.text in COMPARISONS:
-            operator = self.next()
-            return Comparison(left, operator.text, self.sum(), operator.column)
-        return left
-
-    def sum(self) -> Node:
-        return self._chain(self.product, ("+", "-"))
-
-    def product(self) -> Node:
-        return self._chain(self.unary, ("*", "/", "%"))
-
-    def _chain(self, operand: Callable[[], Node], operators: tuple[str, ...]) -> Node:
-        column = self.token.column
-        first: Node = operand()
-        rest: list[tuple[str, Node]] = []
-        while self.token.kind == "sign" and self.token.text in operators:
-            sign = self.next().text
-            rest.append((sign, operand()))
-        return Chain(first, tuple(rest), column) if rest else first
-
-    def unary(self) -> Node:
-        token = self.next()
-        if token.text in ("-", "(") and token.kind == "sign":
-            self.depth += 1
-            if self.depth > MAX_NESTING:
-                raise self.source.error(
-                    "nested too deeply", token.column, expected=f"at most {MAX_NESTING} levels"
-                )
-            inner = self.unary() if token.text == "-" else self.alternatives()
-            self.depth -= 1
-            if token.text == "-":
-                return Negative(inner, token.column)
-            self._close(token)
-            return inner
-        return self._atom(token)
-
-    def _close(self, opened: Token) -> None:
-        if self.token.text in COMPARISONS:
+        if read.kind != "bool":
+            got = f"a {read.kind}"
             raise self.source.error(
-                "comparisons do not chain", self.token.column, expected="&& between two comparisons"
+                "a rule must be true or false", read.column, got=got, expected="a comparison"
             )
-        if self.token.kind == "sign" and self.token.text == ")":
-            self.next()
-            return
-        got = self.token.text or "the end of the rule"
-        raise self.source.error("bracket is not closed", opened.column, got=got, expected=")")
+        return read
 
-    def _atom(self, token: Token) -> Node:
-        match token.kind:
-            case "name":
-                return Name(token.text[1:], token.column)
-            case "number":
-                value = float(token.text)
-                if not abs(value) <= 2**53:
-                    raise self.source.error(
-                        "number is too large", token.column, got=token.text, expected="at most 2^53"
-                    )
-                return Literal(value, token.column)
-            case "string":
-                return Literal(token.text[1:-1], token.column)
-            case "word":
-                named = {"None": None, "true": True, "false": False, "True": True, "False": False}
-                return Literal(named.get(token.text, token.text), token.column)
-        got = token.text or "the end of the rule"
-        raise self.source.error(
-            "a value is missing", token.column, got=got, expected="$name, number, string, None or ("
+    def refuse_chained_comparison(self) -> None:
+        """`1 < $a < 3` has a second comparison where the first one should end."""
+        if self.token.among(COMPARISONS):
+            expected = "&& between two comparisons"
+            raise self.source.error(
+                "comparisons do not chain", self.token.column, expected=expected
+            )
+
+    def alternatives(self) -> Expression:
+        return self.chain(self.conjunction, ("||",), "bool", any_of)
+
+    def conjunction(self) -> Expression:
+        return self.chain(self.comparison, ("&&",), "bool", all_of)
+
+    def sum(self) -> Expression:
+        return self.chain(self.product, ("+", "-"), "number", arithmetic)
+
+    def product(self) -> Expression:
+        return self.chain(self.unary, ("*", "/", "%"), "number", arithmetic)
+
+    def chain(
+        self,
+        operand: Callable[[], Expression],
+        signs: tuple[str, ...],
+        kind: Kind,
+        combine: Callable[[Sequence[str], Sequence[Operand]], Operand],
+    ) -> Expression:
+        """`first sign next sign next …`, combined from left to right."""
+        column, operands, between = self.token.column, [operand()], list[str]()
+        while self.token.among(signs):
+            between.append(self.tokens.pop().text)
+            operands.append(operand())
+        if not between:
+            return operands[0]
+        for sign, part in zip([between[0], *between], operands, strict=True):
+            self.need(part, kind, sign)
+            if sign in "/%" and part is not operands[0] and part.literal == 0:
+                raise self.source.error("division by zero", part.column)
+        return Expression(
+            kind, column, lambda table: combine(between, [part.on(table) for part in operands])
         )
 
-
-Kind = Kinds["number", "string", "bool", "none"]
-
-
-@dataclass(frozen=True)
-class Column:
-    """What a rule may know of a parameter. words: the vocabulary of a string column (rows hold
-    indices into it)."""
-
-    kind: Kind
-    words: tuple[str, ...] = ()
-
-
-def column_of(node: Node) -> int:
-    return column_of(node.left) if isinstance(node, Comparison) else node.column
-
-
-@dataclass(frozen=True)
-class Checker:
-    """Types of expressions; collects the names that are read."""
-
-    source: Source
-    columns: Mapping[str, Column]
-    names: set[str]
-
-    def kind(self, node: Node) -> Kind:
-        match node:
-            case Literal(value=None):
-                return "none"
-            case Literal(value=bool()):
-                return "bool"
-            case Literal(value=str(word)):
-                if word in self.columns:
-                    raise self.source.error(
-                        f"{word} is a parameter", node.column, expected=f"${word}"
-                    )
-                return "string"
-            case Literal():
-                return "number"
-            case Name(name=name):
-                return self._name(node, name)
-            case Negative(operand=operand):
-                self._need(operand, "number", "minus")
-                return "number"
-            case Chain(first=first, rest=rest):
-                wanted: Kind = "bool" if rest[0][0] in ("&&", "||") else "number"
-                for sign, operand in [(rest[0][0], first), *rest]:
-                    self._need(operand, wanted, sign)
-                    if (
-                        sign in "/%"
-                        and operand is not first
-                        and isinstance(operand, Literal)
-                        and operand.value == 0
-                    ):
-                        raise self.source.error("division by zero", operand.column)
-                return wanted
-            case Comparison():
-                return self._comparison(node)
-
-    def _name(self, node: Name, name: str) -> Kind:
-        if name not in self.columns:
-            near = nearest(name, self.columns, most=2)
-            expected = (
-                " or ".join(f"${n}" for n in near)
-                if near
-                else "one of " + ", ".join(sorted(self.columns))
-            )
+    def need(self, part: Expression, kind: Kind, sign: str) -> None:
+        """Raise InputError where a sign cannot take what stands beside it."""
+        if part.kind != kind:
+            expected = "a comparison" if kind == "bool" else "a number"
             raise self.source.error(
-                "unknown parameter", node.column, got=f"${name}", expected=expected
+                f"{sign} cannot take this", part.column, got=f"a {part.kind}", expected=expected
+            )
+
+    def comparison(self) -> Expression:
+        left = self.sum()
+        if not self.token.among(COMPARISONS):
+            return left
+        operator = self.tokens.pop()
+        right, sign = self.sum(), operator.text
+        kinds, got = {left.kind, right.kind}, f"a {left.kind} and a {right.kind}"
+        if sign not in ("==", "!="):
+            if kinds != {"number"}:
+                raise self.source.error(f"{sign} orders numbers only", operator.column, got=got)
+        elif len(kinds - {"none"}) > 1:
+            raise self.source.error("cannot be compared", operator.column, got=got)
+        for one, other in ((left, right), (right, left)):
+            self.check_word(one, other)
+        return Expression(
+            "bool",
+            left.column,
+            lambda table: (compare(sign, left.on(table), right.on(table)), True),
+        )
+
+    def check_word(self, one: Expression, other: Expression) -> None:
+        """A word that a parameter is compared with must be one of its values."""
+        if one.name and isinstance(other.literal, str):
+            words = self.columns[one.name].words
+            if other.literal not in words:
+                raise self.source.error(
+                    f"${one.name} never has this value",
+                    other.column,
+                    got=other.literal,
+                    expected=f"one of {', '.join(words)} or None",
+                )
+
+    def unary(self) -> Expression:
+        if not self.token.among("-("):
+            return self.atom()
+        token = self.tokens.pop()
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            expected = f"at most {MAX_NESTING} levels"
+            raise self.source.error("nested too deeply", token.column, expected=expected)
+        inner = self.unary() if token.text == "-" else self.alternatives()
+        self.depth -= 1
+        if token.text == "-":
+            self.need(inner, "number", "minus")
+            return Expression("number", token.column, lambda table: negative(inner.on(table)))
+        self.refuse_chained_comparison()
+        if self.token.text != ")":
+            got = self.token.text or "the end of the rule"
+            raise self.source.error("bracket is not closed", token.column, got=got, expected=")")
+        self.tokens.pop()
+        return inner
+
+    def atom(self) -> Expression:
+        token = self.token
+        if token.kind in ("sign", "end"):
+            raise self.source.error(
+                "a value is missing",
+                token.column,
+                got=token.text or "the end of the rule",
+                expected="$name, number, string, None or (",
+            )
+        self.tokens.pop()
+        if token.kind == "name":
+            return self.parameter(token)
+        value: float | str | bool | None = token.text
+        kind: Kind = "string"
+        if token.kind == "number":
+            value, kind = float(token.text), "number"
+            if value > 2**53:
+                got = token.text
+                raise self.source.error(
+                    "number is too large", token.column, got=got, expected="at most 2^53"
+                )
+        elif token.kind == "string":
+            value = token.text[1:-1]
+        elif token.text in _CONSTANTS:
+            value = _CONSTANTS[token.text]
+            kind = "none" if value is None else "bool"
+        if isinstance(value, str) and value in self.columns:
+            raise self.source.error(f"{value} is a parameter", token.column, expected=f"${value}")
+        return Expression(kind, token.column, lambda _: (value, value is not None), literal=value)
+
+    def parameter(self, token: Token) -> Expression:
+        """`$name`."""
+        name = token.text[1:]
+        if name not in self.columns:
+            near = [f"${other}" for other in nearest(name, self.columns, most=2)]
+            expected = " or ".join(near) or "one of " + ", ".join(sorted(self.columns))
+            raise self.source.error(
+                "unknown parameter", token.column, got=f"${name}", expected=expected
             )
         self.names.add(name)
-        return self.columns[name].kind
+        column = self.columns[name]
 
-    def _need(self, node: Node, wanted: Kind, sign: str) -> None:
-        kind = self.kind(node)
-        if kind != wanted:
-            expected = "a comparison" if wanted == "bool" else "a number"
-            raise self.source.error(
-                f"{sign} cannot take this", column_of(node), got=f"a {kind}", expected=expected
-            )
+        def values(table: Table) -> Operand:
+            own = table[name]
+            data = np.array(column.words)[own.data.astype(np.int64)] if column.words else own.data
+            return data, True if own.known is None else own.known
 
-    def _comparison(self, node: Comparison) -> Kind:
-        left, right = self.kind(node.left), self.kind(node.right)
-        if node.operator in ("==", "!="):
-            if "none" not in (left, right) and left != right:
-                raise self.source.error(
-                    "cannot be compared", node.column, got=f"a {left} and a {right}"
-                )
-            for one, other in ((node.left, node.right), (node.right, node.left)):
-                if (
-                    isinstance(one, Name)
-                    and isinstance(other, Literal)
-                    and isinstance(other.value, str)
-                ):
-                    words = self.columns[one.name].words
-                    if other.value not in words:
-                        raise self.source.error(
-                            f"${one.name} never has this value",
-                            other.column,
-                            got=other.value,
-                            expected=f"one of {', '.join(words)} or None",
-                        )
-        elif (left, right) != ("number", "number"):
-            raise self.source.error(
-                f"{node.operator} orders numbers only", node.column, got=f"a {left} and a {right}"
-            )
-        return "bool"
+        return Expression(column.kind, token.column, values, name=name)
 
 
-Mask = NDArray[np.bool_]
+def truth(operand: Operand) -> Mask:
+    """A bool expression as a mask; an unset flag counts as false."""
+    value, known = operand
+    return np.asarray(value, dtype=bool) & known
 
 
-@dataclass(frozen=True)
-class Values:
-    """One column of a table. data: float64 (numbers), codes (strings) or bool; known: False where
-    None (None: all)."""
+def any_of(_: Sequence[str], operands: Sequence[Operand]) -> Operand:
+    """`a || b || …`."""
+    return reduce(np.logical_or, map(truth, operands)), True
 
-    data: NDArray[np.generic]
-    known: Mask | None = None
+
+def all_of(_: Sequence[str], operands: Sequence[Operand]) -> Operand:
+    """`a && b && …`."""
+    return reduce(np.logical_and, map(truth, operands)), True
+
+
+def negative(operand: Operand) -> Operand:
+    """Unary minus."""
+    return -np.asarray(operand[0], dtype=float), operand[1]
+
+
+def arithmetic(signs: Sequence[str], operands: Sequence[Operand]) -> Operand:
+    """Left to right in float64: whole numbers are exact up to 2^53."""
+    value, known = np.asarray(operands[0][0], dtype=float), operands[0][1]
+    for sign, (other, other_known) in zip(signs, operands[1:], strict=True):
+        right = np.asarray(other, dtype=float)
+        known = np.logical_and(known, other_known)
+        if sign in "/%":
+            known = np.logical_and(known, right != 0)
+            right = np.where(right == 0, 1.0, right)
+        value = ARITHMETIC[sign](value, right)
+    return value, known
+
+
+def compare(sign: str, left: Operand, right: Operand) -> Mask:
+    """None equals only None, and has no order."""
+    (a, a_known), (b, b_known) = left, right
+    both = np.logical_and(a_known, b_known)
+    if a is None or b is None:
+        met: Any = sign == "!="
+    else:
+        met = COMPARISONS[sign](np.asarray(a), np.asarray(b))
+    same = np.logical_not(np.logical_or(a_known, b_known))
+    return np.where(both, met, (sign == "==") & same | (sign == "!=") & ~same)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One compiled rule. names: the columns that it reads."""
+    """One compiled rule."""
 
     source: Source
-    tree: Node
-    names: frozenset[str]
-    columns: Mapping[str, Column]
+    condition: Expression
+    names: frozenset[str]  # the columns that it reads
 
     def __str__(self) -> str:
         return self.source.text
 
-    def met(self, table: Mapping[str, Values], rows: int) -> Mask:
+    def met(self, table: Table, rows: int) -> Mask:
         """Which of the `rows` rows of `table` meet the rule."""
-        return np.broadcast_to(_truth(self.tree, self, table), (rows,))
+        return np.broadcast_to(truth(self.condition.on(table)), (rows,))
 
 
 def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
     """Parse and type-check one rule; raises InputError with the place of the first fault."""
-    tree = parse_rule(source)
-    names: set[str] = set()
-    kind = Checker(source, columns, names).kind(tree)
-    if kind != "bool":
-        raise source.error(
-            "a rule must be true or false",
-            column_of(tree),
-            got=f"a {kind}",
-            expected="a comparison",
-        )
-    return Rule(source, tree, frozenset(names), columns)
+    reader = _Reader(source, columns)
+    return Rule(source, reader.rule(), frozenset(reader.names))
 
 
 def rules_from_text(text: str, columns: Mapping[str, Column], *, where: str) -> list[Rule]:
@@ -468,84 +457,3 @@ def _without_comment(line: str) -> str:
         elif character == "#":
             return line[:at]
     return line
-
-
-Operand = tuple[NDArray[np.generic] | float | str | bool | None, Mask | bool]
-
-
-def _truth(node: Node, rule: Rule, table: Mapping[str, Values]) -> Mask:
-    """A bool expression on all rows; an unset flag counts as false."""
-    if isinstance(node, Chain):
-        result = _truth(node.first, rule, table)
-        for sign, operand in node.rest:
-            other = _truth(operand, rule, table)
-            result = result & other if sign == "&&" else result | other
-        return result
-    if isinstance(node, Comparison):
-        return _compare(
-            node.operator, _operand(node.left, rule, table), _operand(node.right, rule, table)
-        )
-    value, known = _operand(node, rule, table)
-    return np.asarray(value, dtype=bool) & known
-
-
-def _operand(node: Node, rule: Rule, table: Mapping[str, Values]) -> Operand:
-    """(values, where they are known) of a number, string or bool expression."""
-    match node:
-        case Literal(value=value):
-            return value, value is not None
-        case Name(name=name):
-            values, words = table[name], rule.columns[name].words
-            known: Mask | bool = True if values.known is None else values.known
-            return (np.array(words)[values.data.astype(np.int64)] if words else values.data), known
-        case Negative(operand=operand):
-            inner, known = _operand(operand, rule, table)
-            return -np.asarray(inner, dtype=float), known
-        case Chain(first=first, rest=rest) if rest[0][0] not in ("&&", "||"):
-            return _arithmetic(
-                _operand(first, rule, table), [(s, _operand(o, rule, table)) for s, o in rest]
-            )
-        case _:
-            return _truth(node, rule, table), True
-
-
-def _arithmetic(first: Operand, rest: list[tuple[str, Operand]]) -> Operand:
-    """Left to right in float64: whole numbers are exact up to 2^53."""
-    value, known = np.asarray(first[0], dtype=float), first[1]
-    for sign, (other, other_known) in rest:
-        right = np.asarray(other, dtype=float)
-        known = np.logical_and(known, other_known)
-        if sign in "/%":
-            known = np.logical_and(known, right != 0)
-            right = np.where(right == 0, 1.0, right)
-        match sign:
-            case "+":
-                value = value + right
-            case "-":
-                value = value - right
-            case "*":
-                value = value * right
-            case "/":
-                value = value / right
-            case "%":
-                value = np.mod(value, right)
-    return value, known
-
-
-def _compare(operator: str, left: Operand, right: Operand) -> Mask:
-    (a, a_known), (b, b_known) = left, right
-    both = np.logical_and(a_known, b_known)
-    if operator in ("==", "!="):
-        neither = ~np.logical_or(a_known, b_known)
-        same = (
-            both & (np.asarray(a) == np.asarray(b))
-            if a is not None and b is not None
-            else np.asarray(False)
-        )
-        equal = np.asarray(same | neither)
-        return equal if operator == "==" else ~equal
-    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    ordered = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}[
-        operator
-    ](x, y)
-    return np.asarray(ordered & both)
