@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from astra.settings import GPT, LLAMA, SMALL, table_of
-from hetplan.errors import InputError
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import (
     Offer,
@@ -23,8 +21,7 @@ from hetplan.formulations.astra.search.pricing import (
     offload_share,
     stage_peaks,
 )
-from hetplan.formulations.astra.search.space import NONE, Space
-from hetplan.formulations.astra.search.timing import Floats, Traffic, Work
+from hetplan.formulations.astra.search.space import NONE
 from hetplan.profiling.times import all_reduce_seconds, layer_time
 
 
@@ -159,34 +156,3 @@ def test_memory_equals_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
         assert (
             share[r] > 1 if needed > 1 else share[r] == pytest.approx(max(0.0, needed), abs=1e-12)
         )
-
-
-@dataclass
-class Share:
-    """An efficiency model that reaches a share of the peak in computation and half of every link,
-    without launch floors."""
-
-    computing: float
-    launch_seconds = 0.0
-
-    def computation(self, work: Work) -> Floats:
-        """The share."""
-        return np.full(work.flops.shape, self.computing)
-
-    def communication(self, traffic: Traffic) -> Floats:
-        """Half."""
-        return np.full(traffic.size.shape, 0.5)
-
-
-def test_efficiencies_can_be_passed_in() -> None:
-    table = table_of(LLAMA, 8, Space(pipeline=(1,), tensor=(1, 2)))
-    offer = offer_of("A800", 8)
-    half, full = (
-        Priced(LLAMA, table, offer, Assumptions(efficiency=Share(share))) for share in (0.5, 1.0)
-    )
-    assert half.blocks.table == pytest.approx(2 * full.blocks.table)
-    exact = sum(block.forward_flops() for block in LLAMA.blocks[:1]) / 312e12
-    products = full.blocks.row(3)[(table.columns["tensor_model_parallel_size"] == 1)]
-    assert products == pytest.approx(exact * table.columns["micro_batch_size"][: len(products)])
-    with pytest.raises(InputError, match="efficiency of computation"):
-        Priced(LLAMA, table, offer, Assumptions(efficiency=Share(1.5))).blocks  # noqa: B018

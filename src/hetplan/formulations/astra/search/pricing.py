@@ -37,9 +37,7 @@ from hetplan.formulations.astra.search.timing import (
     PRODUCTS_BACKWARD,
     PRODUCTS_FORWARD,
     BlockSeconds,
-    EfficiencyModel,
     Floats,
-    Stated,
     block_seconds,
     message_seconds,
     ring_seconds,
@@ -78,7 +76,6 @@ class Host:
 class Assumptions:
     """Everything that pricing and memory take as given besides the model and the pool."""
 
-    efficiency: EfficiencyModel = field(default_factory=Stated)
     host: Host = field(default_factory=Host)
     reserved_bytes: float = RESERVED_BYTES
     profile: Profile | None = None
@@ -113,7 +110,6 @@ class Priced:
         return block_seconds(
             self.facts,
             self.offer,
-            self.given.efficiency,
             self.tp,
             self.mbs,
             self.sp,
@@ -127,9 +123,7 @@ class Priced:
         2022, Section 4.2.2)."""
         size = np.asarray(self.facts.boundary_bytes * self.mbs, dtype=np.float64)
         ones = np.ones_like(self.tp)
-        return 2.0 * ring_seconds(
-            self.offer, "all-reduce", size, ones, self.tp, 2, self.given.efficiency
-        )
+        return 2.0 * ring_seconds(self.offer, size, ones, self.tp, 2)
 
     @cached_property
     def expert_seconds(self) -> Floats:
@@ -143,9 +137,7 @@ class Priced:
             * (self.ep - 1)
             / self.ep
         )
-        return 2.0 * message_seconds(
-            self.offer, "all-to-all", size, self.tp, self.ep, self.given.efficiency
-        )
+        return 2.0 * message_seconds(self.offer, size, self.tp, self.ep)
 
     @cached_property
     def forward(self) -> Floats:
@@ -191,7 +183,7 @@ class Priced:
         stage)."""
         size = self.facts.boundary_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
         whole = self.tp * self.dp  # stages lie that far apart
-        one_way = message_seconds(self.offer, "send", size, whole, self.pp, self.given.efficiency)
+        one_way = message_seconds(self.offer, size, whole, self.pp)
         return np.where(self.pp > 1, 2.0 * one_way, 0.0)
 
     @cached_property
@@ -236,23 +228,19 @@ class Priced:
         over its part."""
         seconds = ring_seconds(
             self.offer,
-            "reduce-scatter",
             dense * element,
             self.tp,
             self.dp,
             1,
-            self.given.efficiency,
         )
         if self.facts.expert_params == 0:
             return seconds
         return seconds + ring_seconds(
             self.offer,
-            "reduce-scatter",
             experts * element,
             self.tp * self.ep,
             self.dp // self.ep,
             1,
-            self.given.efficiency,
         )
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:

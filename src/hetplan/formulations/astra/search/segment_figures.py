@@ -33,7 +33,7 @@ from hetplan.formulations.astra.search.pricing import (
     stage_bytes,
 )
 from hetplan.formulations.astra.search.space import Ints, Space, Strategies
-from hetplan.formulations.astra.search.timing import EMBEDDING, HEAD, Floats, Stated
+from hetplan.formulations.astra.search.timing import EMBEDDING, HEAD, Floats
 from hetplan.solvers.result import OPTIMAL_GAP
 from hetplan.solvers.run import Run
 
@@ -142,11 +142,7 @@ def _after(
 
 
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
-    """g: r(N) / N of a middle stage. r(n) / n never rises with n where links reach one share of
-    their bandwidth at all sizes; under any other model of efficiency 0 is the only line that is
-    surely below."""
-    if not isinstance(priced.given.efficiency, Stated):
-        return np.zeros(priced.table.rows)
+    """g: r(N) / N of a middle stage; r(n) / n never rises with n."""
     every = np.full_like(priced.pp, priced.facts.layers)
     passes = (priced.forward, priced.backward)
     least = _after(priced, every, np.zeros(priced.table.rows), passes, offloaded)
@@ -154,8 +150,8 @@ def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
 
 
 def _exposed(priced: Priced, r: int, share: float) -> Floats:
-    """r(n) of strategy r on one type [3, N]: falling, then rising (made so, upwards, should a model
-    of efficiency answer otherwise)."""
+    """r(n) of strategy r on one type [3, N]: falling, then rising (made so, upwards, where
+    rounding says otherwise)."""
     N = priced.facts.layers
     one = Priced(priced.facts, priced.table.take(np.full(3 * N, r)), priced.offer, priced.given)
     embedding, head = (part[0] for part in one.end_params)
