@@ -1,5 +1,5 @@
-"""Tiny random instances of problem `astra` and the brute-force oracle that every exact method is
-held against."""
+"""Tiny random instances of problem `astra` with their oracle by brute force; models and tables that
+the tests of the search share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from itertools import combinations_with_replacement, product
 
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
+from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
+from hetplan.formulations.astra.search.rules import default_rules
+from hetplan.formulations.astra.search.space import Schema, Space, Strategies, strategies
+from hetplan.profiling.models import load_model
 
 
 def random_instance(seed: int) -> AstraData:
@@ -52,3 +56,15 @@ def oracle(data: AstraData) -> float | None:
         if sum(stage.layers for stage in stages) == data.layers
     )
     return min((cost for cost in costs if cost is not None), default=None)
+
+
+SCHEMA = Schema(("A800-SXM4-80GB",))
+GPT = model_facts(load_model("gpt2", precision="bf16"))
+LLAMA = model_facts(load_model("llama2-7b", precision="bf16"))
+SMALL = Space(pipeline=(1, 2, 3, 4), tensor=(1, 2, 4), micro_batch=(1, 2, 3))
+
+
+def table_of(facts: ModelFacts = LLAMA, gpus: int = 64, space: Space | None = None) -> Strategies:
+    """All strategies that the shipped rules leave."""
+    rules = default_rules(SCHEMA.columns)
+    return strategies(facts, space or Space(), rules, gpus=gpus, global_batch=256)

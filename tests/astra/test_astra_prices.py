@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astra.settings import GPT, LLAMA, SMALL, table_of
+from astra.cases import GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import (
     Offer,

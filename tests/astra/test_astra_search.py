@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from astra.settings import SCHEMA
+from astra.cases import SCHEMA
 from hetplan.formulations import family
 from hetplan.formulations.astra.search.engine import schema_of, search
 from hetplan.formulations.astra.search.facts import model_facts

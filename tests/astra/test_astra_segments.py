@@ -1,5 +1,5 @@
-"""The methods of problem `astra` against brute force, each other, and what the problem's symmetries
-demand."""
+"""The methods of problem `astra` against brute force, each other, what the problem's symmetries
+demand, and the optima of the packaged instances."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from hetplan.formulations.astra import paper
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.problem import compile_problem, infeasible_because
+from hetplan.instances.library import Entry, library
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result, Stop
 from hetplan.solvers.run import Run
+from present import present
 from stopping import After, cancelled_after
 
 ASTRA = family("astra")
@@ -236,3 +238,30 @@ def test_evaluator_names_each_broken_constraint() -> None:
     ):
         objective, violations = verdict(*stages)
         assert objective is None and part in violations
+
+
+ENTRIES = library("astra")
+
+
+def test_settings_of_the_paper_are_packaged_in_both_forms() -> None:
+    names = {entry.name for entry in ENTRIES}
+    for model in (
+        "llama2-7b",
+        "llama2-13b",
+        "llama2-70b",
+        "llama3-8b",
+        "llama3-70b",
+        "glm-67b",
+        "glm-130b",
+    ):
+        free = [name for name in names if name.startswith(model) and not name.endswith("-equal")]
+        assert len(free) == 1 and "a800" in free[0]
+        assert f"{free[0]}-equal" in names
+
+
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_exact_method_finds_the_optimum_on_file(entry: Entry, method: str) -> None:
+    best, result = present(entry.best_known()), run_one(entry.load().data, method)
+    assert best.status == result.status == "optimal"
+    assert result.objective == pytest.approx(best.objective, rel=1e-6)

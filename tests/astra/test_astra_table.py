@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astra.settings import GPT, LLAMA, SCHEMA, SMALL, table_of
+from astra.cases import GPT, LLAMA, SCHEMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.result import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.rules import default_rules, rules_from_text

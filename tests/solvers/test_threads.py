@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
@@ -28,9 +28,11 @@ def test_the_value_and_the_error_come_back() -> None:
 
 
 def test_work_goes_on_while_it_is_waited_for() -> None:
-    work = Work(lambda: time.sleep(0.2))
+    go = threading.Event()
+    work = Work(go.wait)
     assert work.alive and not work.wait(0.01)
-    assert work.wait(10) and work.value() is None
+    go.set()
+    assert work.wait(10) and work.value() is True
 
 
 def test_a_thread_that_dies_before_it_begins_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

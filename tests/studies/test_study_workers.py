@@ -108,29 +108,22 @@ def test_how_deaths_read() -> None:
 
 
 @linux
-@pytest.mark.parametrize("most", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path: Path) -> None:
     marker = f"{MARK}={os.getpid()}-{random.random()}"
     environment = {**os.environ, MARK: marker.partition("=")[2]}
-    rng, kills, done = random.Random(7), 0, 0
-    while kills < most:
+    rng, done = random.Random(7), 0
+    for _ in range(most):
         process = subprocess.Popen([sys.executable, "-c", STUDY, str(tmp_path)], env=environment)
-        seen = len(keys(tmp_path))
-        limit = time.monotonic() + 20
-        while len(keys(tmp_path)) <= seen + rng.randint(0, 2) and time.monotonic() < limit:
-            if process.poll() is not None:
-                break
+        wanted = done + rng.randint(1, 2)
+        while len(keys(tmp_path)) < wanted:
+            assert process.poll() is None, "it ended before it was killed"
             time.sleep(rng.uniform(0.005, 0.05))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
+        process.kill()
         process.wait()
         now = len(keys(tmp_path))
-        assert now >= done
+        assert done < now < 60
         done = now
-        if now == 60:
-            break
-    assert kills >= min(most, 10)
     last = subprocess.run(
         [sys.executable, "-c", STUDY, str(tmp_path)],
         env=environment,
@@ -141,9 +134,6 @@ def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path:
     assert last.stdout.split() == ["60", "60", str(done)]
     rows = read_rows(tmp_path)
     assert len(rows) == len({(row["method"], row["seed"]) for row in rows}) == 60
-    assert (
-        not [path for path in (tmp_path / "rows").iterdir() if path.suffix != ".parquet"] or kills
-    )
     limit = time.monotonic() + 20
     while (left := marked(marker)) and time.monotonic() < limit:
         time.sleep(0.1)
