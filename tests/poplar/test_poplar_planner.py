@@ -185,7 +185,7 @@ def test_devices_without_samples_keep_their_shards(stage: int, ranks: int, says:
     """Two samples for four devices: from ZeRO 1 on the idle ones stay in the plan, under ZeRO 0
     they do not."""
     workload = replace(paper_workload(example_cluster("poplar-b"), "llama-0.5b"), global_batch=2)
-    best = propose(Poplar(PoplarSettings(zero=stage)), workload, Run())[0]
+    best = propose(Poplar(PoplarSettings.model_validate({"zero": stage})), workload, Run())[0]
     assert best.plan is not None and best.peak_bytes is not None and best.fits_memory
     assert best.plan.world_size == sum(held > 0 for held in best.peak_bytes) == ranks
     assert says in " ".join(best.tables[0].notes)

@@ -145,6 +145,15 @@ def test_a_coarse_grid_only_relaxes(seed: int) -> None:
     assert answer.bound is not None and 0 < answer.bound <= best
 
 
+def test_levels_of_a_staircase_are_rounded_down() -> None:
+    model = Model("stairs", None, Totals(least=0.1, largest=40.0, roundings=10, error=0.5))
+    steps = model.binary("steps", 3)
+    model.fix(steps, 1)
+    model.minimize(model.staircase("t", steps, [0.3, 0.5, 0.7]))
+    answer = minimise("cp-sat", model, a_run())
+    assert answer.objective is not None and 0.6 < answer.objective < 0.7
+
+
 def test_a_start_is_handed_over_in_seconds() -> None:
     """Without it HiGHS finds nothing: no node, no heuristics."""
     model = Model("start", None, Totals(least=1e-4, largest=1e-2))

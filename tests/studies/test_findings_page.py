@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hetplan.studies.rows import COLUMNS, FOLDER, PACKED, Row, write_rows
+from hetplan.studies.rows import FOLDER, PACKED, Row, write_rows
+from studies.study_cases import row
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,46 +33,20 @@ def load() -> ModuleType:
 script = load()
 
 
-def row(problem: str, instance: str, method: str, objective: float | None, **given: Any) -> Row:
-    """A row of the set papers, with a proof where a bound is given."""
-    made: Row = dict.fromkeys(COLUMNS)
-    made |= {
-        "key": f"{problem}-{instance}-{method}",
-        "set": "papers",
-        "problem": problem,
-        "instance": instance,
-        "method": method,
-        "exact": method == "exact",
-        "seed": 0,
-        "objective": objective,
-        "seconds": 1.0,
-        "status": "optimal"
-        if method == "exact"
-        else "unknown"
-        if objective is None
-        else "feasible",
-        "machine_json": '{"cpu":"c"}',
-        "versions_json": '{"hetplan":"v"}',
-        "begun": "2026",
-        "time_limit": 60.0,
-    }
-    return {**made, **given}
-
-
 ROWS = [
-    row("ditto", "a", "exact", 2.0, bound=2.0),
-    row("ditto", "a", "paper", 2.1),
-    row("ditto", "a", "merge", 2.05),
-    row("ditto", "b", "exact", 4.0, bound=4.0),
-    row("ditto", "b", "paper", 5.0),
-    row("ditto", "c", "exact", 8.0, bound=8.0),
-    row("ditto", "c", "paper", None),
-    row("ditto", "d", "exact", 1.0, bound=0.5, status="feasible"),
-    row("ditto", "d", "paper", 3.0),
-    row("amp", "amp-mixed-cluster", "exact", 1.0, bound=1.0),
-    row("amp", "amp-mixed-cluster", "paper", 1.2),
-    row("amp", "amp-mixed-cluster", "megatron", 2.4),
-    row("amp", "amp-mixed-cluster", "megatron-order", 1.1, set="ablations"),
+    row("ditto", "a", "exact", objective=2.0, bound=2.0),
+    row("ditto", "a", "paper", objective=2.1),
+    row("ditto", "a", "merge", objective=2.05),
+    row("ditto", "b", "exact", objective=4.0, bound=4.0),
+    row("ditto", "b", "paper", objective=5.0),
+    row("ditto", "c", "exact", objective=8.0, bound=8.0),
+    row("ditto", "c", "paper", objective=None, status="unknown"),
+    row("ditto", "d", "exact", objective=1.0, bound=0.5, status="feasible"),
+    row("ditto", "d", "paper", objective=3.0),
+    row("amp", "amp-mixed-cluster", "exact", objective=1.0, bound=1.0),
+    row("amp", "amp-mixed-cluster", "paper", objective=1.2),
+    row("amp", "amp-mixed-cluster", "megatron", objective=2.4),
+    row("amp", "amp-mixed-cluster", "megatron-order", objective=1.1, set="ablations"),
 ]
 
 
@@ -159,7 +134,7 @@ def test_the_page_is_what_the_kept_rows_say() -> None:
 
 def test_another_row_is_another_page(tmp_path: Path) -> None:
     template = script.TEMPLATE.read_text(encoding="utf-8")
-    changed = [{**r, "objective": 2.2} if r["key"] == "ditto-a-paper" else r for r in ROWS]
+    changed = [{**r, "objective": 2.2} if r["key"] == "ditto-a-paper-0" else r for r in ROWS]
     assert script.filled(template, kept_in(tmp_path / "1", ROWS)) != script.filled(
         template, kept_in(tmp_path / "2", changed)
     )

@@ -12,36 +12,15 @@ from chromium import needs_chromium, rendered
 from hetplan.instances.library import find
 from hetplan.studies.findings import Study, cactus, profile, row_size
 from hetplan.studies.page import html, markdown
-from hetplan.studies.rows import COLUMNS, Row
+from hetplan.studies.rows import Row
 from html_pages import Page
 from present import present
+from studies import study_cases
 
 
-def row(instance: str, method: str, **given: Any) -> Row:
+def row(instance: str, method: str, **changes: Any) -> Row:
     """A row of problem ditto."""
-    exact = method in ("exact", "milp")
-    made: Row = dict.fromkeys(COLUMNS)
-    made |= {
-        "key": f"{instance}-{method}-{given.get('seed', 0)}",
-        "set": "s",
-        "instance": instance,
-        "problem": "ditto",
-        "method": method,
-        "exact": exact,
-        "seed": 0,
-        "status": "optimal" if exact else "feasible",
-        "stop": "done",
-        "seconds": 1.0,
-        "versions_json": '{"hetplan":"0"}',
-        "machine_json": '{"cpu":"<x>"}',
-        "begun": "2026-01-01",
-        "peak_bytes": 2**20,
-        "message": "",
-        "time_limit": 60.0,
-        "gap": 0.0 if exact else None,
-        "details_json": f'{{"instance_size": {100 * ord(instance[0])}}}',
-    }
-    return {**made, **given}
+    return study_cases.row("ditto", instance, method, **changes)
 
 
 ROWS = [
@@ -123,7 +102,7 @@ def test_page() -> None:
     ids, links = page.attributes("id"), [v for v in page.attributes("href") if v[0] == "#"]
     assert page.open == [] and not any(v.startswith("http") for v in page.attributes("src", "href"))
     worst = text[text.index('id="worst"') : text.index('id="instances"')]
-    assert 'href="#instance-ditto-a"' in worst and 'href="#row-a-greedy-0"' in worst
+    assert 'href="#instance-ditto-a"' in worst and 'href="#row-ditto-a-greedy-0"' in worst
     assert links and {link.removeprefix("#") for link in links} <= set(ids)
     assert sum(name.startswith("instance-") for name in ids) == 3
     assert sum(name.startswith("row-") for name in ids) == len(ROWS)
