@@ -15,10 +15,11 @@ from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
+from hetplan.formulations.amp import exact
 from hetplan.formulations.amp.cuts import cut_chain
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
-from hetplan.formulations.amp.labels import search
+from hetplan.formulations.amp.labels import Found, search
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.orders import improved, placements, try_placement
 from hetplan.formulations.amp.problem import compile_problem, find_cells
@@ -30,6 +31,7 @@ from hetplan.formulations.amp.rows import (
     root_bound,
     row_model,
 )
+from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Progress, Run
 
@@ -213,6 +215,46 @@ def test_a_search_that_is_stopped_early_has_a_valid_bound(reports: int) -> None:
     assert stopped.stop is Stop.INTERRUPTED
     assert stopped.bound is not None and optimum.bound is not None
     assert 0 < stopped.bound <= optimum.bound
+
+
+class StoppedAfter(Run):
+    """A run that is cancelled when it has been asked `checks` times whether to go on."""
+
+    checks = 0
+
+    def check(self) -> None:
+        self.checks -= 1
+        if self.checks < 0:
+            self.cancel.set()
+        super().check()
+
+
+@pytest.mark.parametrize("checks", [0, 10, 60, 110, 130, 145])
+def test_wherever_the_search_is_stopped_its_incumbent_is_kept(checks: int) -> None:
+    """In the bound of a configuration, in its division into boxes, in a label search."""
+    run = StoppedAfter()
+    run.checks = checks
+    stopped = solve(mixed_cluster(nodes=2, per_node=2, layers=6), run)
+    assert stopped.stop is Stop.INTERRUPTED
+    assert stopped.decision is not None and stopped.bound is not None
+
+
+def test_without_time_there_is_a_decision_all_the_same() -> None:
+    stopped = solve(mixed_cluster(nodes=2, per_node=2, layers=6), Run(Options(time_limit=1e-9)))
+    assert stopped.stop is Stop.LIMIT
+    assert stopped.decision is not None and stopped.bound is not None
+
+
+def test_a_search_out_of_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*arguments: object, width: int, **options: object) -> Found:
+        if width > 1:
+            raise MemoryError
+        return search(*arguments, width=width, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exact, "search", greedy)
+    short = solve(instance(0, devices=6), Run(), Parameters(first_width=1))
+    assert short.stop is Stop.LIMIT and "memory" in short.message
+    assert short.decision is not None and short.bound is not None
 
 
 def test_searches_that_need_more_than_they_may_stay_open() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -159,6 +160,20 @@ def test_a_stopped_search_keeps_a_valid_bound(seed: int, after: int) -> None:
     if optimum is not None:
         assert proof.bound is not None
         assert root <= proof.bound <= optimum
+
+
+def test_children_made_one_by_one_may_be_stopped() -> None:
+    """The node stays open, the incumbent is kept."""
+    run = Run()
+    incumbent = Incumbent[str](run)
+    incumbent.offer(5.0, "first")
+
+    def children() -> Iterator[tuple[float, str]]:
+        yield 4.0, "child"
+        raise Stopped
+
+    proof = search([(1.0, "root")], lambda *_: Expansion(children()), incumbent, run)
+    assert (proof.bound, proof.finished, incumbent.decision) == (1.0, False, "first")
 
 
 class Dropping(Solver):

@@ -139,13 +139,14 @@ def search(
         entry = heapq.heappop(heap)
         try:
             expansion = expand(entry[2], incumbent.threshold)
+            children = list(expansion.children)  # may be a generator, which may be stopped as well
         except Stopped:
             heapq.heappush(heap, entry)
             break
         expanded += 1
         idle += not expansion.progress
         dropped = min(dropped, max(bound, expansion.dropped))
-        for child_bound, child in expansion.children:
+        for child_bound, child in children:
             child_bound = max(bound, child_bound)
             if child_bound >= incumbent.threshold:
                 dropped = min(dropped, child_bound)

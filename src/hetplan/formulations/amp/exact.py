@@ -8,6 +8,9 @@ Then a best-first branch and bound divides the decisions:
    incumbent's sake, and is divided into boxes of synchronisation time;
 3. a box is searched with a width that grows until nothing below the incumbent is dropped.
 
+Where the first wide search is due, the problem is a hard one: then all configurations that can
+still win get their orders and narrow searches first, so that a good incumbent cuts off the rest.
+
 Where a tensor group can be laid out in very many ways, step 3 lists only some; decisions that use
 another one are nodes of their own, which are searched with every way listed.
 Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -59,8 +62,10 @@ class Parameters:
     # searches find decisions sooner; every search is begun anew.
     first_width: int = 50
     widen: int = 6
+    # Before a wider search, every configuration is tried for a better incumbent.
+    narrow_width: int = 2_000
     # Boxes that need more stay open: memory grows with the width.
-    most_width: int = 100_000
+    most_width: int = 400_000
     # Ways to lay out a group: listed at first, and at most.
     shapes: int = MAX_SHAPES
     most_shapes: int = MOST_SHAPES
@@ -93,6 +98,7 @@ class Search:
     incumbent: Incumbent[Strategy]
     ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     labels: int = 0
+    tried: set[Configuration] = field(default_factory=set)  # for an incumbent
 
     def expand(self, node: Node, threshold: float) -> Expansion[Node]:
         """The node's children; see the module's docstring."""
@@ -102,9 +108,7 @@ class Search:
             bound = root_bound(model, self.run.check)
             return Expansion([(bound, replace(node, model=model))] if bound < np.inf else ())
         if node.box is None:
-            try_orders(self.problem, self.cells, node.config, self.incumbent, self.run)
-            every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
-            self.search(model, every, self.parameters.first_width)
+            self.try_for_incumbent(model)
             return Expansion(self.boxes(node, model))
         if node.straddling:
             layout = self.lay_out(node.config, self.parameters.most_shapes)
@@ -114,8 +118,39 @@ class Search:
             return Expansion([(node.box.bound, whole)])
         if node.width > self.parameters.most_width:
             return Expansion(dropped=node.box.bound)
-        dropped = self.search(model, node.box, node.width)
+        if node.width > self.parameters.narrow_width:
+            self.try_everywhere()
+        try:
+            dropped = self.search(model, node.box, node.width)
+        except MemoryError:
+            return Expansion(dropped=node.box.bound)
         return Expansion([(dropped, replace(node, width=node.width * self.parameters.widen))])
+
+    def try_for_incumbent(self, model: RowModel) -> None:
+        """Orders and a narrow label search of one configuration, once."""
+        config = model.layout.config
+        if config in self.tried:
+            return
+        try_orders(self.problem, self.cells, config, self.incumbent, self.run)
+        every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
+        self.search(model, every, self.parameters.first_width)
+        self.tried.add(config)
+
+    def try_everywhere(self) -> None:
+        """The same for all configurations that can hold a better decision, least bound first."""
+        models: list[tuple[float, int, RowModel]] = []
+        for config in self.problem.configurations():
+            if (
+                config in self.tried
+                or quick_seconds(self.problem, config) >= self.incumbent.threshold
+            ):
+                continue
+            model = row_model(self.lay_out(config, self.parameters.shapes))
+            models.append((root_bound(model, self.run.check), len(models), model))
+        for bound, _, model in sorted(models):
+            if bound < self.incumbent.threshold:
+                self.try_for_incumbent(model)
+        self.tried.update(self.problem.configurations())
 
     def boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
         """A configuration divided into boxes of synchronisation; those that cannot hold a better

@@ -324,13 +324,18 @@ def search(
                 check()
                 parts.append(some)
             children = Children._make(map(np.concatenate, zip(*parts, strict=True)))
-            chosen = np.arange(len(children.parent))
-            labels = _extended(grid, labels, children, i)
+            costs = labels.costs  # large, so only for the labels that are kept
+            labels = _extended(grid, labels._replace(costs=costs[:, :0]), children, i)
             if (j, i) != (config.pipeline - 1, config.data - 1):
                 chosen, cut_away = _best(model.layout, labels, (j, i), width)
+                children = Children._make(field[chosen] for field in children)
                 labels, dropped = labels.take(chosen), min(dropped, cut_away)
-            past.append((children.parent[chosen], children.choice[chosen]))
-            if not len(chosen):
+            if i >= 0:
+                costs = costs[children.parent]
+                costs[:, i] = children.costs[:, 0]
+            labels = labels._replace(costs=costs if i >= 0 else children.costs)
+            past.append((children.parent, children.choice))
+            if not len(children.parent):
                 return Found(None, dropped, extended)
     costs = labels.synced + ((config.gas - 1) * labels.tops + labels.sums).max(axis=1)
     if costs.min() >= limit:
@@ -444,17 +449,17 @@ def _children(
 
 
 def _extended(grid: Grid, labels: Labels, children: Children, i: int) -> Labels:
-    """The children as labels; i: the row of the group placed, -1 where a stage was opened."""
+    """The children as labels, but for their costs; i: the row of the group placed, -1 where a stage
+    was opened."""
     after = labels.take(children.parent)._replace(synced=children.synced, bound=children.bound)
     if i < 0:
-        return after._replace(first=after.end, end=children.choice, costs=children.costs)
+        return after._replace(first=after.end, end=children.choice)
     everyone = np.arange(len(children.parent))
     for cells in grid.shape_cells[children.choice].T:
         after.used[everyone, cells] += 1
     after.last[:, i] = children.choice
     after.sums[:, i] = children.total
     after.tops[:, i] = children.top
-    after.costs[:, i] = children.costs[:, 0]
     return after._replace(left=after.left - grid.shape_weight[children.choice])
 
 

@@ -91,8 +91,8 @@ def try_orders(
 ) -> None:
     """Incumbents from the orders of one configuration, the first `most` of them."""
     for array in islice(placements(cells, config), most):
-        if run.should_stop:
-            return
+        if run.cancelled or (run.should_stop and incumbent.decision is not None):
+            return  # out of time, but never without a first decision
         found = try_placement(problem, config, array)
         if found is not None:
             incumbent.offer(*found)
