@@ -28,10 +28,12 @@ from hetplan.cli.options import (
     TimeOption,
     make_options,
     split_list,
+    target,
 )
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.cli.progress import Display, watched
 from hetplan.errors import InputError
+from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, devices_counted, number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -76,7 +78,6 @@ def what_if(
     from hetplan.planner import what_if as asking
     from hetplan.planner.strategy import chosen
     from hetplan.profiling.workload import make_workload
-    from hetplan.solvers.run import Run
 
     run = Run(make_options(time_limit=time_limit, threads=threads))
     workload = make_workload(
@@ -167,7 +168,7 @@ def replan(
     json: JsonOption = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the new plan's file."),
+        target("--output", "-o", help="Write the new plan's file."),
     ] = None,
     quiet: QuietOption = False,
 ) -> int:
@@ -179,9 +180,7 @@ def replan(
     from hetplan.planner import replan as again
     from hetplan.planner.strategy import chosen
     from hetplan.runtime.plan import load_plan, save_plan
-    from hetplan.solvers.run import Run
 
-    check_target(output)
     if not 0 <= within < float("inf"):
         raise InputError("--within", got=within, expected="percent, from 0 on")
     run = Run(make_options(time_limit=time_limit, threads=threads))
@@ -282,9 +281,7 @@ def templates(
     """
     from hetplan.formulations.ditto.describe import rows_of, tables_of
     from hetplan.formulations.ditto.templates import readiness
-    from hetplan.solvers.run import Run
 
-    check_target(output)
     run = Run(make_options(time_limit=time_limit, gap=gap))
     posed = sources.open_instance(instance)
     if posed.problem != "ditto":

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption, require
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.options import JsonOption, require, target
+from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
+from hetplan.files import write_text
 from hetplan.text import Table, number_text
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def detect(
     ] = "detected",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the cluster file (YAML)."),
+        target("--output", "-o", help="Write the cluster file (YAML)."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -62,7 +63,6 @@ def detect(
     from hetplan.profiling.detect import cluster_document, read_hostfile, slurm_hosts
     from hetplan.schema import parse
 
-    check_target(output)
     if hostfile is not None and slurm is not None:
         raise InputError("--hostfile and --slurm exclude each other")
     local = described_node(device, devices, intra, network)
@@ -136,8 +136,6 @@ def assumptions(intra: float | None, network: float | None, devices: int, hosts:
 def write(document: dict[str, Any], assumed: list[str], path: Path) -> None:
     """YAML with a comment of what was assumed."""
     import yaml
-
-    from hetplan.files import write_text
 
     head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
     write_text(path, head + yaml.safe_dump(document, sort_keys=False))

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import typer
 
+from hetplan.formulations import FAMILIES, family
+from hetplan.instances.shelf import SETS, shelved
+
 # Of an instance file only this much is read to learn its problem, which stands near the beginning.
 GLANCE_BYTES = 4096
 _PROBLEM = re.compile(rb'"problem"\s*:\s*"([a-z]+)"')
@@ -70,8 +73,6 @@ def parameters(incomplete: str) -> list[str]:
 
 def instance_names() -> list[str]:
     """Names of the packaged instances."""
-    from hetplan.instances.shelf import shelved
-
     return [name for _, name, _, _ in shelved()]
 
 
@@ -82,16 +83,11 @@ def instances(incomplete: str) -> list[str]:
 
 def sets(incomplete: str) -> list[str]:
     """Sets, problems and packaged instances."""
-    from hetplan.formulations import FAMILIES
-    from hetplan.instances.shelf import SETS
-
     return beginning([*SETS, *FAMILIES, *instance_names()], incomplete)
 
 
 def methods(ctx: typer.Context, incomplete: str) -> list[str]:
     """Methods of the named instance's problem; of every problem while that is not known."""
-    from hetplan.formulations import FAMILIES, family
-
     # An option that still lacks its value keeps the arguments before it from being assigned.
     loose = [word for word in ctx.args if not word.startswith("-")]
     problem = problem_of(ctx.params.get("instance") or next(iter(loose), None))
@@ -103,8 +99,6 @@ def methods(ctx: typer.Context, incomplete: str) -> list[str]:
 def problem_of(instance: object) -> str:
     """The problem of a packaged instance or an instance file; empty where it does not show at a
     glance."""
-    from hetplan.instances.shelf import shelved
-
     if not isinstance(instance, str) or instance == "-":
         return ""
     try:

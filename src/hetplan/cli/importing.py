@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption, require
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.options import JsonOption, require, target
+from hetplan.cli.output import emit, note
 from hetplan.cli.profile import checked
+from hetplan.files import to_json, write_text
 from hetplan.text import Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def import_(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="The file (of some kinds: the folder) to read.")
     ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write hetplan's file.")
-    ] = None,
+    output: Annotated[Path | None, target("--output", "-o", help="Write hetplan's file.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +63,6 @@ def import_(
     from hetplan.profiling.importers import import_file
     from hetplan.profiling.importers.common import Settings
 
-    check_target(output)
     known = None if precision is None else checked(precision)
     for option, text in (("--model", model), ("--device-type", device_type)):
         require(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
@@ -86,8 +84,6 @@ def import_(
 
 def write(imported: Imported, path: Path) -> None:
     """JSON, or YAML for a cluster (JSON is YAML, but people edit these)."""
-    from hetplan.files import to_json, write_text
-
     if imported.kind != "cluster":
         write_text(path, to_json(imported.document))
         return

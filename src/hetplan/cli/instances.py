@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetplan.cli import completion, sources
-from hetplan.cli.options import InstanceArgument, JsonOption
-from hetplan.cli.output import check_target, emit, note, print_json
+from hetplan.cli.options import InstanceArgument, JsonOption, target
+from hetplan.cli.output import emit, note, print_json
 from hetplan.errors import InputError
+from hetplan.formulations import family
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import load
+from hetplan.solvers.run import Run
 from hetplan.text import Table, number_text, percent_text
 
 if TYPE_CHECKING:
@@ -39,7 +43,6 @@ def show_list(
     json: JsonOption = False,
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
-    from hetplan.formulations import family
     from hetplan.instances.library import library
 
     if problem is not None:
@@ -125,7 +128,7 @@ def generate(
     ] = "small",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Default: standard output."),
+        target("--output", "-o", help="Default: standard output."),
     ] = None,
 ) -> int:
     """Make a random instance of a problem: catalogued devices, a published model, a network as they
@@ -133,7 +136,6 @@ def generate(
     from hetplan.instances.envelope import save_instance
     from hetplan.instances.generate import draw
 
-    check_target(output)
     drawn = draw(problem, seed, size)
     if output is None:
         print_json(drawn.document())
@@ -253,7 +255,7 @@ def export_model(
     instance: InstanceArgument,
     output: Annotated[
         Path,
-        typer.Option(
+        target(
             "--output",
             "-o",
             metavar="FILE",
@@ -268,11 +270,8 @@ def export_model(
     exclude.
     """
     from hetplan.solvers.export import Collector, method_of
-    from hetplan.solvers.options import Options
-    from hetplan.solvers.run import Run
 
     method = method_of(output)
-    check_target(output)
     posed = sources.open_instance(instance)
     collector = Collector()
     outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=collector))
@@ -334,15 +333,11 @@ def schema(
 
 def schema_document(kind: Kind, problem: str | None = None) -> dict[str, Any]:
     """The schema as JSON types; raises InputError for an unknown problem."""
-    from hetplan.solvers.registry import load
-
     if kind is Kind.INSTANCE:
         from hetplan.instances.envelope import instance_schema
 
         return instance_schema(problem)
     if kind is Kind.DECISION:
-        from hetplan.formulations import family
-
         if problem is None:
             raise InputError("schema decision needs --problem")
         document: dict[str, Any] = family(problem).load_decision().model_json_schema()

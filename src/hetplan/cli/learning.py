@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.options import JsonOption, PrecisionOption, QuietOption
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.cli.profile import (
     DeviceOption,
     DeviceTypeOption,
@@ -18,6 +18,7 @@ from hetplan.cli.profile import (
     checked,
 )
 from hetplan.errors import InputError
+from hetplan.files import read_json
 from hetplan.text import Table, number_text, percent_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def operators(
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
     from hetplan.runtime.measure import measure_operators
 
-    check_target(output)
     measured = measure_operators(
         device,
         checked(precision),
@@ -71,9 +71,6 @@ def train(
     Prints the error on what was kept apart. The result is for `profile predict --efficiency FILE`,
     that of links for `plan --links FILE`.
     """
-    from hetplan.files import read_json
-
-    check_target(output)
     value = read_json(files[0])
     learned: EfficiencyFile | LinkEfficiencyFile
     if isinstance(value, dict) and value.get("format") == "hetplan-collectives":

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hetplan import __version__
 from hetplan.cli import (
     changes,
     cluster,
@@ -164,8 +165,6 @@ app.add_typer(validate_app, name="validate", hidden=True)
 def show_version(wanted: bool) -> None:
     """Print the version and stop."""
     if wanted:
-        from hetplan import __version__
-
         typer.echo(f"hetplan {__version__}")
         raise typer.Exit()
 

@@ -6,28 +6,48 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from hetplan.cli import completion
 from hetplan.errors import InputError
+from hetplan.solvers.options import NativeValue, Options
 
-if TYPE_CHECKING:
-    from hetplan.solvers.options import NativeValue, Options
+
+def usable_target(path: Path | None) -> Path | None:
+    """The path; raises InputError for a file that cannot be written, before hours are spent on what
+    should go into it."""
+    if path is None:
+        return None
+    if os.path.isdir(path):
+        raise InputError("is a folder, expected a file name", where=str(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError("is a device or a pipe, expected a file name", where=str(path))
+    folder = path.parent
+    if not os.path.isdir(folder):
+        raise InputError("no such folder", where=str(folder))
+    if not os.access(folder, os.W_OK):
+        raise InputError("folder cannot be written to", where=str(folder))
+    return path
+
+
+def target(*names: str, help: str, metavar: str = "FILE") -> Any:
+    """An option that names a file to write."""
+    return typer.Option(*names, metavar=metavar, help=help, callback=usable_target)
+
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output.")
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."
-    ),
+    target("--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 TimeOption = Annotated[
@@ -259,8 +279,6 @@ def require(holds: bool, option: str, got: object, expected: str) -> None:
 def make_options(**given: Any) -> Options:
     """`Options` from what was given on the command line; None keeps the default. Raises
     InputError."""
-    from hetplan.solvers.options import Options
-
     entries = {name: value for name, value in given.items() if value is not None}
     if "native" in entries:
         entries["native"] = parse_dotted(entries["native"], "--native", "BACKEND.NAME=VALUE")

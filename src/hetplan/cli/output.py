@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hetplan.errors import HetplanError, InputError, one_line
+from hetplan.errors import HetplanError, one_line
+from hetplan.files import to_json, write_text
 from hetplan.text import Table
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ def emit(document: Any, tables: Iterable[Table], *, json: bool, output: Path | N
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout (escaped where the terminal's encoding is not UTF-8)."""
-    from hetplan.files import to_json
-
     text = to_json(document)
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
         text = "".join(c if ord(c) < 128 else _escaped(c) for c in text)
@@ -182,25 +181,7 @@ def note(text: str) -> None:
     say(visible(text))
 
 
-def check_target(path: Path | None) -> None:
-    """Refuse an output file that cannot be written before hours are spent on what should go into
-    it."""
-    if path is None:
-        return
-    if os.path.isdir(path):
-        raise InputError("is a folder, expected a file name", where=str(path))
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise InputError("is a device or a pipe, expected a file name", where=str(path))
-    folder = path.parent
-    if not os.path.isdir(folder):
-        raise InputError("no such folder", where=str(folder))
-    if not os.access(folder, os.W_OK):
-        raise InputError("folder cannot be written to", where=str(folder))
-
-
 def write_document(path: Path | None, document: Any) -> None:
     """The document as a JSON file, atomically; nothing without a path."""
     if path is not None:
-        from hetplan.files import to_json, write_text
-
         write_text(path, to_json(document))

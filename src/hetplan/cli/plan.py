@@ -29,9 +29,11 @@ from hetplan.cli.options import (
     make_options,
     parse_dotted,
     split_list,
+    target,
 )
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.cli.progress import Display, watched
+from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,
     bytes_text,
@@ -113,7 +115,7 @@ def plan(
     json: JsonOption = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the winner's plan file."),
+        target("--output", "-o", help="Write the winner's plan file."),
     ] = None,
     quiet: QuietOption = False,
 ) -> int:
@@ -126,9 +128,7 @@ def plan(
     from hetplan.planner.ranking import Criteria, make_plans
     from hetplan.planner.strategy import chosen
     from hetplan.runtime.plan import save_plan
-    from hetplan.solvers.run import Run
 
-    check_target(output)
     run = Run(make_options(**vars(limits)))
     posed = make_workloads(
         model,

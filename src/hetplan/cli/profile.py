@@ -20,11 +20,14 @@ from hetplan.cli.options import (
     SequenceOption,
     require,
     split_list,
+    target,
 )
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.names import unknown_name
+from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.precision import PRECISIONS, Precision
 from hetplan.text import Table, bytes_text, count_text, number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
     from hetplan.profiling.cluster import Cluster
     from hetplan.profiling.collectives import Collectives
     from hetplan.profiling.efficiency import Learned
-    from hetplan.profiling.models import Model
-    from hetplan.profiling.precision import Precision
     from hetplan.profiling.profile import Profile
 
 LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
@@ -55,9 +56,7 @@ DeviceTypeOption = Annotated[
 RepeatsOption = Annotated[
     int, typer.Option("--repeats", metavar="N", help="Timed passes per size.", min=1)
 ]
-TargetOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the file.")
-]
+TargetOption = Annotated[Path | None, target("--output", "-o", help="Write the file.")]
 
 
 class ProfileGroup(GroupWithDefault):
@@ -95,7 +94,7 @@ def predict(
     ] = None,
     model_output: Annotated[
         Path | None,
-        typer.Option("--model-output", metavar="FILE", help="Write the traced model, for --model."),
+        target("--model-output", help="Write the traced model, for --model."),
     ] = None,
     efficiency: Annotated[
         list[Path] | None,
@@ -122,11 +121,9 @@ def predict(
     With --factory the operators of any PyTorch module are counted without running them. Micro-
     batches default to 1, 2, 4, … 64, tensor degrees to the powers of two within a node.
     """
-    from hetplan.profiling.models import load_model
     from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
     from hetplan.profiling.predict import predict as predicted
 
-    check_target(output)
     if model_output is not None and factory is None:
         raise InputError("goes with --factory only", where="--model-output")
     if micro_batches is not None and global_batch is not None:
@@ -168,9 +165,7 @@ def traced_model(
         raise UnsupportedError(
             "tracing modules needs torch: pip install 'hetplan[runtime]'"
         ) from None
-    from hetplan.profiling.models import load_model
 
-    check_target(output)
     traced = trace(from_factory(factory, None), name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)
@@ -230,10 +225,8 @@ def measure(
     With -o the profile is written table by table, and gone on with after an interruption. Plan with
     it by `hetplan plan --profile FILE`. Micro-batches default to 1, 2, 4, the tensor degree to 1.
     """
-    from hetplan.profiling.models import load_model
     from hetplan.runtime.measure import measure_profile
 
-    check_target(output)
     chosen = load_model(model, sequence=sequence, precision=precision)
     profile = measure_profile(
         chosen,
@@ -310,10 +303,8 @@ def batch_curve(
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
     sample fits.
     """
-    from hetplan.profiling.models import load_model
     from hetplan.runtime.batch_curve import measure_batch_curve
 
-    check_target(output)
     if memory_gib is None and device == "cpu":
         expected = "what training may use of a CPU's memory"
         raise InputError("missing", where="--memory-gib", expected=expected)
@@ -372,7 +363,6 @@ def collectives(
     device. Rank 0 prints and writes."""
     from hetplan.runtime.collectives import measure_collectives
 
-    check_target(output)
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is not None:
         table = collectives_table(measured, repeats)
@@ -401,8 +391,6 @@ def collectives_table(measured: Collectives, repeats: int) -> Table:
 
 def checked(precision: str) -> Precision:
     """The precision of that name; raises InputError."""
-    from hetplan.profiling.precision import PRECISIONS
-
     for known in PRECISIONS:
         if known == precision:
             return known

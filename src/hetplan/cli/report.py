@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetplan.cli import completion
-from hetplan.cli.options import JsonOption, QuietOption
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.options import JsonOption, QuietOption, target
+from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
+from hetplan.files import write_bytes, write_text
+from hetplan.formulations import FAMILIES, family
+from hetplan.solvers.registry import load
 from hetplan.text import Table
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def report(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        target(
             "--output",
             "-o",
             metavar="FILE",
@@ -45,7 +48,7 @@ def report(
     ] = None,
     markdown: Annotated[
         Path | None,
-        typer.Option("--markdown", metavar="FILE", help="A study's tables as Markdown."),
+        target("--markdown", help="A study's tables as Markdown."),
     ] = None,
     png: Annotated[
         Path | None,
@@ -59,8 +62,6 @@ def report(
     quiet: QuietOption = False,
 ) -> int:
     """Report a study's findings, or predict a paper's experiments beside what it measured."""
-    check_target(output)
-    check_target(markdown)
     if os.path.isdir(subject):
         return report_study(Path(subject), name, output, markdown, png, rows, json=json)
     for option, value in (("--markdown", markdown), ("--png", png), ("--rows", rows)):
@@ -73,9 +74,6 @@ def report_paper(
     problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool
 ) -> int:
     """A paper's experiments with its methods, its baselines and the optimum."""
-    from hetplan.formulations import FAMILIES, family
-    from hetplan.solvers.registry import load
-
     chosen = family(problem)
     if chosen.report is None:
         having = " or ".join(other for other in FAMILIES if family(other).report is not None)
@@ -110,7 +108,6 @@ def report_study(
     """
     import fnmatch
 
-    from hetplan.files import write_text
     from hetplan.studies import page
     from hetplan.studies.findings import Study
     from hetplan.studies.rows import read_rows, write_rows
@@ -166,7 +163,6 @@ def figures(study: Study) -> dict[str, list[dict[str, Any]]]:
 
 def write_pictures(study: Study, folder: Path) -> None:
     """One PNG file per chart, named after problem and number."""
-    from hetplan.files import write_bytes
     from hetplan.studies.charts import as_png, charts
 
     if folder.exists() and not folder.is_dir():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hetplan.cli import sources
-from hetplan.cli.options import JsonOption, PlanArgument, QuietOption, StrategiesOption
-from hetplan.cli.output import check_target, emit, note, write_document
+from hetplan.cli.options import JsonOption, PlanArgument, QuietOption, StrategiesOption, target
+from hetplan.cli.output import emit, note, write_document
 from hetplan.errors import InputError
 from hetplan.text import number_text
 
@@ -213,9 +213,7 @@ def run(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write the last iteration for Perfetto (JSON)."
-        ),
+        target("--trace", metavar="FILE", help="Write the last iteration for Perfetto (JSON)."),
     ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -229,7 +227,6 @@ def run(
     from hetplan.runtime.measured import Measured
     from hetplan.runtime.plan import load_plan
 
-    check_target(trace)
     folder, every = checkpoints.checkpoint, checkpoints.every
     check_numbers(training.steps, training.learning_rate, training.hang_after, every, time_scale)
     survival.check(checkpoints)

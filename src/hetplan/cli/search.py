@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,11 +20,14 @@ from hetplan.cli.options import (
     make_options,
     require,
     split_list,
+    target,
 )
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
+from hetplan.profiling.models import load_model
+from hetplan.solvers.run import Run
 from hetplan.text import Table, number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -64,7 +68,6 @@ class Workload:
     def job(self) -> Job:
         """The job of the search; raises InputError."""
         from hetplan.formulations.astra.search.result import Job
-        from hetplan.profiling.models import load_model
 
         if self.model is None:
             expected = "a built-in model or a config.json"
@@ -217,11 +220,11 @@ def search(
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Pareto plot: a .svg, .html or .png file.")
+        Path | None, target("--plot", help="Pareto plot: a .svg, .html or .png file.")
     ] = None,
     instance: Annotated[
         Path | None,
-        typer.Option("--instance", help="Write the best's segments as an astra instance."),
+        target("--instance", help="Write the best's segments as an astra instance."),
     ] = None,
     time_limit: TimeOption = None,
     json: JsonOption = False,
@@ -236,12 +239,9 @@ def search(
     from hetplan.formulations.astra.search import engine
     from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
     from hetplan.schema import derived
-    from hetplan.solvers.run import Run
 
     if show_rules:
         return print_rules()
-    for target in (output, plot, instance):
-        check_target(target)
     if plot is not None:
         check_plot_target(plot)
     run = Run(make_options(time_limit=time_limit))
@@ -298,8 +298,6 @@ def switch(text: str) -> bool:
 
 def print_rules() -> int:
     """The shipped rules as they stand in their file."""
-    from importlib.resources import files
-
     typer.echo(
         (files("hetplan.formulations.astra.search") / "default.rules").read_text(encoding="utf-8"),
         nl=False,

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption, PlanArgument
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.options import JsonOption, PlanArgument, target
+from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
+from hetplan.files import write_bytes, write_text
+from hetplan.solvers.registry import evaluate, load
+from hetplan.text import Table
 
 if TYPE_CHECKING:
     from hetplan.instances.answers import Claim
     from hetplan.instances.envelope import Instance
-    from hetplan.text import Table
 
 PLAN = "hetplan-plan"
 
@@ -30,14 +32,10 @@ class Pictures:
 
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Of a plan: write one self-contained page."),
+        target("--html", help="Of a plan: write one self-contained page."),
     ] = None
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Of a plan: write a picture.")
-    ] = None
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Of a plan: write a drawing.")
-    ] = None
+    png: Annotated[Path | None, target("--png", help="Of a plan: write a picture.")] = None
+    svg: Annotated[Path | None, target("--svg", help="Of a plan: write a drawing.")] = None
 
 
 def show(
@@ -80,30 +78,27 @@ def show_plan(
 ) -> int:
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
     their bounds. `where` names the parsed JSON `value` in errors; raises InputError."""
-    from hetplan.files import write_bytes, write_text
     from hetplan.planner.pictures.scene import read, scene
     from hetplan.planner.pictures.terminal import tables
     from hetplan.runtime.replay import replay
 
     targets = {kind: path for kind, path in vars(pictures).items() if path is not None}
-    for target in targets.values():
-        check_target(target)
     plan, offers = read(value, where)
     workload = setting.workload(plan)
     drawn = scene(plan, replay(plan, workload), workload, offers)
-    for kind, target in targets.items():
+    for kind, path in targets.items():
         if kind == "html":
             from hetplan.planner.pictures.html import page
 
-            write_text(target, page(drawn))
+            write_text(path, page(drawn))
         else:
             from hetplan.planner.pictures.figure import figure
 
-            write_bytes(target, figure(drawn, kind))
+            write_bytes(path, figure(drawn, kind))
     if json or not targets:
         emit(asdict(drawn), tables(drawn), json=json)
-    for target in targets.values():
-        note(f"written: {target}")
+    for path in targets.values():
+        note(f"written: {path}")
     return 0
 
 
@@ -158,7 +153,6 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
 def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, Any]]:
     """Tables and JSON types of one decision; raises InputError where it breaks a constraint."""
     from hetplan.instances.envelope import plain
-    from hetplan.solvers.registry import evaluate, load
 
     family = instance.family
     evaluation = evaluate(family, instance.data, claim.decision)
@@ -188,16 +182,14 @@ def export(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead.")
+        Path | None, target("--output", "-o", help="Write to a file instead.")
     ] = None,
 ) -> int:
     """Print a plan as flags or configuration of a framework; what it cannot express is refused by
     name."""
-    from hetplan.files import write_text
     from hetplan.runtime.export import export as written
     from hetplan.runtime.plan import load_plan
 
-    check_target(output)
     text = written(load_plan(plan), to)
     if output is None:
         sys.stdout.write(text)

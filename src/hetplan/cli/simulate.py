@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetplan.cli import sources
-from hetplan.cli.options import JsonOption, LinksOption, PlanArgument
-from hetplan.cli.output import check_target, emit, write_document
+from hetplan.cli.options import JsonOption, LinksOption, PlanArgument, target
+from hetplan.cli.output import emit, write_document
 from hetplan.errors import InputError
 from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
 
@@ -47,7 +47,7 @@ def simulate(
     links: LinksOption = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto (JSON)."),
+        target("--trace", help="Write a trace for Perfetto (JSON)."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -59,7 +59,6 @@ def simulate(
     from hetplan.runtime.plan import load_plan
     from hetplan.runtime.replay import Settings, replay
 
-    check_target(trace)
     if overlap < 1:
         raise InputError("--overlap", got=overlap, expected="1 part or more")
     loaded = load_plan(plan)

@@ -21,17 +21,20 @@ from hetplan.cli.options import (
     make_options,
     split_list,
 )
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.cli.progress import watched
 from hetplan.errors import HetplanError, InputError, UnsupportedError
+from hetplan.files import to_json
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import Family, load
+from hetplan.solvers.registry import solve as solve_one
+from hetplan.solvers.result import Result, Stop
+from hetplan.solvers.run import Run
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from hetplan.instances.answers import Verdict
     from hetplan.instances.envelope import Instance
-    from hetplan.solvers.options import Options
-    from hetplan.solvers.registry import Family
-    from hetplan.solvers.result import Result
 
 # Among a result's details: the exception of a method that broke.
 BUG = "bug"
@@ -65,7 +68,6 @@ def solve(
     """
     from hetplan.instances.answers import answer_document
 
-    check_target(output)
     options = make_options(
         time_limit=time_limit, gap=gap, threads=threads, seed=seed, **vars(native)
     )
@@ -122,9 +124,6 @@ def run_methods(
     A single method that cannot take the instance raises UnsupportedError; among several it is one
     result.
     """
-    from hetplan.solvers.registry import solve as solve_one
-    from hetplan.solvers.run import Run
-
     results: list[Result[Any]] = []
     stopped = False
     for method in methods:
@@ -171,8 +170,6 @@ def no_result(
     details: Mapping[str, object] | None = None,
 ) -> Result[Any]:
     """A result that knows nothing but why."""
-    from hetplan.solvers.result import Result, Stop
-
     return Result(
         method=method,
         stop=Stop.INTERRUPTED if interrupted else Stop.ERROR,
@@ -232,9 +229,7 @@ def excess(objective: float | None, bound: float | None) -> float | None:
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
-    from hetplan.files import to_json
     from hetplan.instances.envelope import plain
-    from hetplan.solvers.registry import load
 
     if instance.family.describe is None:
         return [Table(f"decision of {source}", (), (), notes=(to_json(plain(decision)).rstrip(),))]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hetplan.cli.completion import instance_names
 from hetplan.cli.options import OwnClusterOption, OwnModelOption, ProfileOption
 from hetplan.errors import InputError
+from hetplan.files import MAX_BYTES, read_json
+from hetplan.json_text import parse_json
 from hetplan.names import unknown_name
 
 if TYPE_CHECKING:
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 def read_document(argument: str) -> tuple[Any, str]:
     """Parsed JSON of a file or of standard input, and the name to use in errors; raises
     InputError."""
-    from hetplan.files import MAX_BYTES, read_json
-    from hetplan.json_text import parse_json
-
     if argument != "-":
         return read_json(argument), argument
     try:

@@ -23,9 +23,14 @@ from hetplan.cli.options import (
     SeedOption,
     require,
     split_list,
+    target,
 )
-from hetplan.cli.output import check_target, emit, note
+from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
+from hetplan.files import read_json
+from hetplan.profiling.models import load_model
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -83,7 +88,7 @@ def rehearsal(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the measured profile there."),
+        target("--output", "-o", help="Write the measured profile there."),
     ] = None,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", help="Iterations of each plan.")
@@ -103,12 +108,10 @@ def rehearsal(
     Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more,
     else 1.
     """
-    from hetplan.profiling.models import load_model
     from hetplan.profiling.profile import load_profile
     from hetplan.runtime import rehearsals
     from hetplan.runtime.measure import measure_profile
 
-    check_target(output)
     if steps < 2:
         raise InputError("--steps", got=steps, expected="2 or more: the first one is not counted")
     if time_scale is not None and not 0 < time_scale < 1e9:
@@ -239,7 +242,7 @@ def calibrate(
     model: OwnModelOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the constants to a file."),
+        target("--output", "-o", help="Write the constants to a file."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -252,7 +255,6 @@ def calibrate(
     from hetplan.runtime.calibration import calibrate as estimate
     from hetplan.runtime.calibration import load_measured_run
 
-    check_target(output)
     measured = [load_measured_run(path) for path in runs]
     setting = sources.Setting(cluster=cluster, model=model, profile=profile)
     estimated = estimate(measured, setting.workload(measured[0].plan))
@@ -360,7 +362,6 @@ def sensitivity(
 def read_plans(path: Path) -> list[tuple[str, Plan]]:
     """(name, plan) of a plan file, or of every candidate with a plan in a planner's document;
     raises InputError."""
-    from hetplan.files import read_json
     from hetplan.runtime.plan import parse_plan
 
     value = read_json(path)
@@ -391,8 +392,6 @@ def replan(
     from hetplan.planner.strategy import chosen
     from hetplan.runtime.replay import replay
     from hetplan.runtime.sensitivity import perturbed, scenarios
-    from hetplan.solvers.options import Options
-    from hetplan.solvers.run import Run
 
     rows = []
     for outcome, one in zip(
