@@ -287,158 +287,131 @@ AWKWARD = [
 ]
 
 
-def families() -> list[Case]:
-    """What the planner makes of each family, on each model."""
-    found = []
-    for schedule in ("gpipe", "1f1b"):
-        for model in ("gpt", "llama", "bert", "vit"):
-            last = len(names_of(model))
-            found.append(
-                Case(
-                    f"AMP: {schedule}, {model}",
-                    model,
-                    [
-                        R([S((0, 1), tensor=(1, 1)), S((1, last), tensor=(1, 1))], [(3, 1)])
-                        for _ in range(2)
-                    ],
-                    {"schedule": schedule},
-                )
-            )
-    for model in ("vgg", "perceptron", "moe", "mixtral", "narrow", "untied", "window", "two"):
-        last = len(names_of(model))
-        found.append(
-            Case(
-                f"pipeline of two, {model}",
-                model,
-                [R(even([0, last // 2, last]), [(2, 2), (1, 1)])],
-            )
-        )
-        found.append(
-            Case(
-                f"data parallel, {model}",
-                model,
-                [R([S((0, last))], [(2, 2)]), R([S((0, last))], [(1, 3)])],
-            )
-        )
-    for model in ("vgg", "perceptron", "bert", "vit"):
-        last = len(names_of(model))
-        found.append(
-            Case(f"two tensor ranks, {model}", model, [R([S((0, last), tensor=(2, 1))], [(1, 3)])])
-        )
-    for level in (0, 1, 2, 3):
-        for model in ("gpt", "moe"):
-            last = len(names_of(model))
-            found.append(
-                Case(
-                    f"Poplar: ZeRO {level}, {model}",
-                    model,
-                    [
-                        R([S((0, last))], [(1, 3), (1, 1)]),
-                        R([S((0, last))], [(2, 2)]),
-                        R([S((0, last))], [(1, 2), (1, 1)]),
-                    ],
-                    zero(level),
-                )
-            )
-    for level in (1, 2, 3):
-        found.append(
-            Case(
-                f"ZeRO {level} on pipelines",
-                "gpt",
-                [R(even([0, 2, 5]), [(2, 2)]), R(even([0, 3, 5]), [(1, 3), (1, 1)])],
-                zero(level, 1, 2, 3, 4),
-            )
-        )
-        found.append(
-            Case(
-                f"ZeRO {level} with tensor ranks in pipelines",
-                "llama",
-                [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(2, 2)]), R(even([0, 3, 5]), [(2, 1)])],
-                zero(level),
-            )
-        )
-    found.append(
-        Case(
-            "Ditto: widths 4, 2, 1",
-            "gpt",
-            [R([S((0, 2), tensor=(1,) * 4), S((2, 4), tensor=(1, 1)), S((4, 5))], [(4, 1)])],
-        )
-    )
-    found.append(
-        Case(
-            "Ditto: widths 1, 2, 4",
-            "llama",
-            [R([S((0, 1)), S((1, 3), tensor=(1, 1)), S((3, 5), tensor=(1,) * 4)], [(4, 1)])],
-        )
-    )
-    found.append(
-        Case(
-            "interleaved 1F1B, two chunks",
-            "gpt",
-            [R([S([(0, 1), (2, 3)]), S([(1, 2), (3, 5)])], [(4, 1)]) for _ in range(2)],
-            {"schedule": "interleaved-1f1b"},
-        )
-    )
-    found.append(
-        Case(
-            "interleaved, replicas with other cuts",
-            "llama",
-            [
-                R([S([(0, 2), (3, 4)]), S([(2, 3), (4, 5)])], [(4, 1)]),
-                R([S([(0, 1), (3, 4)]), S([(1, 3), (4, 5)])], [(2, 2)]),
-            ],
-            {"schedule": "interleaved-1f1b", "zero": 1},
-        )
-    )
-    found.append(Case("stages of one layer each", "gpt", [R(even([0, 1, 2, 3, 4, 5]), [(6, 1)])]))
-    found.append(
-        Case(
-            "eight ranks, everything at once",
-            "gpt",
-            [
-                R([S((0, 2), rows=(1, 2), tensor=(1, 1)), S((2, 5), tensor=(2, 1))], [(2, 3)]),
-                R(even([0, 4, 5]), [(1, 2)]),
-            ],
-            zero(1),
-        )
-    )
-    for mode in ("full", "selective"):
-        found.append(
-            Case(
-                f"recomputation: {mode}",
-                "gpt",
-                [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(3, 2)])],
-                {"recomputation": mode},
-            )
-        )
-        found.append(
-            Case(
-                f"recomputation under ZeRO 3: {mode}",
-                "gpt",
-                [R([S((0, 5))], [(2, 2)]), R([S((0, 5))], [(2, 1)])],
-                {"recomputation": mode, "zero": 3},
-            )
-        )
-    return found
+def last(model: str) -> int:
+    """The number of a model's layers."""
+    return len(names_of(model))
 
 
-def single() -> list[Case]:
-    """Some in fp32."""
-    chosen = (
-        "replicas of different width",
-        "rows and tensor parts in one stage",
-        "uneven experts",
-        "Poplar: ZeRO 3, gpt",
+INTERLEAVED = {"schedule": "interleaved-1f1b"}
+
+# What the planner makes of each family, on each model.
+FAMILIES = [
+    *(
+        Case(
+            f"AMP: {schedule}, {model}",
+            model,
+            [R([S((0, 1), tensor=(1, 1)), S((1, last(model)), tensor=(1, 1))], [(3, 1)])] * 2,
+            {"schedule": schedule},
+        )
+        for schedule in ("gpipe", "1f1b")
+        for model in ("gpt", "llama", "bert", "vit")
+    ),
+    *(
+        Case(f"{shape}, {model}", model, replicas)
+        for model in ("vgg", "perceptron", "moe", "mixtral", "narrow", "untied", "window", "two")
+        for end in [last(model)]
+        for shape, replicas in (
+            ("pipeline of two", [R(even([0, end // 2, end]), [(2, 2), (1, 1)])]),
+            ("data parallel", [R([S((0, end))], [(2, 2)]), R([S((0, end))], [(1, 3)])]),
+        )
+    ),
+    *(
+        Case(f"two tensor ranks, {m}", m, [R([S((0, last(m)), tensor=(2, 1))], [(1, 3)])])
+        for m in ("vgg", "perceptron", "bert", "vit")
+    ),
+    *(
+        Case(
+            f"Poplar: ZeRO {level}, {model}",
+            model,
+            [
+                R([S((0, last(model)))], batches)
+                for batches in ([(1, 3), (1, 1)], [(2, 2)], [(1, 2), (1, 1)])
+            ],
+            zero(level),
+        )
+        for level in (0, 1, 2, 3)
+        for model in ("gpt", "moe")
+    ),
+    *(
+        Case(
+            f"ZeRO {level} on pipelines",
+            "gpt",
+            [R(even([0, 2, 5]), [(2, 2)]), R(even([0, 3, 5]), [(1, 3), (1, 1)])],
+            zero(level, 1, 2, 3, 4),
+        )
+        for level in (1, 2, 3)
+    ),
+    *(
+        Case(
+            f"ZeRO {level} with tensor ranks in pipelines",
+            "llama",
+            [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(2, 2)]), R(even([0, 3, 5]), [(2, 1)])],
+            zero(level),
+        )
+        for level in (1, 2, 3)
+    ),
+    Case(
         "Ditto: widths 4, 2, 1",
-        "recomputation: full",
+        "gpt",
+        [R([S((0, 2), tensor=(1,) * 4), S((2, 4), tensor=(1, 1)), S((4, 5))], [(4, 1)])],
+    ),
+    Case(
+        "Ditto: widths 1, 2, 4",
+        "llama",
+        [R([S((0, 1)), S((1, 3), tensor=(1, 1)), S((3, 5), tensor=(1,) * 4)], [(4, 1)])],
+    ),
+    Case(
+        "interleaved 1F1B, two chunks",
+        "gpt",
+        [R([S([(0, 1), (2, 3)]), S([(1, 2), (3, 5)])], [(4, 1)])] * 2,
+        INTERLEAVED,
+    ),
+    Case(
+        "interleaved, replicas with other cuts",
+        "llama",
+        [
+            R([S([(0, 2), (3, 4)]), S([(2, 3), (4, 5)])], [(4, 1)]),
+            R([S([(0, 1), (3, 4)]), S([(1, 3), (4, 5)])], [(2, 2)]),
+        ],
+        INTERLEAVED | {"zero": 1},
+    ),
+    Case("stages of one layer each", "gpt", [R(even([0, 1, 2, 3, 4, 5]), [(6, 1)])]),
+    Case(
         "eight ranks, everything at once",
-        "pipeline of two, vgg",
-    )
-    return [
-        replace(c, name=f"{c.name}, fp32", dtype="float32")
-        for c in [*AWKWARD, *families()]
-        if c.name in chosen
-    ]
+        "gpt",
+        [
+            R([S((0, 2), rows=(1, 2), tensor=(1, 1)), S((2, 5), tensor=(2, 1))], [(2, 3)]),
+            R(even([0, 4, 5]), [(1, 2)]),
+        ],
+        zero(1),
+    ),
+    *(
+        Case(f"{name}: {mode}", "gpt", replicas, {"recomputation": mode} | options)
+        for mode in ("full", "selective")
+        for name, replicas, options in (
+            ("recomputation", [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(3, 2)])], {}),
+            (
+                "recomputation under ZeRO 3",
+                [R([S((0, 5))], [(2, 2)]), R([S((0, 5))], [(2, 1)])],
+                zero(3),
+            ),
+        )
+    ),
+]
 
+IN_FP32 = (
+    "replicas of different width",
+    "rows and tensor parts in one stage",
+    "uneven experts",
+    "Poplar: ZeRO 3, gpt",
+    "Ditto: widths 4, 2, 1",
+    "recomputation: full",
+    "eight ranks, everything at once",
+    "pipeline of two, vgg",
+)
 
-CASES = [*AWKWARD, *families(), *single()]
+IN_FP64 = [*AWKWARD, *FAMILIES]
+CASES = [
+    *IN_FP64,
+    *(replace(c, name=f"{c.name}, fp32", dtype="float32") for c in IN_FP64 if c.name in IN_FP32),
+]

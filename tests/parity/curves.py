@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -97,3 +98,29 @@ def work(rank: int, world: int, folder: Path) -> None:
             train(plan, optimizer, STEPS // 2, save=folder / f"{name}-{optimizer}")
     if dist.get_rank() == 0:
         torch.save(found, folder / f"curves-{world}.pt")
+
+
+Curves = dict[tuple[str, str], list[float]]
+
+
+def loaded(folder: Path, name: str) -> Curves:
+    """(plan, optimizer) -> losses, as the ranks of all world sizes left them."""
+    curves: Curves = {}
+    for file in folder.glob(f"{name}-*.pt"):
+        curves |= torch.load(file)
+    assert {plan for plan, _ in curves} == set(PLANS)
+    return curves
+
+
+def check_equal(curves: Curves) -> None:
+    """Any two plans give one curve for each optimizer; the model learns, so it is not flat."""
+    for optimizer in OPTIMIZERS:
+        first, *others = [curve for (_, used), curve in sorted(curves.items()) if used == optimizer]
+        assert first[-1] < 0.97 * first[0]
+        assert all(curve == pytest.approx(first, rel=1e-8) for curve in others)
+
+
+def check_resumed(folder: Path, whole: Curves) -> None:
+    """What went on from checkpoints under other plans has the second half of the same curve."""
+    for key, losses in loaded(folder, "resumed").items():
+        assert losses == pytest.approx(whole[key][STEPS // 2 :], rel=1e-8), key

@@ -3,11 +3,12 @@ GPUs go, too."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from parity.device import DEVICE, default_type, exact
 from parity.warm import remember
 
 SEED, STEP = 3, 2
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 WORLDS = sorted({case.world for case in CASES})
 EXCHANGING = 3  # ranks that try every exchange, too
 # Run again with everything copied to other buffers and back, and messages on lanes instead of with
@@ -67,7 +69,6 @@ def work(rank: int, world: int, folder: Path) -> None:
     for case in CASES:
         if case.world != world:
             continue
-        begun = time.perf_counter()
         (folder / f"at-{world}-{rank}").write_text(case.name)
         torch.set_default_dtype(getattr(torch, case.dtype))
         found[case.name] = step_of(case)
@@ -77,9 +78,6 @@ def work(rank: int, world: int, folder: Path) -> None:
             ):
                 found[f"staged: {case.name}"] = step_of(case, staging="always")
         dist.barrier()
-        if rank == 0:
-            with (folder / "seconds.txt").open("a") as told:
-                told.write(f"{world} {time.perf_counter() - begun:.3f} {case.name}\n")
     torch.save(found, folder / f"found-{world}-{rank}.pt")
     if world == EXCHANGING:
         exchanges.work(rank, world, folder)
@@ -161,3 +159,29 @@ def assembled(
         moved = like.movedim(dims[name], 0)
         whole[name] = flat[name].view(moved.shape).movedim(0, dims[name])
     return whole
+
+
+Found = dict[int, list[dict[Any, Any]]]  # world size -> [rank] -> what that rank wrote
+
+
+def read(folder: Path, worlds: Iterable[int]) -> Found:
+    """What the ranks of these world sizes left in `found-WORLD-RANK.pt`."""
+    return {
+        world: [torch.load(folder / f"found-{world}-{rank}.pt") for rank in range(world)]
+        for world in worlds
+    }
+
+
+def check_case(case: Case, found: Found, apart: float = 0.0) -> None:
+    """Loss and every gradient of a case are those of one process. apart: as for `assembled`."""
+    losses = [rank[case.name][0] for rank in found[case.world]]
+    fragments = [f for rank in found[case.world] for f in rank[case.name][1]]
+    loss, gradients = single(case)
+    tolerance = TOLERANCE[case.dtype]
+    assert len(set(losses)) == 1
+    assert losses[0] == pytest.approx(loss, rel=tolerance)
+    for name, gradient in assembled(gradients, fragments, apart).items():
+        expected = gradients[name]
+        error = float((gradient - expected).norm())
+        assert error <= tolerance * max(float(expected.norm()), 1e-3), f"{name}: {error}"
+    assert any(float(g.norm()) > 1e-6 for g in gradients.values())

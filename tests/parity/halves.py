@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,13 +13,16 @@ from hetplan.runtime import distribute
 from parity.cases import CASES, MODELS, Case
 from parity.curves import PLANS
 from parity.device import DEVICE
-from parity.gradients import SEED, STEP
+from parity.gradients import SEED, STEP, Found, assembled, single
 
 PRECISIONS = ("bf16", "fp16")
 MODELS_TRIED = ("gpt", "llama", "bert", "moe", "vit", "vgg", "untied")
 WORLDS = (2, 4)
 STEPS = 10
 CURVE = "ZeRO 3 on a pipeline"
+# Relative errors of the loss, and of all gradients together: docs/runtime.md has them.
+LOSS = {"bf16": 5e-3, "fp16": 5e-4}
+GRADIENTS = {"bf16": 2e-2, "fp16": 2.5e-3}
 
 
 def chosen() -> list[Case]:
@@ -64,3 +68,17 @@ def work(rank: int, world: int, folder: Path) -> None:
     if world == PLANS[CURVE].world_size:
         found["curves"] = {precision: train(precision) for precision in ("fp32", *PRECISIONS)}
     torch.save(found, folder / f"found-{world}-{dist.get_rank()}.pt")
+
+
+def error_of(case: Case, precision: str, found: Found, apart: float = 0.0) -> float:
+    """The relative error of all gradients together, within the type's rounding as the loss is.
+    apart: as for `assembled`."""
+    ranks = [rank[case.name, precision] for rank in found[case.world]]
+    loss, gradients = single(case)
+    assert ranks[0][0] == pytest.approx(loss, rel=LOSS[precision])
+    whole = assembled(gradients, [f for rank in ranks for f in rank[1]], apart)
+    assert {g.dtype for g in whole.values()} == {g.dtype for g in gradients.values()}
+    size = sum(float(g.norm()) ** 2 for g in gradients.values()) ** 0.5
+    error = sum(float((whole[n] - g).norm()) ** 2 for n, g in gradients.items()) ** 0.5 / size
+    assert error <= GRADIENTS[precision]
+    return error

@@ -156,10 +156,3 @@ def kinds_used() -> set[str]:
         for i in read_program(case.plan, case.program).order
         if getattr(getattr(i, "way", None), "output", None) == -2 and i.way.shared  # type: ignore[union-attr]
     }
-
-
-def factory(plan: Plan) -> ProgramModel:
-    """The model of a case by its plan's name, as `--factory` wants it; its data are those of no
-    particular case."""
-    case = next(case for case in CASES if case.plan == plan)
-    return ProgramModel(case.program, initial=lambda name, shape: case.values[0][name].numpy())

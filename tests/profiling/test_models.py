@@ -121,14 +121,10 @@ def test_grouped_queries_and_fused_attention_save_less() -> None:
     ).layers[1].saved_bytes("fp16")
 
 
-def test_vgg_flops_match_the_published_19_6_billion_products() -> None:
-    # He et al. 2016, Table 1: VGG-19 takes 19.6e9 multiply-adds.
-    assert load_model("vgg19").forward_flops() / 2 == pytest.approx(19.6e9, rel=0.01)
-
-
-def test_vit_flops_match_the_published_figure() -> None:
-    # torchvision's model table: 17.56e9 multiply-adds for vit_b_16.
-    assert load_model("vit-base").forward_flops() / 2 == pytest.approx(17.56e9, rel=0.01)
+# He et al. 2016, Table 1; torchvision's model table for vit_b_16: multiply-adds.
+@pytest.mark.parametrize(("name", "products"), [("vgg19", 19.6e9), ("vit-base", 17.56e9)])
+def test_flops_match_the_published_products(name: str, products: float) -> None:
+    assert load_model(name).forward_flops() / 2 == pytest.approx(products, rel=0.01)
 
 
 def test_experts_cost_what_active_tokens_cost() -> None:

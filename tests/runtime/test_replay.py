@@ -11,6 +11,8 @@ import pytest
 
 from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.amp.data import AmpDecision
+from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.poplar import Poplar
@@ -60,18 +62,23 @@ def made(replicas: list[dict[str, Any]], **changes: Any) -> Plan:
     return Plan.model_validate(document | changes)
 
 
-def data_parallel(samples: list[list[tuple[int, int]]], **changes: Any) -> Plan:
-    """Replicas of one device each; samples: (count, samples) per replica."""
-    return made(
-        [
-            {
-                "stages": [{"layers": [(0, 14)], "devices": [[d]]}],
-                "micro_batches": [{"count": c, "samples": s} for c, s in given],
-            }
-            for d, given in enumerate(samples)
-        ],
-        **changes,
-    )
+def two_pipelines(
+    *cuts: list[tuple[int, int]], devices: tuple[list[int], list[int]] = ([0, 1], [2, 3])
+) -> list[dict[str, Any]]:
+    """Two replicas of two stages, cut alike where one cut is given."""
+    return [
+        {
+            "stages": [
+                {"layers": [layers], "devices": [[d]]} for layers, d in zip(cut, own, strict=True)
+            ],
+            "micro_batches": [{"count": 4, "samples": 1}],
+        }
+        for cut, own in zip((cuts[0], cuts[-1]), devices, strict=True)
+    ]
+
+
+HALVES = [(0, 7), (7, 14)]
+ACROSS = ([0, 2], [1, 3])  # each pipeline on both nodes
 
 
 def test_one_stage_takes_its_passes_and_the_update() -> None:
@@ -83,6 +90,7 @@ def test_one_stage_takes_its_passes_and_the_update() -> None:
     assert found.seconds == pytest.approx(8 * sum(table.seconds()) + update)
     assert update > 0
     assert found.timeline.spent(Kind.TRANSFER).sum() == 0
+    assert found.peak_bytes[1:] == (0.0, 0.0, 0.0)  # idle devices hold nothing
 
 
 def test_two_stages_send_activations_there_and_gradients_back() -> None:
@@ -147,9 +155,6 @@ def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
 
 
 def test_memory_is_that_of_the_amp_family() -> None:
-    from hetplan.formulations.amp.data import AmpDecision
-    from hetplan.formulations.amp.evaluate import peak_bytes
-
     w = workload()
     data = pose(w)
     decision = AmpDecision(
@@ -166,32 +171,15 @@ def test_memory_is_that_of_the_amp_family() -> None:
 
 
 def test_gradients_join_layer_by_layer_where_replicas_are_cut_differently() -> None:
-    cut = [(0, 3), (3, 14)], [(0, 10), (10, 14)]
-    replicas = [
-        {
-            "stages": [{"layers": [c], "devices": [[2 * j + i]]} for j, c in enumerate(cuts)],
-            "micro_batches": [{"count": 4, "samples": 1}],
-        }
-        for i, cuts in enumerate(cut)
-    ]
-    found = replay(made(replicas), workload())
-    tasks = found.timeline.tasks
+    cuts = [(0, 3), (3, 14)], [(0, 10), (10, 14)]
+    found = replay(made(two_pipelines(*cuts, devices=ACROSS)), workload())
     # Layers 0-2, 3-9, 10-13, and the tied weights.
-    assert int((tasks.kind == Kind.COLLECTIVE).sum()) == 4
+    assert int((found.timeline.tasks.kind == Kind.COLLECTIVE).sum()) == 4
     assert np.isfinite(found.seconds)
 
 
 def test_overlapping_and_not_blocking_never_take_longer() -> None:
-    replicas = [
-        {
-            "stages": [
-                {"layers": [c], "devices": [[2 * j + i]]} for j, c in enumerate([(0, 7), (7, 14)])
-            ],
-            "micro_batches": [{"count": 4, "samples": 1}],
-        }
-        for i in range(2)
-    ]
-    plan, w = made(replicas), workload()
+    plan, w = made(two_pipelines(HALVES, devices=ACROSS)), workload()
     plain = replay(plan, w).seconds
     assert replay(plan, w, Settings(buckets=8)).seconds < plain
     assert replay(plan, w, Settings(blocking=True)).seconds > plain
@@ -238,11 +226,6 @@ def test_unequal_micro_batches_keep_their_own_times() -> None:
     assert work[0] == pytest.approx(expected)
 
 
-def test_idle_devices_hold_nothing() -> None:
-    found = replay(plan_of((0, 14)), workload())
-    assert found.peak_bytes[1:] == (0.0, 0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -260,23 +243,21 @@ def test_a_plan_for_something_else_is_refused(other: Any, words: str) -> None:
 
 
 def test_sharded_pipelines_join_once_per_iteration() -> None:
-    replicas = [
+    whole, one, *others = (
+        replay(made(two_pipelines(HALVES), zero=zero), workload()) for zero in (0, 1, 2, 3)
+    )
+    assert max(one.peak_bytes) < max(whole.peak_bytes)
+    for other in others:
+        assert (other.seconds, other.peak_bytes) == (one.seconds, one.peak_bytes)
+    # ZeRO 1 moves as much as an all-reduce, and each updates its part
+    for kind, share in ((Kind.COLLECTIVE, 1), (Kind.OPTIMIZER, 2)):
+        assert one.timeline.spent(kind) == pytest.approx(whole.timeline.spent(kind) / share)
+    groups = [
         {
-            "stages": [
-                {"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])
-            ],
+            "stages": [{"layers": [(0, 14)], "devices": [pair], "tensor_shares": [1, 1]}],
             "micro_batches": [{"count": 4, "samples": 1}],
         }
-        for i in range(2)
-    ]
-    whole, *sharded = (replay(made(replicas, zero=zero), workload()) for zero in (0, 1, 2, 3))
-    assert max(sharded[0].peak_bytes) < max(whole.peak_bytes)
-    for other in sharded[1:]:
-        assert (other.seconds, other.peak_bytes) == (sharded[0].seconds, sharded[0].peak_bytes)
-    wide = {"layers": [(0, 14)], "devices": [[0, 1]], "tensor_shares": [1, 1]}
-    second = {"layers": [(0, 14)], "devices": [[2, 3]], "tensor_shares": [1, 1]}
-    groups = [
-        {"stages": [s], "micro_batches": [{"count": 4, "samples": 1}]} for s in (wide, second)
+        for pair in ([0, 1], [2, 3])
     ]
     with pytest.raises(UnsupportedError, match="ZeRO 2 and 3"):
         replay(made(groups, zero=2), workload())
@@ -308,18 +289,3 @@ def test_tensor_groups_pay_for_their_all_reduces() -> None:
     assert sum(costs.passes(stage, (0, 14), 1)) == pytest.approx(
         forward.sum() + backward.sum() + ring
     )
-
-
-def test_zero_1_moves_as_much_as_an_all_reduce() -> None:
-    replicas = [
-        {
-            "stages": [
-                {"layers": [c], "devices": [[2 * i + j]]} for j, c in enumerate([(0, 7), (7, 14)])
-            ],
-            "micro_batches": [{"count": 4, "samples": 1}],
-        }
-        for i in range(2)
-    ]
-    whole, sharded = (replay(made(replicas, zero=zero), workload()).timeline for zero in (0, 1))
-    assert sharded.spent(Kind.COLLECTIVE) == pytest.approx(whole.spent(Kind.COLLECTIVE))
-    assert sharded.spent(Kind.OPTIMIZER) == pytest.approx(whole.spent(Kind.OPTIMIZER) / 2)

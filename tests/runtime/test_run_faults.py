@@ -245,10 +245,10 @@ def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float
     return losses(found["whole"]), pairs
 
 
-def check_interrupted(seeds: range, folder: Path) -> None:
-    """Nothing is lost but the steps since the last checkpoint; what goes on has the losses of the
-    whole run."""
-    whole, pairs = interrupted(seeds, folder, 2)
+@pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.slow)])
+def test_only_the_steps_since_the_last_checkpoint_are_lost(count: int, tmp_path: Path) -> None:
+    """What goes on has the losses of the whole run."""
+    whole, pairs = interrupted(range(count), tmp_path, 2)
     assert sorted(whole) == list(range(6))
     for pair in pairs:
         before, after = losses(pair["before"]), losses(pair["after"])
@@ -256,15 +256,6 @@ def check_interrupted(seeds: range, folder: Path) -> None:
         assert min(after) >= max(before, default=-1) // 2 * 2 - 2 and max(after) == 5
         for step, loss in [*before.items(), *after.items()]:
             assert loss == pytest.approx(whole[step], rel=1e-4), step
-
-
-def test_only_the_steps_since_the_last_checkpoint_are_lost(tmp_path: Path) -> None:
-    check_interrupted(range(5), tmp_path)
-
-
-@pytest.mark.slow
-def test_only_the_steps_since_the_last_checkpoint_are_lost_in_30_runs(tmp_path: Path) -> None:
-    check_interrupted(range(30), tmp_path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -28,6 +28,15 @@ def child(code: str) -> Iterator[int]:
     process.wait()
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Until the system tells so; fails where it never does."""
+    for _ in range(2000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("what is waited for never happens")
+
+
 @pytest.fixture
 def sleeper() -> Iterator[int]:
     yield from child("import time\ntime.sleep(1000)")
@@ -39,21 +48,17 @@ def spinner() -> Iterator[int]:
 
 
 def test_what_sleeps_or_is_stopped_is_not_starved(sleeper: int, spinner: int) -> None:
-    until = time.monotonic() + 20
-    while "R" in thread_states(sleeper) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: "R" not in thread_states(sleeper))
     assert not starved(sleeper, 0.0, 1e9)
     os.kill(spinner, signal.SIGSTOP)
-    while thread_states(spinner) != ["T"] and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: thread_states(spinner) == ["T"])
     assert not starved(spinner, 0.0, 1e9)
 
 
 def test_what_would_run_is_starved_until_it_has_run_enough(spinner: int) -> None:
     used = cpu_seconds(spinner)
     assert starved(spinner, used, 1e9)
-    while cpu_seconds(spinner) < used + 0.05:
-        time.sleep(0.01)
+    wait_until(lambda: cpu_seconds(spinner) >= used + 0.05)
     assert not starved(spinner, used, 0.1)
 
 
@@ -74,18 +79,11 @@ def employer() -> Iterator[int]:
 def test_what_computes_or_has_others_compute_is_at_work(
     sleeper: int, spinner: int, employer: int
 ) -> None:
-    until = time.monotonic() + 20
-    while at_work(sleeper) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not at_work(sleeper) and at_work(spinner)
-    while not descendants(employer) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: not at_work(sleeper))
+    assert at_work(spinner)
+    wait_until(lambda: bool(descendants(employer)) and thread_states(employer) == ["S"])
     (worker,) = descendants(employer)
-    while thread_states(employer) != ["S"] and time.monotonic() < until:
-        time.sleep(0.01)
     assert at_work(employer)
     os.kill(worker, signal.SIGSTOP)
-    while at_work(employer) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not at_work(employer)
+    wait_until(lambda: not at_work(employer))
     os.kill(worker, signal.SIGKILL)
