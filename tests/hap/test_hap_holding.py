@@ -1,27 +1,37 @@
-"""Bytes of real networks' theories: by hand, against what simulated devices hold, and in the
-planner's problem."""
+"""Bytes of real networks' theories: by hand, in the planner's problem, and where each parameter is
+read in one way."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes.programs import two_layers
+from fakes.workloads import cluster
+from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.pose import pose
+from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd.holding import holding_of
 from hetplan.formulations.hap.spmd.links import measured_by_hap
+from hetplan.formulations.hap.spmd.networks import model
+from hetplan.formulations.hap.spmd.one_way import in_one_way, reads
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
+from hetplan.formulations.hap.spmd.whole import held
+from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
-from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
-from hetplan.solvers.registry import solve
+from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.run import Run
 from hetplan.solvers.run import Run as SolverRun
 
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
@@ -77,14 +87,6 @@ def test_data_parallelism_holds_everything_and_less_memory_slices() -> None:
     assert solve(FAMILY, nothing.data, "auto", SolverRun(Options(threads=1))).status == "infeasible"
 
 
-def workload() -> Workload:
-    """GPT-2 on two V100 and two T4."""
-    links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0, "devices": 2}
-    nodes = [{"device": name, **links} for name in ("V100-SXM2-16GB", "T4")]
-    header = {"format": "hetplan-cluster", "version": 1, "name": "test", "nodes": nodes}
-    return make_workload("gpt2", build_cluster(ClusterFile.model_validate(header)), 8)
-
-
 def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that hold little more than one copy of the states: only programs that slice
     parameters are plans.
@@ -92,7 +94,9 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
     The instance charges a tied table once, so that a plan may need more when it is counted; it then
     says so (and the planner solves again with less room).
     """
-    given = workload()
+    links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0, "devices": 2}
+    nodes = [{"device": name, **links} for name in ("V100-SXM2-16GB", "T4")]
+    given = make_workload("gpt2", cluster(nodes=nodes), 8)
     limit = 1.2 * given.state_bytes
     monkeypatch.setattr(
         Workload, "device_bytes", lambda self: dict.fromkeys(self.cluster.types, limit)
@@ -110,3 +114,38 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
     for c in plans:
         assert c.peak_bytes is not None and c.fits_memory == (max(c.peak_bytes) <= limit)
         assert c.fits_memory or "does not fit" in c.message
+
+
+def several(theory: Theory, decision: HapDecision) -> set[str]:
+    """The parameters that the decision reads in several ways."""
+    ways: dict[str, set[int]] = {}
+    for i in decision.program:
+        for owner, form in reads(theory, theory.instructions[i]):
+            ways.setdefault(owner, set()).add(form)
+    return {owner for owner, forms in ways.items() if len(forms) > 1}
+
+
+def test_one_way_is_left_of_several() -> None:
+    """A parameter read in several ways is held whole; afterwards each is read in one, and loss and
+    gradients stay."""
+    program = model("gpt2", 6, 3, tiny=True)
+    holding = holding_of(program, [1e12] * 3, element_bytes=4)
+    theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
+    reduced = reduce_theory(compile_problem(theory.data))
+    rewritten = clashes = 0
+    for seed in range(12):
+        draw = random.Random(seed)
+        prices = [draw.random() ** 3 for _ in theory.data.triples]
+        order = greedy_program(reduced, lambda step, prices=prices: prices[step.index])  # type: ignore[misc]
+        before = HapDecision(program=order, ratios=[[0.5, 0.2, 0.3]])
+        clashing = several(theory, before)
+        clashes += len(clashing)
+        parts = held(theory, before).parameters
+        assert all((parts[owner] == np.ones(3)).all() for owner in clashing)
+        choices = list(in_one_way(theory, before, Run()))
+        assert bool(choices) <= bool(clashing)
+        for decision in choices:
+            assert several(theory, decision) == set()
+            assert evaluate(family("hap"), theory.data, decision).objective is not None
+            rewritten += 1
+    assert rewritten >= 10 and clashes >= 20

@@ -1,15 +1,38 @@
-"""Packaged instances of real networks are what their generator makes."""
+"""Packaged instances of real networks are what their generator makes; methods end at their time
+limit on them, and the gap study says what is predicted."""
 
 from __future__ import annotations
 
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
 import pytest
 
+from hap.hap_cases import known, least_at, programs
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.hap.alternation import STATES, alternate, program_for
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.experiments import theory_named
-from hetplan.instances.library import library
+from hetplan.formulations.hap.experiments import (
+    BANDWIDTHS,
+    MODELS,
+    SIZES,
+    Experiment,
+    experiments,
+    theory_named,
+)
+from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.graph import build
+from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.report import report
+from hetplan.formulations.hap.theories import chain
+from hetplan.formulations.hap.theory import reduce_theory
+from hetplan.instances.library import library, load_from_library
+from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.run import Run
 
 ENTRIES = {entry.name: entry for entry in library("hap")}
 
@@ -38,3 +61,135 @@ def test_instances_are_those_of_the_networks(name: str) -> None:
 def test_unknown_networks_are_refused() -> None:
     with pytest.raises(InputError, match="no such packaged network"):
         theory_named("hap-chain-2x2")
+
+
+CHAIN = "chain of 96 layers"
+
+
+@cache
+def packaged(name: str) -> Any:
+    """An instance on which the method would be busy for seconds or minutes."""
+    return chain(96, 4) if name == CHAIN else load_from_library(name).data
+
+
+@pytest.mark.parametrize("method", ["exact", "milp", "cp-sat", "pyomo", "paper"])
+@pytest.mark.parametrize("name", ["hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory"])
+def test_a_limit_that_has_passed_leaves_a_program(method: str, name: str) -> None:
+    """The first program found, and the bound that needs no search."""
+    result = solve(FAMILY, packaged(name), method, Run(Options(threads=1, time_limit=1e-9)))
+    assert result.status == "feasible" and result.objective is not None
+    if method == "paper":
+        assert result.bound is None
+    else:
+        assert result.bound is not None and 0 < result.bound < result.objective
+
+
+MOMENTS = [
+    *itertools.product(
+        ("hap-vit-2blocks-6-segments2", "hap-gpt2-6-memory", "hap-bert-moe-6"), (3, 200)
+    ),
+    (CHAIN, 1600),  # of its hundreds of cells, the first ones
+]
+
+
+@pytest.mark.parametrize(("name", "ticks"), MOMENTS)
+def test_the_search_stops_at_any_moment(
+    name: str, ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that moves with each look at it, so that the limit comes after so many: from then
+    on only those look who are about to stop."""
+    looks, begun = 0, dict[int, tuple[Run, int]]()
+
+    def elapsed(run: Run) -> float:
+        nonlocal looks
+        looks += 1
+        _, since = begun.setdefault(id(run), (run, looks))
+        return (looks - since) / ticks
+
+    data = packaged(name)
+    monkeypatch.setattr(Run, "elapsed", property(elapsed))
+    result = solve(FAMILY, data, "exact", Run(Options(threads=1, time_limit=1.0)))
+    assert looks < ticks + 100
+    assert result.objective is not None and result.bound is not None
+    assert 0 < result.bound <= result.objective
+    assert name != CHAIN or result.status == "feasible"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_programs_for_fixed_ratios_are_bounded(seed: int) -> None:
+    """Above the best by enumeration, the bound below it; where both meet they are it."""
+    data, optimum = known(seed, 1)
+    if optimum is None:
+        return
+    theory = reduce_theory(compile_problem(data))
+    graph = build(theory, STATES, canonical=True) if theory.goal is not None else None
+    if graph is None:
+        return
+    for row in (theory.problem.proportional, theory.problem.even):
+        least = least_at(theory.problem, programs(seed, 1), row)
+        found = program_for(theory, graph, np.tile(row, (1, 1)))
+        assert found.bound <= least * (1 + 1e-9) + 1e-12
+        assert found.seconds >= least * (1 - 1e-9) - 1e-12
+        if found.exact:
+            assert found.seconds == pytest.approx(least, rel=2e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_alternation_is_never_below_the_joint_optimum(seed: int) -> None:
+    data, optimum = known(seed, 1)
+    if optimum is None:
+        return
+    found = alternate(data)
+    if found is None:
+        return
+    assert found.seconds >= optimum * (1 - 1e-9) - 1e-12
+    assert found.first >= found.seconds * (1 - 1e-12)
+    assert 0 <= found.exact <= found.rounds
+
+
+def test_it_alternates_as_the_papers_search_does() -> None:
+    """On chains where both are exact for the first ratios, the pair is as good."""
+    for seed in range(4):
+        data = chain(1, 2, seed)
+        found, paper = alternate(data), solve(family("hap"), data, "paper").objective
+        assert found is not None and paper is not None
+        assert found.seconds == pytest.approx(paper, rel=1e-6)
+
+
+def test_experiments_are_those_of_the_paper() -> None:
+    cases = {case.name: case for case in experiments()}
+    assert len(cases) == len(MODELS) * (len(SIZES) + len(BANDWIDTHS) - 1) + 6
+    assert [d.name for d in cases["vit-8gpu"].devices] == ["V100"] * 2 + ["P100"] * 6
+    moe = cases["bert-moe-16gpu"]
+    assert moe.program.node("b1.moe.up.weight").shape[0] == 16 == len(moe.devices)
+    assert moe.program.nodes[0].shape[0] == 32 * 16
+    odd = cases["bert-moe-a100-p100-6experts"]
+    assert odd.program.node("b1.moe.up.weight").shape[0] == 6 and len(odd.devices) == 4
+
+
+def test_the_report_says_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetplan.formulations.hap.report.PAPER_SECONDS", 0.5)
+    tables, found = report("vgg19-8gpu")
+    (row,) = found["rows"]
+    assert any("2.41" in figure["speedup"] for figure in found["measured"])
+    seconds = row["predicted_seconds"]
+    assert row["bound"] <= seconds["joint"] * (1 + 1e-9)
+    assert set(seconds) == {"joint", "paper", "alternation", "dp-even", "dp-proportional"}
+    assert seconds["joint"] == min(seconds.values())
+    assert seconds["dp-proportional"] / seconds["joint"] > 2, (
+        "dense layers are sliced, not synchronised"
+    )
+    assert "not measured" in tables[0].notes[0] and tables[0].rows[0][0] == "vgg19-8gpu"
+    assert any("2.41" in cell for line in tables[1].rows for cell in line)
+
+
+def test_slower_networks_make_more_of_the_joint_plan() -> None:
+    """VGG19 on eight GPUs: the gain over data parallelism falls as bandwidth grows."""
+    gains = []
+    for gbit in (1.0, 100.0, 10_000.0):
+        data = Experiment("x", "vgg19", (("V100", 2), ("P100", 6)), gbit).data
+        joint = solve(family("hap"), data, "auto").objective
+        even = solve(family("hap"), data, "dp-even").objective
+        assert joint is not None and even is not None
+        gains.append(even / joint)
+    assert gains == sorted(gains, reverse=True) and gains[-1] >= 1
