@@ -89,11 +89,11 @@ def main() -> int:
     arguments = parser.parse_args()
     faults = [Fault(**row) for row in json.loads(FAULTS.read_text(encoding="utf-8"))]
     faults = [fault for fault in faults if arguments.only in fault.file]
+    caught = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        verdicts = list(pool.map(verdict, faults))
-    for fault, said in zip(faults, verdicts, strict=True):
-        print(f"{fault.file}: {said}\n    {fault.why}")
-    caught = verdicts.count("caught")
+        for fault, said in zip(faults, pool.map(verdict, faults), strict=True):
+            print(f"{fault.file}: {said}\n    {fault.why}", flush=True)
+            caught += said == "caught"
     print(f"{caught} of {len(faults)} faults caught")
     return int(caught < len(faults))
 
