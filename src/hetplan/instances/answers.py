@@ -110,21 +110,12 @@ class Verdict:
 
 def result_document(result: Result[Any]) -> dict[str, Any]:
     """One result as JSON types; the decision is null where none was found."""
-    same = [
-        "method",
-        "status",
-        "objective",
-        "bound",
-        "gap",
-        "seconds",
-        "message",
-        "solver",
-        "build_seconds",
-        "solve_seconds",
-    ]
+    first = ("method", "status", "objective", "bound", "gap", "seconds")
+    last = ("message", "solver", "build_seconds", "solve_seconds")
     return {
-        **{name: getattr(result, name) for name in same},
+        **{name: getattr(result, name) for name in first},
         "decision": None if result.decision is None else plain(result.decision),
+        **{name: getattr(result, name) for name in last},
         "stop": str(result.stop),
         "details": dict(result.details),
     }
