@@ -46,12 +46,6 @@ def test_every_subset_of_the_types_is_a_part() -> None:
     assert list(parts(small(nodes=THREE[:1]))) == []
 
 
-def test_a_part_is_the_cluster_without_the_others(workload: Workload) -> None:
-    part = workload.cluster.part([1], "slow")
-    assert part.counts() == {"T4": 2} and part.name == "slow" and set(part.specs) == {"T4"}
-    assert workload.cluster.devices_of([1, 0]) == [2, 3, 0, 1]
-
-
 def test_plans_of_parts_hold_on_the_whole_cluster(by_parts: Planning, workload: Workload) -> None:
     on_parts = [c for c in by_parts.candidates if c.variant.part is not None]
     assert on_parts

@@ -159,14 +159,6 @@ def test_amps_optimum_is_the_best_that_the_replay_has_room_for(
             assert objective is None or found.bound <= objective * (1 + 1e-9)
 
 
-def test_a_known_bound_ends_it() -> None:
-    workload = with_memory(16)
-    whole = Amp().within_replay(workload, one_thread(), None)
-    again = Amp().within_replay(workload, one_thread(), whole.bound)
-    assert again.status == "optimal"
-    assert (again.objective, again.bound) == (whole.objective, whole.bound)
-
-
 def test_no_room_at_all_is_a_proof_of_amps_and_a_stop_is_none() -> None:
     none = Amp().within_replay(with_memory(1.51), one_thread(), None)
     assert none.status == "infeasible" and none.plan is None

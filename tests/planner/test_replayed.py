@@ -16,7 +16,7 @@ from hetplan.planner.amp import AUTO, Amp, AmpProblem, decision_of, placements
 from hetplan.planner.candidate import Candidate, Method, check_size, simulated
 from hetplan.planner.data_parallel import DataParallel
 from hetplan.planner.explain import explain
-from hetplan.planner.ranking import Planning, make_plans
+from hetplan.planner.ranking import Planning
 from hetplan.planner.search import Search
 from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster
@@ -69,12 +69,6 @@ def test_what_cannot_be_replayed_keeps_its_closed_form() -> None:
     assert judged.predicted_seconds == huge.predicted_seconds
     assert judged.closed_form_seconds is None and judged.replayed is None
     assert "not replayed" in judged.message and "too many" in judged.message
-
-
-def test_candidates_are_told_as_they_are_found(workload: Workload) -> None:
-    found: list[Candidate] = []
-    planning = make_plans(workload, [DataParallel()], on_candidate=found.append)
-    assert found == list(planning.candidates) and found[0].replayed is not None
 
 
 # Groups of two: eight on two nodes of A100, of two stages, and four on a node of H100.

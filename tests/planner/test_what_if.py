@@ -52,14 +52,6 @@ def test_removals(workload: Workload) -> None:
     }
 
 
-def test_networks(workload: Workload) -> None:
-    fast = faster_network(100, workload.cluster).apply(workload.cluster)
-    assert {node.network_bandwidth for node in fast.nodes} == {100 * GBIT}
-    assert [node.intra_bandwidth for node in fast.nodes] == [
-        n.intra_bandwidth for n in workload.cluster.nodes
-    ]
-
-
 @pytest.mark.parametrize(
     ("make", "text", "message"),
     [

@@ -12,10 +12,7 @@ import pytest
 
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
-from hetplan.formulations.poplar.evaluate import evaluate
 from hetplan.formulations.poplar.fill import Effort, Pool, fill, least_losses
-from hetplan.formulations.poplar.model import build_levels, decode
-from hetplan.formulations.poplar.problem import compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -127,17 +124,6 @@ def test_kinked_curves_of_eight_devices_agree(stage: int) -> None:
     assert {result.status for result in results} == {"optimal"}
     for result in results[1:]:
         assert result.objective == pytest.approx(results[0].objective, rel=1e-6)
-
-
-def test_counted_loads_go_to_steps_that_are_long_enough() -> None:
-    """Two steps of 5 s, one of 1 s; on device x the small batch is slow, on y the large one: 11 s,
-    not 15."""
-    devices = [Device(name="x", step_seconds=[5.0, 1.0]), Device(name="y", step_seconds=[1.0, 5.0])]
-    data = PoplarData(zero_stage=2, global_batch=9, comm_seconds=0.0, devices=devices)
-    levels = build_levels(compile_problem(data))
-    assert levels is not None and levels.times.tolist() == [1.0, 5.0]
-    decision = decode(levels, [Counter({1: 2, 2: 1}), Counter({2: 2, 1: 1})], [3, 2])
-    assert evaluate(data, decision).objective == 11.0
 
 
 def test_equal_steps_are_grouped() -> None:
