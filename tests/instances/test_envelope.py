@@ -22,7 +22,6 @@ from hetplan.instances.envelope import (
     instance_schema,
     load_instance,
     parse_instance,
-    plain,
     save_instance,
 )
 from hetplan.json_text import parse_json
@@ -286,8 +285,3 @@ def references(value: Any) -> list[str]:
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
         return own + [r for entry in value.values() for r in references(entry)]
     return [r for entry in value for r in references(entry)] if isinstance(value, list) else []
-
-
-def test_plain_leaves_out_what_is_absent() -> None:
-    data = amp_data(4).model_copy(update={"memory": None})
-    assert "memory" not in plain(data)

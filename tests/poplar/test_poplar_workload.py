@@ -13,7 +13,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.report import experiments, in_proportion, paper_workload, report
+from hetplan.formulations.poplar.report import experiments, paper_workload, report
 from hetplan.formulations.poplar.zero import States, collective_seconds, communication, parts
 from hetplan.instances.library import Entry, library, load_from_library
 from hetplan.planner.poplar import PoplarSettings
@@ -127,11 +127,6 @@ def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
         pose(cluster_a, 2, Assumptions(overlap=1.5))
     with pytest.raises(InputError, match="ZeRO stage"):
         pose(cluster_a, 4)
-
-
-def test_proportions_of_cluster_c() -> None:
-    cluster = in_proportion(example_cluster("poplar-c"), (4, 1))
-    assert cluster.counts() == {"A800-PCIE-80GB": 4, "V100S-PCIE-32GB": 1}
 
 
 def test_the_packaged_experiments_are_complete() -> None:
