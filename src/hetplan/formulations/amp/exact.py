@@ -156,14 +156,12 @@ class Search:
         """A configuration divided into boxes of synchronisation; those that cannot hold a better
         decision are left out."""
         models = {False: model}
+        width = self.parameters.first_width * self.parameters.widen  # the first one is done
         if not model.layout.complete:
             models[True] = row_model(model.layout, straddle=True)
         for straddling, one in models.items():
             for box in bound_configuration(one, self.incumbent.threshold, self.run.check):
-                yield (
-                    box.bound,
-                    Node(node.config, one, box, self.parameters.first_width, straddling),
-                )
+                yield box.bound, Node(node.config, one, box, width, straddling)
 
     def search(self, model: RowModel, box: SyncBox, width: int) -> float:
         """One label search, which may find an incumbent; the least bound of what it dropped."""
