@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,31 +124,27 @@ def svg(data: _Data, title: str) -> str:
 
 
 def _axes(x: _Axis, y: _Axis) -> list[str]:
-    parts = []
-    for tick in x.ticks():
-        at = x.at(tick)
-        parts.append(
-            f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{HEIGHT - BOTTOM}" '
-            'stroke="#e5e8eb"/>'
-        )
-        parts.append(
-            f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tick:,g}</text>'
-        )
-    for tick in y.ticks():
-        at = y.at(tick)
-        parts.append(
-            f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" stroke="#e5e8eb"/>'
-        )
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{tick:,g}</text>')
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(
+    """Grid lines with their values, and what the axes show."""
+    bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
+    parts = [
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 16}" text-anchor="middle">'
-        "tokens per second</text>"
-    )
-    parts.append(
+        "tokens per second</text>",
         f'<text transform="translate(20 {middle}) rotate(-90)" text-anchor="middle">'
-        "dollars for the job</text>"
-    )
+        "dollars for the job</text>",
+    ]
+    for tick in x.ticks():
+        at = f"{x.at(tick):.1f}"
+        parts += [
+            f'<line x1="{at}" y1="{TOP}" x2="{at}" y2="{bottom}" stroke="#e5e8eb"/>',
+            f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{tick:,g}</text>',
+        ]
+    for tick in y.ticks():
+        at = f"{y.at(tick):.1f}"
+        below = f"{y.at(tick) + 4:.1f}"
+        parts += [
+            f'<line x1="{LEFT}" y1="{at}" x2="{WIDTH - RIGHT}" y2="{at}" stroke="#e5e8eb"/>',
+            f'<text x="{LEFT - 8}" y="{below}" text-anchor="end">{tick:,g}</text>',
+        ]
     return parts
 
 
@@ -179,8 +174,10 @@ def png(data: _Data, title: str) -> bytes:
 
     figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=150)
     axes = figure.add_subplot()
-    axes.scatter(*_columns(data.dots), s=3, color="#9aa5b1")
-    axes.plot(*_columns([point for point, _ in data.front]), "o-", color="#c0392b", markersize=5)
+    axes.scatter(*zip(*data.dots, strict=True), s=3, color="#9aa5b1")
+    axes.plot(
+        *zip(*(point for point, _ in data.front), strict=True), "o-", color="#c0392b", markersize=5
+    )
     axes.set_xlabel("tokens per second")
     axes.set_ylabel("dollars for the job")
     axes.set_title(title)
@@ -190,10 +187,6 @@ def png(data: _Data, title: str) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
     return stream.getvalue()
-
-
-def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [p[0] for p in points], [p[1] for p in points]
 
 
 def summary(candidate: Candidate) -> str:
