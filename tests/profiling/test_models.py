@@ -11,7 +11,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.profiling.huggingface import FAMILIES, from_config
-from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Elementwise, Matmul
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
 
@@ -210,12 +210,6 @@ def test_tensor_degrees_divide_heads(name: str, degrees: set[int]) -> None:
 def test_errors(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model(name, **options)  # type: ignore[arg-type]
-
-
-def test_images_count_as_one_token() -> None:
-    model: Model = load_model("vgg19")
-    assert model.sequence is None and model.tokens_per_sample == 1
-    assert load_model("gpt2", sequence=256).tokens_per_sample == 256
 
 
 # The files as they are published on the Hugging Face hub, less what is about dropout, tokens and
@@ -468,6 +462,8 @@ def test_same_chain_as_the_built_in() -> None:
 def test_default_sequence_is_the_context_capped() -> None:
     assert load_model(from_config(GPT2_XL, name="x")).sequence == 1024
     assert load_model(from_config(LLAMA32, name="x")).sequence == 4096
+    images, text = load_model("vgg19"), load_model("gpt2", sequence=256)
+    assert (images.sequence, images.tokens_per_sample, text.tokens_per_sample) == (None, 1, 256)
 
 
 def test_sliding_window_bounds_attention() -> None:

@@ -15,9 +15,9 @@ from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_fo
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.sailor.data import Fit
-from hetplan.profiling.sailor.predict import BYTES_PER_PARAM, Curve, clean
+from hetplan.profiling.sailor.predict import BYTES_PER_PARAM, Curve, Prediction, clean
 from hetplan.profiling.sailor.schedule import Lane, simulate_lanes
-from hetplan.profiling.sailor.validation import Compared, mean_error, rank_correlation, validate
+from hetplan.profiling.sailor.validation import mean_error, rank_correlation, validate
 from hetplan.profiling.simulator.tasks import NO_PORT
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
@@ -29,21 +29,16 @@ def folder(tmp_path: Path) -> Path:
     return sailor_folder(tmp_path)
 
 
-def only(folder: Path, document: Any, framework: float | None = 0.0) -> Compared:
+def predicted(folder: Path, document: Any, framework: float | None = 0.0) -> Prediction:
     add_plan(folder, "TOY/one.json", document)
     (found,) = validate(folder, framework)
-    return found
-
-
-def seconds(folder: Path, document: Any) -> float:
-    found = only(folder, document)
     assert found.prediction is not None, found.reason
-    return found.prediction.seconds
+    return found.prediction
 
 
 def test_one_group(folder: Path) -> None:
     # 4 micro-batches of 2 samples, 4 layers of 3 x 1 ms a sample, and the update's millisecond
-    assert seconds(folder, plan([WHOLE], [[("fast", 1)]], 2, 8)) == pytest.approx(
+    assert predicted(folder, plan([WHOLE], [[("fast", 1)]], 2, 8)).seconds == pytest.approx(
         4 * 4 * 2 * 0.003 + 0.001
     )
 
@@ -52,40 +47,34 @@ def test_the_slowest_replica_and_its_card_decide(folder: Path) -> None:
     document = plan([WHOLE], [[("fast", 2), ("slow", 2)]], 1, 8)
     # degree 2 halves compute; the ring of two moves every rank's 16 MB once, two ranks share 2 GB/s
     expected = 4 * 4 * 0.009 / 2 + LAYERS * PARAMS / 2e9 + 0.001
-    found = only(folder, document)
-    assert found.prediction is not None
-    assert found.prediction.reduction == pytest.approx(LAYERS * PARAMS / 2e9)
-    assert found.prediction.seconds == pytest.approx(expected)
+    found = predicted(folder, document)
+    assert found.reduction == pytest.approx(LAYERS * PARAMS / 2e9)
+    assert found.seconds == pytest.approx(expected)
 
 
 def test_transfers_occupy_both_ends(folder: Path) -> None:
     document = plan([[0, 1], [2, 3]], [[("fast", 1)], [("slow", 1)]], 1, 16)
-    found = only(folder, document)
-    assert found.prediction is not None
+    found = predicted(folder, document)
     move, first, last = OUTPUT / 1e9, 2 * 0.003, 2 * 0.009
     # the slow stage computes and takes part in two transfers for each of 16 micro-batches; the fast
     # one starts and ends
-    assert found.prediction.seconds == pytest.approx(
-        16 * (last + 2 * move) + first + 0.0005, rel=1e-6
-    )
-    assert found.prediction.overlapped < found.prediction.seconds
+    assert found.seconds == pytest.approx(16 * (last + 2 * move) + first + 0.0005, rel=1e-6)
+    assert found.overlapped < found.seconds
 
 
 def test_replicas_in_one_node_reduce_at_its_own_speed(folder: Path) -> None:
     document = plan([WHOLE], [[("fast", 1), ("fast", 1)]], 1, 2)
     for stage in document["pipeline_list"][0]["tmp_per_stage"][0]:
         stage[0][0][1] = 2  # nodes of two GPUs
-    found = only(folder, document)
-    assert found.prediction is not None
-    assert found.prediction.reduction == pytest.approx(LAYERS * PARAMS / 1e10)
+    found = predicted(folder, document)
+    assert found.reduction == pytest.approx(LAYERS * PARAMS / 1e10)
 
 
 def test_memory_is_states_and_activations_alive(folder: Path) -> None:
     document = plan([[0, 1], [2, 3]], [[("fast", 1)], [("fast", 1)]], 2, 16)
-    found = only(folder, document, framework=1e9)
-    assert found.prediction is not None
+    found = predicted(folder, document, framework=1e9)
     first = BYTES_PER_PARAM / 4 * 2 * PARAMS + 2 * (2 * 2 * KEPT + 2 * OUTPUT) + 1e9
-    assert found.prediction.peak_bytes == pytest.approx(first)
+    assert found.peak_bytes == pytest.approx(first)
 
 
 def test_times_above_those_of_larger_micro_batches_are_faults() -> None:

@@ -109,66 +109,49 @@ def test_what_is_not_usable(arguments: dict[str, Any]) -> None:
         sensitivity([pipeline(workload(), 7)], workload(), **arguments)
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = []
-    for i, cuts in enumerate(((7,), (4, 8, 12))):
-        names.append(str(tmp_path / f"plan{i}.json"))
-        save_plan(pipeline(workload(), *cuts), names[-1])
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(cluster_document()))
-    arguments = ["truth", "sensitivity", *names, "--cluster", str(cluster), "--draws", "3"]
-    assert main([*arguments, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """The workload's cluster as a file."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(cluster_document()))
+    return str(path)
+
+
+def document_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    """What `hetplan truth sensitivity` prints as JSON."""
+    capsys.readouterr()
+    assert main(["truth", "sensitivity", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_command_line(tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(tmp_path / f"plan{i}.json") for i in range(2)]
+    for name, cuts in zip(names, ((7,), (4, 8, 12)), strict=True):
+        save_plan(pipeline(workload(), *cuts), name)
+    arguments = [*names, "--cluster", cluster, "--draws", "3"]
+    document = document_of(capsys, *arguments)
     assert document["spread"] == "assumed" and len(document["scenarios"]) == 7
     assert [p["name"] for p in document["plans"]] == ["plan0.json", "plan1.json"]
     for entry in document["plans"]:
         assert entry["lowest_seconds"] <= entry["seconds"] <= entry["highest_seconds"]
-    assert main(arguments) == 0
+    assert main(["truth", "sensitivity", *arguments]) == 0
     assert "nothing is measured" in capsys.readouterr().out
-    assert main([*arguments, "--spread", "95"]) == 2
+    assert main(["truth", "sensitivity", *arguments, "--spread", "95"]) == 2
     candidates = tmp_path / "candidates.json"
     planned = {"strategy": "s", "method": "m", "plan": json.loads(Path(names[0]).read_text())}
     candidates.write_text(json.dumps({"candidates": [{"strategy": "x", "plan": None}, planned]}))
-    capsys.readouterr()
-    assert (
-        main(
-            [
-                "truth",
-                "sensitivity",
-                str(candidates),
-                "--cluster",
-                str(cluster),
-                "--draws",
-                "0",
-                "--json",
-            ]
-        )
-        == 0
-    )
-    assert json.loads(capsys.readouterr().out)["plans"][0]["name"] == "s/m"
+    named = document_of(capsys, candidates, "--cluster", cluster, "--draws", 0)
+    assert named["plans"][0]["name"] == "s/m"
 
 
 def test_planning_anew_finds_the_plan_again_that_it_began_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, cluster = tmp_path / "plan.json", tmp_path / "cluster.yaml"
     own = propose(DataParallel(), workload(), Run())[0].plan
     assert own is not None
-    save_plan(own, path)
-    cluster.write_text(yaml.safe_dump(cluster_document()))
-    arguments = [
-        "truth",
-        "sensitivity",
-        str(path),
-        "--cluster",
-        str(cluster),
-        "--draws",
-        "0",
-        "--strategies",
-        "dp",
-    ]
-    assert main([*arguments, "--json"]) == 0
-    anew = json.loads(capsys.readouterr().out)["planned_anew"]
+    save_plan(own, tmp_path / "plan.json")
+    more = ("--cluster", cluster, "--draws", 0, "--strategies", "dp")
+    anew = document_of(capsys, tmp_path / "plan.json", *more)["planned_anew"]
     assert [row["strategy"] for row in anew] == ["dp"] * 4
     for row in anew:
         assert row["gain"] == pytest.approx(row["given_seconds"] / row["new_seconds"] - 1)
