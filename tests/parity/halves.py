@@ -79,6 +79,8 @@ def error_of(case: Case, precision: str, found: Found, apart: float = 0.0) -> fl
     whole = assembled(gradients, [f for rank in ranks for f in rank[1]], apart)
     assert {g.dtype for g in whole.values()} == {g.dtype for g in gradients.values()}
     size = sum(float(g.norm()) ** 2 for g in gradients.values()) ** 0.5
-    error = sum(float((whole[n] - g).norm()) ** 2 for n, g in gradients.items()) ** 0.5 / size
+    error: float = (
+        sum(float((whole[n] - g).norm()) ** 2 for n, g in gradients.items()) ** 0.5 / size
+    )
     assert error <= GRADIENTS[precision]
     return error
