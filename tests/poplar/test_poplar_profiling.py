@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
