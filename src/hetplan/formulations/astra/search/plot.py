@@ -174,7 +174,8 @@ def png(data: _Data, title: str) -> bytes:
 
     figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=150)
     axes = figure.add_subplot()
-    axes.scatter(*zip(*data.dots, strict=True), s=3, color="#9aa5b1")
+    speeds, dollars = zip(*data.dots, strict=True)
+    axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(
         *zip(*(point for point, _ in data.front), strict=True), "o-", color="#c0392b", markersize=5
     )
