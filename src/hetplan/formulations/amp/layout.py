@@ -178,7 +178,7 @@ def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[Ints, bool]
 def _burdens(seconds: Floats) -> Ints:
     """[H, types] weights: 1 for the slow types where the speed falls most, in up to two ways.
 
-    With two ways also sums of both, which tell how they are to be shared out together. A single
+    With two ways also two sums of both, which tell how they are to be shared out together. A single
     type has the burden 0.
     """
     total = seconds.sum(axis=1)
@@ -191,7 +191,7 @@ def _burdens(seconds: Floats) -> Ints:
     slow = np.array([rank >= split for split in splits], dtype=np.int64)
     if len(slow) == 1:
         return slow
-    return np.array([[1, 0], [0, 1], [1, 1]]) @ slow
+    return np.array([[1, 0], [0, 1], [1, 1], [2, 1]]) @ slow
 
 
 def _zones(
