@@ -36,7 +36,7 @@ SPARE = 1
 # Bisections of the slowest stage's time and of the synchronisation's: more cost more than they
 # raise the bound.
 MAX_INTERVALS = 40
-MAX_BOXES = 40
+MAX_BOXES = 20
 # Boxes of one configuration that are searched one by one; more are joined.
 SEARCHED_BOXES = 12
 # Rounding of prefix sums must not exclude what is allowed.
