@@ -20,7 +20,7 @@ FIRST = (
     "runtime/test_run_faults.py",
     "runtime/test_rehearsal.py",
     "cli/test_cli_batch_curve.py",
-    "runtime/test_spmd_parity.py",
+    "runtime/test_spmd_run.py",
     "test_tutorials.py",
 )
 HERE = Path(__file__).parent

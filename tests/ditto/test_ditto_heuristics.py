@@ -16,6 +16,7 @@ from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
+from hetplan.formulations.ditto.greedy import all_recovered
 from hetplan.formulations.ditto.oobleck import Division, interval_classes
 from hetplan.formulations.ditto.paper import merged, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
@@ -219,3 +220,12 @@ def test_merge_prices_atoms_as_their_layers() -> None:
     ]
     again = evaluate(data, result.decision.model_copy(update={"stages": stages}))
     assert again.objective == pytest.approx(result.objective, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", [0, 5, 7, 9])
+def test_greedy_keeps_the_best_of_its_templates(seed: int) -> None:
+    data = middle_instance(seed)
+    problem, run = compile_problem(data), Run()
+    prices = [problem.price(template.stages) for template in all_recovered(data, problem, run)]
+    assert min(prices) < max(prices), "the instance says nothing"
+    assert solve(FAMILY, data, "greedy").objective == pytest.approx(min(prices), rel=1e-12)

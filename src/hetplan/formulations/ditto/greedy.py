@@ -43,11 +43,18 @@ def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
 
 
 def recovered(data: DittoData, problem: DittoProblem, run: Run) -> Template:
-    """Every template of the virtual cluster given to real devices, and the best of these."""
+    """The best of `all_recovered`."""
+    return min(
+        all_recovered(data, problem, run), key=lambda template: problem.price(template.stages)
+    )
+
+
+def all_recovered(data: DittoData, problem: DittoProblem, run: Run) -> list[Template]:
+    """Every template of the virtual cluster, given to real devices."""
     folding = fold(data)
     virtual = compile_problem(virtual_cluster(data, folding))
     division = Division(virtual, run)
-    found = []
+    templates = []
     for _, count in division.ranked():
         template = division.template(count)
         devices = [int(virtual.option_devices[r]) for _, _, r in template]
@@ -57,10 +64,10 @@ def recovered(data: DittoData, problem: DittoProblem, run: Run) -> Template:
         joined = sum(r < 0 for _, _, r in assigned)
         message = f"{joined} of {count} virtual stages got no devices and joined a neighbour"
         details = {"virtual_stages": count, "joined": joined}
-        found.append(Template(stages, message if joined else "", details))
-    if not found:
+        templates.append(Template(stages, message if joined else "", details))
+    if not templates:
         raise NoTemplate("the virtual cluster has no template: too few layers or micro-batches")
-    return min(found, key=lambda template: problem.price(template.stages))
+    return templates
 
 
 def assign(
