@@ -182,6 +182,8 @@ def test_averages_by_hand() -> None:
     assert groups.layer == pytest.approx(
         [(3 + 6) / 4 + reduce_seconds, (3 + 10) / 4 + reduce_seconds]
     )
+    # of a group's links to the next stage the slowest counts
+    assert groups.link == pytest.approx(np.full((1, 2), 2 / 4))
 
 
 def test_memory_makes_amp_step_back_and_say_so() -> None:
