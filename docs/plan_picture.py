@@ -22,7 +22,7 @@ from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import price
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
-from hetplan.planner import template
+from hetplan.planner import ditto
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan, load_plan
 from hetplan.text import names_text, ranges_text, seconds_text
@@ -91,14 +91,14 @@ def drawn_template(plan: Plan, workload: Workload) -> Drawn:
             for stage, group in zip(stages, groups, strict=True)
         ]
     )
-    priced = template.price(workload, pose(workload), decision, groups, batches.samples)
+    priced = ditto.price(workload, pose(workload), decision, groups, batches.samples)
     rows = [
         DrawnStage(
             stage.first,
             stage.last,
             group,
             shared(
-                template.layer_seconds(workload, group, batches.samples)[stage.first : stage.last],
+                ditto.layer_seconds(workload, group, batches.samples)[stage.first : stage.last],
                 t,
             ),
             t,

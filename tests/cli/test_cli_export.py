@@ -9,7 +9,7 @@ import pytest
 
 from fakes.cli import Call
 from fakes.workloads import small
-from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.runtime.export import EXPORTERS
 from hetplan.runtime.plan import Plan, save_plan

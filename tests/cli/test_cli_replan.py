@@ -9,7 +9,7 @@ import yaml
 
 from fakes.cli import Call
 from fakes.workloads import cluster_document, small
-from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.runtime.plan import Plan, load_plan, save_plan
 from hetplan.solvers.run import Run

@@ -61,11 +61,8 @@ def test_settings_reach_the_strategy(hetplan: Call, tmp_path: Path) -> None:
             "--set: not usable (got 'shards=memory', expected STRATEGY.NAME=VALUE)",
         ),
         (("--set", "poplar.zero=1", "--set", "poplar.zero=2"), "--set: poplar.zero is given twice"),
-        (("--set", "dp.x=1", "--strategies", "dp,poplar"), "strategy without settings (got 'dp'"),
-        (
-            ("--set", "dp.x=1", "--strategies", "poplar"),
-            "setting of a strategy that is not tried (got 'dp'",
-        ),
+        (("--set", "dp.x=1", "--strategies", "dp,poplar"), "no such setting (got 'dp.x'"),
+        (("--set", "hap.seconds=1", "--strategies", "dp"), "expected none: these strategies have"),
     ],
 )
 def test_settings_that_do_not_exist(hetplan: Call, more: tuple[str, ...], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fakes.workloads import small
 from hetplan.cli.main import main
-from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.runtime.plan import Plan, save_plan
 from hetplan.solvers.run import Run

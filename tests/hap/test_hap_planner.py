@@ -19,13 +19,12 @@ from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
-from hetplan.planner.candidate import lifted, simulated
+from hetplan.planner.candidate import moved, simulated
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import chosen, propose
-from hetplan.planner.variant import Part
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
@@ -212,7 +211,7 @@ def test_parts_of_a_cluster_are_replayed_alike(workload: Workload) -> None:
     candidate = simulated(
         next(c for c in propose(Hap(), alone, Run()) if c.label == "dp-even"), alone
     )
-    on_all = lifted(candidate, workload, Part("T4", (1,)))
+    on_all = moved(candidate, workload, [2, 3])
     assert on_all.replayed is not None and on_all.replayed.seconds == candidate.predicted_seconds
     assert on_all.peak_bytes is not None and on_all.peak_bytes[:2] == (0.0, 0.0)
 

@@ -14,7 +14,7 @@ from hetplan.errors import InputError
 from hetplan.planner.library import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.planner.ranking import Criteria, Planning, make_plans, pareto, winner_of
 from hetplan.planner.strategy import chosen
-from hetplan.planner.variant import lifted_plan, parts
+from hetplan.planner.variant import parts, renumbered
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
@@ -120,7 +120,7 @@ def test_unequal_zero_shards_move_with_their_devices(workload: Workload) -> None
     poplar = chosen(["poplar"], {"poplar": {"zero": 3, "shards": "memory"}})
     plan = present(make_plans(inner, poplar).candidates[0].plan)
     plan = plan.model_copy(update={"zero_shares": [1.0, 3.0]})
-    assert lifted_plan(plan, workload, [2, 3]).zero_shares == [0.0, 0.0, 1.0, 3.0]
+    assert renumbered(plan, workload, [2, 3]).zero_shares == [0.0, 0.0, 1.0, 3.0]
 
 
 def planned(nodes: list[object] | None, precision: str | list[str], *names: str) -> Planning:

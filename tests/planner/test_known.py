@@ -27,7 +27,7 @@ from hetplan.planner.known import (
 )
 from hetplan.planner.ranking import Criteria, make_plans
 from hetplan.planner.strategy import chosen
-from hetplan.planner.what_if import carried, changed_workload, faster_network, removal, what_if
+from hetplan.planner.what_if import as_before, changed_workload, faster_network, removal, what_if
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import solve
@@ -168,8 +168,8 @@ def test_the_plan_as_it_is_stays_where_only_idle_devices_go() -> None:
     fast = next(c for c in planning.candidates if c.name.endswith("@V100-SXM2-16GB"))
     for text, stays in (("node1", True), ("1xT4", True), ("node0", False)):
         change = removal(text, workload.cluster)
-        changed = changed_workload(workload, change)
-        again = carried(fast, workload, changed, change)
+        changed = changed_workload(workload, change.cluster)
+        again = as_before(fast, workload, changed, change)
         assert (again is not None) == stays
         if again is not None:
             assert again.plan is not None and again.predicted_seconds == fast.predicted_seconds

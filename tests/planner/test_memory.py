@@ -15,21 +15,15 @@ from fakes.workloads import one_thread, small, with_memory
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
-from hetplan.formulations.amp.pose import pose as pose_amp
 from hetplan.formulations.poplar.pose import pose as pose_poplar
-from hetplan.planner.amp import Amp, within_problems
-from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.amp import Amp, DataParallel, within_problems
 from hetplan.planner.ditto import Ditto, within_problem
-from hetplan.planner.ranking import make_plans
-from hetplan.planner.relax import Relaxation, relaxations
-from hetplan.planner.relax import with_memory as with_more
+from hetplan.planner.ranking import Relaxation, make_plans, relaxations
+from hetplan.planner.ranking import with_memory as with_more
 from hetplan.planner.search import WITHIN, Search
-from hetplan.planner.strategy import Strategy, chosen, propose
+from hetplan.planner.strategy import chosen, propose
 from hetplan.planner.variant import Variant, recomputed, useful_modes
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
 from hetplan.profiling.recomputation import Recomputation
-from hetplan.profiling.workload import make_workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate, solve
@@ -244,15 +238,3 @@ def test_what_would_fit_is_told_where_nothing_does(names: list[str]) -> None:
         assert told["extra_bytes"] and "more on each of 2" in told["what"]
         assert "by dp/" in told["what"]  # the quick one of those asked for
     assert make_plans(small(), chosen(names), one_thread()).relaxations == ()
-
-
-def test_smaller_micro_batches_are_told() -> None:
-    """A profile of micro-batches of 8 only, on devices that hold one sample but not eight."""
-    on = with_memory(2.4).cluster
-    profile = predict(load_model("gpt2"), on, micro_batches=[8], date="2026-01-01")
-    workload = make_workload("gpt2", on, 8, profile=profile)
-    data = pose_amp(recomputed(workload, "full"))
-    assert solve(AMP, data, "auto", one_thread()).decision is None
-    quick: list[Strategy] = [DataParallel()]
-    told = relaxations(workload, one_thread(), quick)
-    assert "micro-batches of one sample" in told[0].what and not told[0].extra_bytes

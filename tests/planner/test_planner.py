@@ -19,7 +19,7 @@ from hetplan.planner.amp import AmpProblem, decision_of
 from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.strategy import Strategy, chosen, propose
-from hetplan.planner.variant import Variant
+from hetplan.planner.variant import Part, Variant
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
@@ -183,8 +183,8 @@ def test_nonsense_criteria(workload: Workload, limit: float) -> None:
     [
         (["foo"], {}, "unknown strategy 'foo' (expected one of amp, "),
         ([], {}, "no strategy named"),
-        (["dp"], {"poplar": {}}, "setting of a strategy that is not tried"),
-        (["dp", "hap"], {"dp": {"a": 1}}, "strategy without settings (got 'dp', expected one with"),
+        (["dp"], {"poplar": {"zero": 1}}, "no such setting (got 'poplar.zero', expected none: "),
+        (["dp", "hap"], {"dp": {"a": 1}}, "no such setting (got 'dp.a', expected one of hap.s"),
         (["hap"], {"hap": {"secs": 1}}, "no such setting (got 'hap.secs', expected one of hap.s"),
         (["hap"], {"hap": {"seconds": "x"}}, "setting hap: seconds: not usable"),
     ],
@@ -253,8 +253,8 @@ def test_plan_of_a_decision_with_every_degree(workload: Workload) -> None:
 def test_a_variant_names_itself_and_its_plans(workload: Workload) -> None:
     (candidate,) = propose(chosen(["dp"])[0], workload, one_thread())
     assert candidate.plan is not None and Variant().marked(candidate.plan) == candidate.plan
-    variant = Variant("full", "bf16", "gpipe")
+    variant = Variant("full", "bf16", Part("T4", (1,)))
     plan = variant.marked(candidate.plan)
-    assert (plan.recomputation, plan.schedule) == ("full", "gpipe")
-    assert replace(candidate, variant=variant).name == "dp/enumeration+full+bf16+gpipe"
+    assert plan.recomputation == "full"
+    assert replace(candidate, variant=variant).name == "dp/enumeration+full+bf16@T4"
     assert replay(plan, workload).seconds > replay(candidate.plan, workload).seconds

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
-from hetplan.planner.amp import Amp
-from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.amp import Amp, DataParallel
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import (
     Choice,
@@ -137,7 +136,7 @@ def test_shards_move_as_parts(zero: int, kinds: tuple[str, ...]) -> None:
 def test_unequal_shards_follow_memory() -> None:
     plan = made([[(ALL, [0])], [(ALL, [1])]], zero=1, zero_shares=[3.0, 1.0, 0.0, 0.0])
     held = holdings(plan, set(), workload())[0, "states"]
-    assert held == {0: [(0.0, 0.75)], 1: [(0.75, 1.0)]}
+    assert held == [(0, (0.0, 0.75)), (1, (0.75, 1.0))]
 
 
 plans = st.sampled_from(
@@ -165,11 +164,10 @@ def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]
     )
     missing = 0.0
     for key, wanted in needs.items():
-        for device, intervals in wanted.items():
-            own = had.get(key, {}).get(device, [])
-            for begin, end in intervals:
-                kept = sum(max(0.0, min(end, q) - max(begin, p)) for p, q in own)
-                missing += (end - begin - kept) * sizes[key]
+        for device, (begin, end) in wanted:
+            own = [interval for other, interval in had.get(key, []) if other == device]
+            kept = sum(max(0.0, min(end, q) - max(begin, p)) for p, q in own)
+            missing += (end - begin - kept) * sizes[key]
     assert found.total + found.from_checkpoint == pytest.approx(missing, abs=1.0)
     assert not any(source in gone for source, _ in found.links)
     if not gone:

@@ -15,7 +15,7 @@ from fakes.plans import pipeline
 from fakes.workloads import cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.planner.data_parallel import DataParallel
+from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.profiling.profile import Profile, Readings
 from hetplan.profiling.workload import Workload

@@ -9,7 +9,7 @@ STRATEGIES: dict[str, str] = {
     "poplar": "hetplan.planner.poplar:Poplar",
     "astra": "hetplan.planner.astra:Astra",
     "ditto": "hetplan.planner.ditto:Ditto",
-    "dp": "hetplan.planner.data_parallel:DataParallel",
+    "dp": "hetplan.planner.amp:DataParallel",
     "hap": "hetplan.planner.hap:Hap",
 }
 ALL = "all"  # of them

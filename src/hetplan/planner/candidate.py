@@ -8,12 +8,12 @@ recomputation's working memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.errors import UnsupportedError
-from hetplan.planner.variant import PLAIN, Part, Variant, lifted_plan
+from hetplan.planner.variant import PLAIN, Variant, renumbered
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, Prediction
 from hetplan.runtime.replay import Replay, replay
@@ -146,11 +146,19 @@ def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
 def simulated(candidate: Candidate, workload: Workload) -> Candidate:
     """The candidate with the replay's seconds and memory; one that cannot be replayed keeps its own
     and says so. Its plan says what is predicted of it."""
-    if candidate.plan is None:
+    plan = candidate.plan
+    if plan is None:
         return candidate
     try:
-        check_size(candidate.plan)
-        own = replay(candidate.plan, workload)
+        passes = sum(r.steps * len(r.stages) * len(r.stages[0].layers) for r in plan.replicas)
+        if passes > MOST_PASSES:
+            raise UnsupportedError(
+                "too many micro-batches to replay",
+                where=plan.name,
+                got=passes,
+                expected=f"{MOST_PASSES} passes",
+            )
+        own = replay(plan, workload)
     except UnsupportedError as error:
         text = f"not replayed, the iteration is that of the closed form: {error}"
         candidate = replace(candidate, message=joined(candidate.message, text))
@@ -173,21 +181,7 @@ def simulated(candidate: Candidate, workload: Workload) -> Candidate:
         objective=candidate.objective,
         bound=candidate.bound,
     )
-    assert candidate.plan is not None
-    return replace(candidate, plan=candidate.plan.model_copy(update={"prediction": prediction}))
-
-
-def check_size(plan: Plan) -> None:
-    """Raise UnsupportedError for a plan of so many passes that replaying it takes minutes and
-    gigabytes."""
-    passes = sum(r.steps * len(r.stages) * len(r.stages[0].layers) for r in plan.replicas)
-    if passes > MOST_PASSES:
-        raise UnsupportedError(
-            "too many micro-batches to replay",
-            where=plan.name,
-            got=passes,
-            expected=f"{MOST_PASSES} passes",
-        )
+    return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
 
 
 def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
@@ -210,19 +204,24 @@ def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
     )
 
 
-def lifted(candidate: Candidate, workload: Workload, part: Part) -> Candidate:
-    """A part's candidate on the whole cluster, replayed there (the seconds are the same)."""
+def moved(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
+    """A candidate of another cluster on devices of the workload's, replayed there.
+
+    numbers: as in `renumbered`. What is not replayed at first is not replayed here either.
+    """
     assert candidate.plan is not None
-    numbers = workload.cluster.devices_of(part.nodes)
-    plan = lifted_plan(candidate.plan, workload, numbers)
-    again = replay(plan, workload) if candidate.replayed is not None else None
+    plan = renumbered(candidate.plan, workload, numbers)
+    if candidate.replayed is not None:
+        own = replay(plan, workload)
+        return replace(
+            candidate,
+            plan=plan,
+            predicted_seconds=own.seconds,
+            peak_bytes=own.peak_bytes,
+            replayed=own,
+        )
     peaks = [0.0] * len(workload.cluster.devices)
-    for own, held in zip(numbers, candidate.peak_bytes or (), strict=True):
-        peaks[own] = held
-    return replace(
-        candidate,
-        variant=replace(candidate.variant, part=part),
-        plan=plan,
-        replayed=again,
-        peak_bytes=tuple(peaks) if again is None else again.peak_bytes,
-    )
+    for number, held in zip(numbers, candidate.peak_bytes or (), strict=True):
+        if number >= 0:
+            peaks[number] = held
+    return replace(candidate, plan=plan, peak_bytes=tuple(peaks))

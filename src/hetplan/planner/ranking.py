@@ -1,23 +1,31 @@
-"""Plan a workload by several strategies and rank what they propose."""
+"""Plan a workload by several strategies and rank what they propose: the fastest replay that fits
+first.
+
+Strategies decide apart from each other, in every precision and, where that is asked for, on every
+part of the cluster. What compares their plans is the replay; what one proves is of its own problem.
+Where nothing fits, what remains to change is memory: recomputation and every micro-batch size of
+the profile are choices of the search already.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.candidate import Candidate, joined
 from hetplan.planner.explain import Explanation, explain
-from hetplan.planner.relax import Relaxation, relaxations
 from hetplan.planner.search import OnCandidate, Search
 from hetplan.planner.strategy import Strategy, chosen
 from hetplan.planner.variant import MOST_TYPES, Variant, parts
+from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
-from hetplan.text import number_text
+from hetplan.text import bytes_text, number_text
 
 
 @dataclass(frozen=True)
@@ -37,10 +45,10 @@ class Criteria:
     def check(self, workload: Workload) -> None:
         """Raise InputError for what is no amount or no share, and where a price is unknown."""
         limit, percent = self.money_limit, self.cheapest_within
-        if limit is not None and not (limit > 0 and math.isfinite(limit)):
+        if limit is not None and not 0 < limit < math.inf:
             expected = "dollars per million tokens greater than 0"
             raise InputError("money limit", got=limit, expected=expected)
-        if percent is not None and not (percent >= 0 and math.isfinite(percent)):
+        if percent is not None and not 0 <= percent < math.inf:
             what = "percent that a cheaper plan may be slower"
             raise InputError(what, got=percent, expected="a number from 0 on")
         wanted = (("money limit", limit), ("cheapest plan", percent))
@@ -52,6 +60,35 @@ class Criteria:
                     where=f"cluster {workload.cluster.name}",
                     expected="price_per_hour of every device",
                 )
+
+    def judged(self, candidate: Candidate, workload: Workload) -> tuple[Candidate, bool]:
+        """The candidate, and whether it may win: it fits and does not exceed the limit, else its
+        message says so."""
+        fits = candidate.plan is not None and candidate.fits_memory is True
+        money = candidate.money_per_million_tokens(workload)
+        if self.money_limit is None or money is None or money <= self.money_limit:
+            return candidate, fits
+        limit = number_text(self.money_limit, 4)
+        text = f"costs {number_text(money, 4)} per million tokens, above the limit {limit}"
+        return replace(candidate, message=joined(candidate.message, text)), False
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """How hard the least is looked for: nearer to it, or further up, for more time."""
+
+    close: float = 0.01  # the answer is that near to the least, as a share of all the memory
+    factor: float = 64  # at most so many times the largest device's memory is tried
+    seconds: float = 5.0  # for each method
+    all_seconds: float = 30.0  # after which an answer is not made closer
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """More memory with which something fits."""
+
+    what: str  # for people
+    extra_bytes: Mapping[str, float]  # per device, by type
 
 
 @dataclass(frozen=True)
@@ -88,7 +125,7 @@ class Planning:
             "winner": self.winner,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),
-            "relaxations": [relaxation.document() for relaxation in self.relaxations],
+            "relaxations": [asdict(relaxation) for relaxation in self.relaxations],
             "explanation": None if explained is None else explained.document(),
         }
 
@@ -119,7 +156,7 @@ def make_plans(
     candidates, tried = searched(
         [Search(s, w, run, v, on_candidate) for s in picked for w, v in variants]
     )
-    every_note = [*notes, *tried]
+    all_notes = [*notes, *tried]
     if criteria.parts:
         searches = [
             Search(s, w, run, replace(v, part=part), on_candidate)
@@ -128,22 +165,26 @@ def make_plans(
             for s in picked
         ]
         candidates, left_out = undominated(candidates, on_parts(searches), first)
-        every_note += left_out
-    judged = [judge(candidate, first, criteria.money_limit) for candidate in candidates]
+        all_notes += left_out
+    judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
+    ranked = tuple(candidate for candidate, _ in judged)
     allowed = [candidate for candidate, may_win in judged if may_win]
     winner = winner_of(allowed, first, criteria.cheapest_within)
-    ranked = tuple(candidate for candidate, _ in judged)
     relaxed: list[Relaxation] = []
     if not any(candidate.fits_memory for candidate in ranked) and not run.cancelled:
         least = min(every, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers))
         with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
             relaxed = relaxations(least, run, picked)
     precision = None if winner is None else ranked[winner].variant.precision
-    winning = next((w for w in every if w.precision == precision), first)
-    precisions = tuple(w.precision for w in every)
     return Planning(
-        winning, ranked, winner, tuple(every_note), tuple(relaxed), precisions, criteria
+        next((w for w in every if w.precision == precision), first),
+        ranked,
+        winner,
+        tuple(all_notes),
+        tuple(relaxed),
+        tuple(w.precision for w in every),
+        criteria,
     )
 
 
@@ -183,7 +224,7 @@ def on_parts(searches: Sequence[Search]) -> list[Candidate]:
 def undominated(
     whole: list[Candidate], more: Sequence[Candidate], workload: Workload
 ) -> tuple[list[Candidate], list[str]]:
-    """All of `found`, and those of `more` that nothing beats in both time and money; notes on the
+    """All of `whole`, and those of `more` that nothing beats in both time and money; notes on the
     others and on parts that were not tried."""
     together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
@@ -229,18 +270,6 @@ def winner_of(
     return near[-1] if near and percent is not None else 0
 
 
-def judge(candidate: Candidate, workload: Workload, limit: float | None) -> tuple[Candidate, bool]:
-    """The candidate, and whether it may win: it fits and does not exceed the limit, else its
-    message says so."""
-    fits = candidate.plan is not None and candidate.fits_memory is True
-    money = candidate.money_per_million_tokens(workload)
-    if limit is None or money is None or money <= limit:
-        return candidate, fits
-    dear = f"costs {number_text(money, 4)} per million tokens"
-    text = joined(candidate.message, f"{dear}, above the limit {number_text(limit, 4)}")
-    return replace(candidate, message=text), False
-
-
 def rank(candidate: Candidate, workload: Workload) -> tuple[float, float]:
     """Sort key: seconds per iteration, then money; what is unknown comes last."""
     keys = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
@@ -264,3 +293,68 @@ def workload_document(workload: Workload) -> dict[str, Any]:
         "price_per_hour": workload.cluster.price_per_hour(),
         "profile": workload.profile.provenance.model_dump(mode="json"),
     }
+
+
+def relaxations(workload: Workload, run: Run, strategies: Sequence[Strategy]) -> list[Relaxation]:
+    """What would make the workload fit, the least memory in all first; empty where none of it does.
+
+    Each amount is tried by planning: exact methods with full recomputation, replayed. What is told
+    fits, therefore; that less would not do is what these methods found, no theorem of all plans.
+    strategies: to plan with; those whose exact methods take long are left out where there are
+    others.
+    """
+    quick = [strategy for strategy in strategies if not strategy.slow] or strategies
+    types, counts = workload.cluster.types, workload.cluster.counts()
+    sets = dict.fromkeys([types, *((name,) for name in types)])
+    answers = [more_memory(workload, kinds, quick, run) for kinds in sets]
+    return sorted(
+        (answer for answer in answers if answer is not None),
+        key=lambda r: sum(counts[name] * extra for name, extra in r.extra_bytes.items()),
+    )
+
+
+def more_memory(
+    workload: Workload,
+    types: tuple[str, ...],
+    strategies: Sequence[Strategy],
+    run: Run,
+    tuning: Bisection = Bisection(),
+) -> Relaxation | None:
+    """The least extra bytes on each device of these types that a plan fits with, by bisection; None
+    where no amount tried does."""
+
+    def fitting_plan(extra: float) -> str | None:
+        """The name of a plan that fits when replayed."""
+        larger = with_memory(workload, types, extra)
+        for strategy in strategies:
+            variant = Variant("full" if strategy.recomputes else "none")
+            search = Search(strategy, larger, run.part(time_limit=tuning.seconds), variant)
+            for candidate in [] if run.cancelled else search.exact():
+                if candidate.fits_memory and candidate.plan is not None:
+                    return candidate.name
+        return None
+
+    room = max(workload.cluster.specs[name].memory_bytes for name in workload.cluster.types)
+    low, high, until = 0.0, room / 4, time.monotonic() + tuning.all_seconds
+    while (plan := fitting_plan(high)) is None:
+        low, high = high, 2 * high
+        if high > tuning.factor * room or run.cancelled:
+            return None
+    while high - low > tuning.close * (room + high) and time.monotonic() < until:
+        middle = (low + high) / 2
+        better = fitting_plan(middle)
+        if run.cancelled:
+            break
+        low, high, plan = (middle, high, plan) if better is None else (low, middle, better)
+    counts = workload.cluster.counts()
+    on = " and ".join(f"each of {counts[name]} {name}" for name in types)
+    return Relaxation(f"{bytes_text(high)} more on {on}, by {plan}", dict.fromkeys(types, high))
+
+
+def with_memory(workload: Workload, types: Sequence[str], extra: float) -> Workload:
+    """The workload with so many more bytes on each device of these types."""
+    specs = dict(workload.cluster.specs)
+    for name in types:
+        size = specs[name].memory_gib + extra / GIB
+        specs[name] = specs[name].model_copy(update={"memory_gib": size})
+    return replace(workload, cluster=replace(workload.cluster, specs=specs))

@@ -15,19 +15,18 @@ tied weights are left out. Shards are cut layer by layer.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.candidate import Candidate, lifted
+from hetplan.planner.candidate import Candidate, moved
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Strategy
-from hetplan.planner.variant import Part
+from hetplan.planner.what_if import node_number
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import check_same, replay
@@ -36,7 +35,7 @@ from hetplan.solvers.run import Run
 
 WITHIN = 5.0  # percent
 Interval = tuple[float, float]
-Held = dict[int, list[Interval]]  # of one layer and kind, by device
+Held = list[tuple[int, Interval]]  # of one layer and kind: device, what it holds
 Key = tuple[int, str]  # layer, kind
 KINDS = ("weights", "states")
 TINY = 1e-12  # of a layer: rounding of shares
@@ -134,18 +133,10 @@ class Replanning:
 def parse_lost(texts: Sequence[str], workload: Workload) -> tuple[int, ...]:
     """`["node1", "node3"]` as node numbers; raises InputError for others, none or all of the
     cluster."""
-    count = len(workload.cluster.nodes)
-    lost = set()
-    for text in texts:
-        match = re.fullmatch(r"node ?(\d{1,9})", text.strip())
-        if match is None or int(match[1]) >= count:
-            expected = f"node0 to node{count - 1}"
-            raise InputError("no such node", where="--lost", got=text, expected=expected)
-        lost.add(int(match[1]))
-    if not lost:
-        raise InputError("no lost node named", where="--lost", expected="node1, say")
-    if len(lost) == count:
-        raise InputError("nothing is left", where="--lost", got=", ".join(texts))
+    lost = {node_number(text, workload.cluster, "--lost") for text in texts}
+    if len(lost) in (0, len(workload.cluster.nodes)):
+        what = "nothing is left" if lost else "no lost node named"
+        raise InputError(what, where="--lost", got=", ".join(texts), expected="node1, say")
     return tuple(sorted(lost))
 
 
@@ -165,14 +156,15 @@ def replan(
     Raises InputError unless plan and workload belong together.
     """
     check_same(plan, workload)
-    left = tuple(n for n in range(len(workload.cluster.nodes)) if n not in lost)
-    rest = replace(workload, cluster=workload.cluster.part(left))
+    cluster = workload.cluster
+    left = tuple(n for n in range(len(cluster.nodes)) if n not in lost)
+    rest = replace(workload, cluster=cluster.part(left))
     planning = make_plans(rest, strategies, run, on_candidate=on_candidate)
-    gone = {d for d, device in enumerate(workload.cluster.devices) if device.node in lost}
+    numbers, gone = cluster.devices_of(left), set(cluster.devices_of(lost))
     choices = []
     for candidate in planning.candidates:
         if candidate.plan is not None and candidate.fits_memory:
-            whole = lifted(candidate, workload, Part("", left))
+            whole = moved(candidate, workload, numbers)
             assert whole.plan is not None
             choices.append(Choice(whole, moves(plan, whole.plan, workload, gone)))
     before = replay(plan, workload).seconds
@@ -201,7 +193,7 @@ def moves(old: Plan, new: Plan, workload: Workload, gone: Collection[int] = ()) 
     links: dict[tuple[int, int], float] = defaultdict(float)
     lost: dict[int, float] = defaultdict(float)
     for key, wanted in needs.items():
-        for begin, end, holders, takers in pieces(had.get(key, {}), wanted):
+        for begin, end, holders, takers in pieces(had.get(key, []), wanted):
             size = (end - begin) * sizes[key]
             for taker in takers - holders:
                 source = nearest(holders, taker, workload, sent)
@@ -233,37 +225,34 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
 
 
 def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[Key, Held]:
-    """(layer, kind) -> device -> intervals; devices in `missing` hold nothing."""
-    held: dict[Key, Held] = defaultdict(dict)
+    """(layer, kind) -> who holds what; devices in `missing` hold nothing."""
     owners = program_parts(plan, workload) if plan.schedule == "spmd" else tensor_parts(plan)
-    for layer, parts in owners.items():
-        for kind in KINDS:
-            for device, interval in sharded(plan, parts, kind):
-                if device not in missing:
-                    held[layer, kind].setdefault(device, []).append(interval)
-    return held
+    return {
+        (layer, kind): [(d, part) for d, part in sharded(plan, parts, kind) if d not in missing]
+        for layer, parts in owners.items()
+        for kind in KINDS
+    }
 
 
-def tensor_parts(plan: Plan) -> dict[int, list[tuple[int, Interval]]]:
+def tensor_parts(plan: Plan) -> dict[int, Held]:
     """Layer -> (device, its tensor rank's part) of every replica and row group."""
-    parts: dict[int, list[tuple[int, Interval]]] = defaultdict(list)
+    parts: dict[int, Held] = defaultdict(list)
     for stage in (stage for replica in plan.replicas for stage in replica.stages):
-        whole, ends = sum(stage.tensor_shares), [0.0]
-        for share in stage.tensor_shares:
-            ends.append(ends[-1] + share / whole)
+        whole = sum(stage.tensor_shares)
+        ends = [end / whole for end in accumulate(stage.tensor_shares, initial=0.0)]
         for layer in (layer for span in stage.layers for layer in range(*span)):
             for group in stage.devices:
                 parts[layer] += zip(group, pairwise(ends), strict=True)
     return parts
 
 
-def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, Interval]]]:
+def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
     """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer,
     each as its program holds it. Slices along any dimension count as parts of the parameter, as
     tensor ranks' do."""
     costs = SpmdCosts.of(plan, workload)
     program = costs.reading.theory.program
-    parts: dict[int, list[tuple[int, Interval]]] = defaultdict(list)
+    parts: dict[int, Held] = defaultdict(list)
     for l, layer in enumerate(workload.profile.layers):
         nodes = [node for node in program.parameters if node.layer == layer.name]
         whole, begin = sum(node.elements for node in nodes), 0.0
@@ -281,9 +270,7 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, list[tuple[int, I
     return parts
 
 
-def sharded(
-    plan: Plan, parts: list[tuple[int, Interval]], kind: str
-) -> Iterator[tuple[int, Interval]]:
+def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:
     """What each device keeps of a kind: its part, or its share of it where ZeRO divides that
     kind."""
     if plan.zero < (1 if kind == "states" else 3):
@@ -303,8 +290,8 @@ def sharded(
 
 def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], set[int]]]:
     """(begin, end, who held it, who needs it) between any two ends of intervals."""
-    every = [interval for held in (*had.values(), *wanted.values()) for interval in held]
-    for begin, end in pairwise(sorted({end for interval in every for end in interval})):
+    ends = {end for _, interval in (*had, *wanted) for end in interval}
+    for begin, end in pairwise(sorted(ends)):
         takers = covering(wanted, (begin + end) / 2)
         if takers and end - begin > TINY:
             yield begin, end, covering(had, (begin + end) / 2), takers
@@ -312,4 +299,4 @@ def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], se
 
 def covering(held: Held, at: float) -> set[int]:
     """The devices with an interval around `at`."""
-    return {d for d, intervals in held.items() if any(begin < at < end for begin, end in intervals)}
+    return {device for device, (begin, end) in held if begin < at < end}

@@ -8,13 +8,14 @@ does not fit in the replay, the strategy is asked for one within the replay's me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hetplan.planner.candidate import Candidate, Method, joined, lifted, shortest, simulated
+from hetplan.planner.candidate import Candidate, Method, joined, moved, shortest, simulated
 from hetplan.planner.strategy import Strategy, propose
-from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, unlimited, useful_modes
+from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, useful_modes
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
@@ -22,21 +23,22 @@ from hetplan.text import seconds_text
 
 FREE = "recomputation not tried: without memory limits nothing is faster"
 WITHIN = "solved within the memory that the replay counts"
-SAME = 1e-6  # relative: differences below are none
-GAIN = 1e-3  # relative: by how much the replay of a rearranged plan must be shorter
+UNLIMITED = 1e18  # more bytes than any device has
 
 OnCandidate = Callable[[Candidate], None]
 
 
 @dataclass(frozen=True)
 class Search:
-    """on_candidate: called with every candidate as it is found, replayed."""
+    """A strategy in a variant."""
 
     strategy: Strategy
     workload: Workload
     run: Run
     variant: Variant = PLAIN
-    on_candidate: OnCandidate | None = None
+    on_candidate: OnCandidate | None = None  # called with every candidate, replayed
+    same: float = 1e-6  # relative: differences of the closed form below are none
+    gain: float = 1e-3  # relative: by how much the replay of a rearranged plan must be shorter
 
     @property
     def name(self) -> str:
@@ -51,40 +53,34 @@ class Search:
 
     def quick(self) -> list[Candidate]:
         """What methods propose that answer at once."""
-        return self.asked(lambda method: method.quick)
+        return self.solved([m for m in self.strategy.methods if m.quick])
 
     def exact(self) -> list[Candidate]:
         """What methods propose that prove their answers."""
-        return self.asked(lambda method: method.exact)
+        return self.solved([m for m in self.strategy.methods if m.exact])
 
     def others(self) -> list[Candidate]:
         """What heuristics and baselines propose that take longer."""
-        return self.asked(lambda method: not method.quick and not method.exact)
-
-    def asked(self, wanted: Callable[[Method], bool]) -> list[Candidate]:
-        """What the methods that are wanted propose."""
-        methods = [method for method in self.strategy.methods if wanted(method)]
-        return self.solved(methods, self.variant) if methods else []
+        return self.solved([m for m in self.strategy.methods if not m.quick and not m.exact])
 
     def recomputing(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
         """Candidates that recompute and are faster than the plain ones, or fit where none of those
         does; notes on what was tried in vain."""
-        candidates: list[Candidate] = []
-        notes: list[str] = []
         if not self.strategy.recomputes or self.run.cancelled:
-            return candidates, notes
+            return [], []
         modes, budget = useful_modes(self.here), self.budget()
         if modes and self.memory_is_free(plain, share(budget, 1 + len(modes))):
-            return candidates, [FREE]
+            return [], [FREE]
+        candidates: list[Candidate] = []
+        notes: list[str] = []
         best = shortest(c for c in plain if c.fits_memory)
-        limit = float("inf") if best is None else best.predicted_seconds or 0.0
-        exact = [method for method in self.strategy.methods if method.exact]
+        limit = math.inf if best is None else best.predicted_seconds or 0.0
         for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
             if budget.should_stop:
                 return candidates, [*notes, f"no time was left for {mode} recomputation"]
-            variant = replace(self.variant, recomputation=mode)
-            more = self.solved(exact, variant, share(budget, left))
-            fitting = [c for c in more if c.fits_memory]
+            repeating = replace(self, variant=replace(self.variant, recomputation=mode))
+            exact = [method for method in self.strategy.methods if method.exact]
+            fitting = [c for c in repeating.solved(exact, share(budget, left)) if c.fits_memory]
             gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
             other = shortest(fitting)
             if gains:
@@ -102,13 +98,14 @@ class Search:
         best = shortest(c for c in plain if c.method.exact and c.fits_memory)
         if best is None:
             return False
-        methods = [method for method in self.strategy.methods if method.exact]
-        free = propose(self.strategy, unlimited(self.here), run, methods)
+        exact = [method for method in self.strategy.methods if method.exact]
+        unlimited = replace(self.here, reserved_bytes=-UNLIMITED)
+        free = propose(self.strategy, unlimited, run, exact)
         least = shortest(free)
         if least is None or any(c.status not in ("optimal", "infeasible") for c in free):
             return False
         closed = best.closed_form_seconds or best.predicted_seconds or 0.0
-        return closed <= (least.predicted_seconds or 0.0) * (1 + SAME)
+        return closed <= (least.predicted_seconds or 0.0) * (1 + self.same)
 
     def budget(self) -> Run:
         """A run for what comes beyond a first proposal: all of it together has the time limit of
@@ -117,36 +114,38 @@ class Search:
             self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel
         )
 
-    def solved(
-        self, methods: Sequence[Method], variant: Variant, budget: Run | None = None
-    ) -> list[Candidate]:
-        """What the methods propose in a variant, replayed, those of exact ones within memory.
+    def solved(self, methods: Sequence[Method], budget: Run | None = None) -> list[Candidate]:
+        """What the methods propose, replayed, those of exact ones within memory.
 
         budget: for each method, and for what comes beyond; None: each as long as `run` says.
         """
-        with derived(f"profile of {self.workload.model.name} under {variant.recomputation}"):
-            posed = recomputed(self.here, variant.recomputation)
+        if not methods:
+            return []
+        mode, part = self.variant.recomputation, self.variant.part
+        with derived(f"profile of {self.workload.model.name} under {mode}"):
+            posed = recomputed(self.here, mode)
         candidates = []
         for own in propose(self.strategy, posed, budget or self.run, methods):
-            candidate, spare = self.replayed(own, variant), budget or self.budget()
+            candidate, spare = self.replayed(own), budget or self.budget()
             if own.method.exact:
                 candidate = self.within_memory(own, candidate, posed, spare)
             candidates += [candidate, *self.rearranged(candidate, posed, spare)]
-        if self.variant.part is not None:
+        if part is not None:
+            numbers = self.workload.cluster.devices_of(part.nodes)
             fitting = [c for c in candidates if c.plan is not None and c.fits_memory]
-            candidates = [lifted(c, self.workload, self.variant.part) for c in fitting]
+            candidates = [moved(c, self.workload, numbers) for c in fitting]
         if self.on_candidate is not None:
             for candidate in candidates:
                 self.on_candidate(candidate)
         return candidates
 
-    def replayed(self, own: Candidate, variant: Variant) -> Candidate:
-        """A strategy's candidate as one of the variant, on the part where it is solved; its plan
-        says where it is from."""
-        own = replace(own, variant=replace(variant, part=None))
+    def replayed(self, own: Candidate) -> Candidate:
+        """A strategy's candidate as one of the variant, replayed where it is solved; its plan says
+        where it is from."""
+        own = replace(own, variant=self.variant)
         if own.plan is not None:
             origin = f"{own.strategy}/{own.method.name}{own.plan.origin}"
-            plan = variant.marked(own.plan.model_copy(update={"origin": origin}))
+            plan = self.variant.marked(own.plan.model_copy(update={"origin": origin}))
             own = replace(own, plan=plan)
         return simulated(own, self.here)
 
@@ -163,10 +162,10 @@ class Search:
             within = self.strategy.within_replay(posed, run, first.bound)
         if within is None:
             return first
-        again = self.replayed(within, first.variant)
-        if again.plan is None:
-            none = "no plan does" if again.status == "infeasible" else ""
+        if within.plan is None:
+            none = "no plan does" if within.status == "infeasible" else ""
             return replace(first, message=joined(first.message, none))
+        again = self.replayed(within)
         return replace(
             again,
             solve_seconds=first.solve_seconds + again.solve_seconds,
@@ -178,12 +177,12 @@ class Search:
         shorter than that plan."""
         if not candidate.method.exact or not candidate.fits_memory or candidate.plan is None:
             return []
-        limit = (candidate.predicted_seconds or 0.0) * (1 - GAIN)
+        limit = (candidate.predicted_seconds or 0.0) * (1 - self.gain)
         others = []
         for other in self.strategy.rearrangements(posed, candidate):
             if run.should_stop:
                 break
-            others.append(self.replayed(other, candidate.variant))
+            others.append(self.replayed(other))
         best = shortest(c for c in others if c.fits_memory)
         return [best] if best is not None and (best.predicted_seconds or 0.0) < limit else []
 

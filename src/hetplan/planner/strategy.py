@@ -48,7 +48,7 @@ class Strategy(Protocol):
 
     name: ClassVar[str]
     methods: ClassVar[tuple[Method, ...]]  # the best first
-    Settings: ClassVar[type[StrictModel] | None] = None  # what only its user can set
+    Settings: ClassVar[type[StrictModel]] = StrictModel  # what only its user can set
     recomputes: ClassVar[bool] = False  # whether recomputation is chosen around it
     slow: ClassVar[bool] = False  # goes behind the others: it takes the time that it is given
 
@@ -100,33 +100,17 @@ def chosen(names: Sequence[str] | None = None, settings: Settings | None = None)
         if name not in STRATEGIES:
             raise unknown_name("unknown strategy", name, STRATEGIES)
     kinds: dict[str, Any] = {name: load(STRATEGIES[name]) for name in names}
-    for name in settings:
-        if name not in kinds:
-            raise InputError(
-                "setting of a strategy that is not tried",
-                got=name,
-                expected=f"one of {', '.join(kinds)}",
-            )
-        if kinds[name].Settings is None:
-            having = [other for other, kind in kinds.items() if kind.Settings is not None]
-            expected = f"one with settings: {', '.join(having) or 'none of these'}"
-            raise InputError("strategy without settings", got=name, expected=expected)
+    known = [f"{n}.{field}" for n, kind in kinds.items() for field in kind.Settings.model_fields]
+    for setting in (f"{name}.{field}" for name, values in settings.items() for field in values):
+        if setting not in known:
+            expected = f"one of {', '.join(known)}" if known else "none: these strategies have none"
+            raise InputError("no such setting", got=setting, expected=expected)
     return [
-        kind(parsed(kind.Settings, settings[name], name)) if name in settings else kind()
+        kind(parse(kind.Settings, dict(settings[name]), where=f"setting {name}"))
+        if settings.get(name)
+        else kind()
         for name, kind in kinds.items()
     ]
-
-
-def parsed(model: type[StrictModel], values: Mapping[str, object], strategy: str) -> StrictModel:
-    """A strategy's settings, defaults where nothing is given; raises InputError that lists what
-    there is."""
-    for name in values:
-        if name not in model.model_fields:
-            known = ", ".join(f"{strategy}.{known}" for known in model.model_fields)
-            raise InputError(
-                "no such setting", got=f"{strategy}.{name}", expected=f"one of {known}"
-            )
-    return parse(model, dict(values), where=f"setting {strategy}")
 
 
 def propose(

@@ -20,11 +20,9 @@ from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
 from hetplan.profiling.recomputation import Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan, PlanDevice, Schedule
+from hetplan.runtime.plan import Plan, PlanDevice
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
-# More bytes than any device has: with them no memory limit binds.
-UNLIMITED = 1e18
 # Of more device types the parts are too many to solve each.
 MOST_TYPES = 6
 
@@ -43,20 +41,17 @@ class Variant:
 
     recomputation: Recomputation = "none"  # what backward passes compute again
     precision: Precision | None = None  # where several are ranked together; None: the only one
-    schedule: Schedule | None = None  # of the pipeline; None: the strategy's own
     part: Part | None = None  # where the plan runs; None: on the whole cluster
 
     @property
     def label(self) -> str:
         """What it adds to a method's name: `+full+bf16@T4`; nothing where it is plain."""
         mode = None if self.recomputation == "none" else self.recomputation
-        axes = "".join(f"+{axis}" for axis in (mode, self.precision, self.schedule) if axis)
+        axes = "".join(f"+{axis}" for axis in (mode, self.precision) if axis)
         return f"{axes}@{self.part.name}" if self.part and self.part.name else axes
 
     def marked(self, plan: Plan) -> Plan:
         """The plan of a strategy that posed the workload in this variant."""
-        if self.schedule is not None:
-            plan = plan.model_copy(update={"schedule": self.schedule})
         if self.recomputation == "none":
             return plan
         origin = f"{plan.origin}+{self.recomputation}"
@@ -89,7 +84,7 @@ def on_part(workload: Workload, part: Part | None) -> Workload:
     return replace(workload, cluster=cluster)
 
 
-def lifted_plan(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
+def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
     """The plan with the devices of the workload's cluster.
 
     numbers: of each of the plan's devices its number there, below 0 for one that is not there and
@@ -188,8 +183,3 @@ def useful_modes(workload: Workload) -> tuple[Recomputation, ...]:
             useful.append(mode)
             least = kept
     return tuple(useful)
-
-
-def unlimited(workload: Workload) -> Workload:
-    """The workload on devices whose memory never binds."""
-    return replace(workload, reserved_bytes=-UNLIMITED)

@@ -11,21 +11,20 @@ of link twice as fast.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError, UnsupportedError
-from hetplan.planner.candidate import Candidate, lifted, shortest
+from hetplan.errors import InputError
+from hetplan.planner.candidate import Candidate, moved, shortest
 from hetplan.planner.known import Known, remembering
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Strategy
-from hetplan.planner.variant import Part, lifted_plan
-from hetplan.profiling.catalogue import DeviceSpec, device
+from hetplan.planner.variant import Part
+from hetplan.profiling.catalogue import device
 from hetplan.profiling.cluster import GBIT, Cluster, Node
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
 
@@ -34,33 +33,14 @@ class Change:
     """A named change of a cluster."""
 
     name: str
-    kept: tuple[int, ...]  # numbers of the nodes that stay; they come first
-    added: tuple[Node, ...] = ()  # behind those
-    specs: Mapping[str, DeviceSpec] = field(default_factory=dict)  # of the devices added
+    cluster: Cluster  # the changed one; the nodes that stay come first
+    kept: tuple[int, ...]  # their numbers in the cluster as it is
     devices: int = 0  # so many more, or fewer below 0
-    network: float | None = None  # bytes/s of the nodes' networks; None: as they are
-    intra: float | None = None  # bytes/s of the links inside nodes
-    only: str | None = None  # the device type whose nodes' links change; None: all
 
     @property
     def removes_only(self) -> bool:
-        """Whether nothing but nodes that go changes."""
-        return not self.added and self.network is None and self.intra is None
-
-    def apply(self, cluster: Cluster) -> Cluster:
-        """The changed cluster."""
-        nodes = tuple(self.linked(n) for n in (*(cluster.nodes[k] for k in self.kept), *self.added))
-        kinds = {node.device for node in nodes}
-        specs = {k: spec for k, spec in {**cluster.specs, **self.specs}.items() if k in kinds}
-        return Cluster(f"{cluster.name}, {self.name}"[:200], nodes, specs)
-
-    def linked(self, node: Node) -> Node:
-        """The node with its changed links."""
-        if self.only not in (None, node.device):
-            return node
-        network = node.network_bandwidth if self.network is None else self.network
-        intra = node.intra_bandwidth if self.intra is None else self.intra
-        return replace(node, network_bandwidth=network, intra_bandwidth=intra)
+        """Whether nothing but whole nodes that go changes."""
+        return self.devices < 0 and len(self.kept) == len(self.cluster.nodes)
 
 
 @dataclass(frozen=True)
@@ -107,50 +87,56 @@ def every_node(cluster: Cluster) -> tuple[int, ...]:
     return tuple(range(len(cluster.nodes)))
 
 
+def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
+    """A cluster of these nodes, named after the change that makes it of `cluster`."""
+    nodes = tuple(nodes)
+    kinds = dict.fromkeys(node.device for node in nodes)
+    specs = {k: cluster.specs.get(k) or device(k, where="--add") for k in kinds}
+    return Cluster(f"{cluster.name}, {name}"[:200], nodes, specs)
+
+
 def addition(text: str, cluster: Cluster) -> Change:
     """`2xA100-SXM4-80GB`: one more node of two; linked as the cluster's nodes of that device, else
     as its best."""
-    count, name = amount(text, "--add")
+    count, kind = amount(text, "--add")
+    nodes = cluster.nodes
     best = Node(
-        name,
+        kind,
         count,
-        max(n.intra_bandwidth for n in cluster.nodes),
-        max(n.network_bandwidth for n in cluster.nodes),
-        min(n.intra_latency for n in cluster.nodes),
-        min(n.network_latency for n in cluster.nodes),
+        max(n.intra_bandwidth for n in nodes),
+        max(n.network_bandwidth for n in nodes),
+        min(n.intra_latency for n in nodes),
+        min(n.network_latency for n in nodes),
     )
-    like = next((node for node in cluster.nodes if node.device == name), best)
-    spec = cluster.specs[name] if name in cluster.specs else device(name, where="--add")
-    added = (replace(like, devices=count),)
-    return Change(f"add {text}", every_node(cluster), added, {name: spec}, count)
+    added = replace(next((n for n in nodes if n.device == kind), best), devices=count)
+    name = f"add {text}"
+    return Change(name, with_nodes(cluster, name, (*nodes, added)), every_node(cluster), count)
 
 
 def removal(text: str, cluster: Cluster) -> Change:
     """`node1`, or `4xT4`: so many devices less, from the last nodes that have them."""
-    match, count = re.fullmatch(r"node ?(\d{1,9})", text), len(cluster.nodes)
-    kept, added = list(every_node(cluster)), list[Node]()
-    if match is not None:
-        if int(match[1]) >= count:
-            expected = f"node0 to node{count - 1}"
-            raise InputError("no such node", where="--remove", got=text, expected=expected)
-        kept.remove(int(match[1]))
-        gone = cluster.nodes[int(match[1])].devices
+    left = [node.devices for node in cluster.nodes]
+    if text.startswith("node"):
+        left[node_number(text, cluster, "--remove")] = 0
     else:
-        gone, name = amount(text, "--remove")
-        have, left = cluster.counts().get(name, 0), gone
-        if gone > have:
+        count, kind = amount(text, "--remove")
+        have = cluster.counts().get(kind, 0)
+        if count > have:
             expected = f"at most {have}"
             raise InputError("more than there are", where="--remove", got=text, expected=expected)
         for n in reversed(every_node(cluster)):
-            node = cluster.nodes[n]
-            if node.device == name and left:
-                kept.remove(n)
-                if node.devices > left:
-                    added.append(replace(node, devices=node.devices - left))
-                left = max(0, left - node.devices)
-    if not kept and not added:
+            if cluster.nodes[n].device == kind:
+                taken = min(count, left[n])
+                left[n] -= taken
+                count -= taken
+    if not any(left):
         raise InputError("nothing is left", where="--remove", got=text)
-    return Change(f"remove {text}", tuple(kept), tuple(added), devices=-gone)
+    pairs = list(zip(cluster.nodes, left, strict=True))
+    kept = tuple(n for n, (node, size) in enumerate(pairs) if size == node.devices)
+    smaller = [replace(node, devices=size) for node, size in pairs if 0 < size < node.devices]
+    name = f"remove {text}"
+    nodes = (*(cluster.nodes[n] for n in kept), *smaller)
+    return Change(name, with_nodes(cluster, name, nodes), kept, sum(left) - len(cluster.devices))
 
 
 def amount(text: str, option: str) -> tuple[int, str]:
@@ -162,31 +148,62 @@ def amount(text: str, option: str) -> tuple[int, str]:
     return int(match[1]), match[2]
 
 
+def node_number(text: str, cluster: Cluster, option: str) -> int:
+    """`node1` as 1; raises InputError for a node that there is not."""
+    names = [f"node{n}" for n in every_node(cluster)]
+    name = text.replace(" ", "")
+    if name not in names:
+        expected = f"{names[0]} to {names[-1]}"
+        raise InputError("no such node", where=option, got=text, expected=expected)
+    return names.index(name)
+
+
+def relinked(
+    cluster: Cluster,
+    name: str,
+    only: str | None = None,
+    network: float | None = None,
+    intra: float | None = None,
+) -> Change:
+    """Other links in bytes/s, where they are given. only: of this type's nodes; None: of all."""
+    nodes = [
+        replace(
+            node,
+            network_bandwidth=network or node.network_bandwidth,
+            intra_bandwidth=intra or node.intra_bandwidth,
+        )
+        if only in (None, node.device)
+        else node
+        for node in cluster.nodes
+    ]
+    return Change(name, with_nodes(cluster, name, nodes), every_node(cluster))
+
+
 def faster_network(gbit: float, cluster: Cluster) -> Change:
     """Every node's network at so many Gbit/s."""
     if not 1e-6 <= gbit <= 1e9:
         raise InputError("--network-gbit-per-s", got=gbit, expected="Gbit/s between 1e-6 and 1e9")
-    return Change(f"network at {gbit:g} Gbit/s", every_node(cluster), network=gbit * GBIT)
+    return relinked(cluster, f"network at {gbit:g} Gbit/s", network=gbit * GBIT)
 
 
 def marginal(cluster: Cluster) -> list[Change]:
     """One more node of each kind, one less; networks twice as fast, of all nodes and of each
     kind's, where there are several; links inside the nodes of each kind twice as fast."""
     changes, links, every = list[Change](), list[Change](), every_node(cluster)
-    for name in cluster.types:
-        own = [n for n in every if cluster.nodes[n].device == name]
+    for kind in cluster.types:
+        own = [n for n in every if cluster.nodes[n].device == kind]
         nodes = [cluster.nodes[n] for n in own]
-        changes.append(addition(f"{nodes[0].devices}x{name}", cluster))
+        changes.append(addition(f"{nodes[0].devices}x{kind}", cluster))
         if len(every) > 1:
             changes.append(removal(f"node{own[-1]}", cluster))
         if len(cluster.types) > 1:
             network = 2 * max(node.network_bandwidth for node in nodes)
-            text = f"network of {name} nodes at {network / GBIT:g} Gbit/s"
-            links.append(Change(text, every, network=network, only=name))
+            text = f"network of {kind} nodes at {network / GBIT:g} Gbit/s"
+            links.append(relinked(cluster, text, kind, network=network))
         if any(node.devices > 1 for node in nodes):
             intra = 2 * max(node.intra_bandwidth for node in nodes)
-            text = f"links inside {name} nodes at {intra / GBIT:g} Gbit/s"
-            links.append(Change(text, every, intra=intra, only=name))
+            text = f"links inside {kind} nodes at {intra / GBIT:g} Gbit/s"
+            links.append(relinked(cluster, text, kind, intra=intra))
     if len(every) > 1:
         fastest = max(node.network_bandwidth for node in cluster.nodes) / GBIT
         changes.append(faster_network(2 * fastest, cluster))
@@ -204,7 +221,7 @@ def what_if(
     """Plan as it is and after each change. The workload's profile must be predicted where devices
     are added."""
     run, known = run or Run(), Known()
-    as_is = Change("as it is", every_node(workload.cluster))
+    as_is = Change("as it is", workload.cluster, every_node(workload.cluster))
     planned: list[tuple[Change, Workload, Candidate | None]] = []
     with remembering(known):
         best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
@@ -212,16 +229,18 @@ def what_if(
         for change in changes:
             if run.cancelled:
                 break
-            changed = changed_workload(workload, change)
+            changed = changed_workload(workload, change.cluster)
             own = make_plans(changed, strategies, run, on_candidate=on_candidate).best
             planned.append((change, changed, own))
     for change, _, own in planned:
         if own is not None and change.removes_only:  # it runs with what was removed idle, too
-            idle = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
-            best = shortest(filter(None, (best, lifted(own, workload, idle))))
+            part = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
+            idle = replace(own, variant=replace(own.variant, part=part))
+            numbers = workload.cluster.devices_of(change.kept)
+            best = shortest(filter(None, (best, moved(idle, workload, numbers))))
     variants = []
     for change, changed, own in planned:
-        after = shortest(filter(None, (own, carried(best, workload, changed, change))))
+        after = shortest(filter(None, (own, as_before(best, workload, changed, change))))
         gain = None
         if best is not None and after is not None:
             gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
@@ -229,10 +248,10 @@ def what_if(
     return WhatIf(Changed(as_is, workload, best, None), tuple(variants), tuple(known.decided))
 
 
-def changed_workload(workload: Workload, change: Change) -> Workload:
-    """The workload on the changed cluster: its own profile where that knows every device, else a
+def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
+    """The workload on a changed cluster: its own profile where that knows every device, else a
     predicted one."""
-    cluster, profile = change.apply(workload.cluster), workload.profile
+    profile = workload.profile
     lacking = [name for name in cluster.types if name not in profile.devices()]
     if not lacking:
         return replace(workload, cluster=cluster)
@@ -246,32 +265,22 @@ def changed_workload(workload: Workload, change: Change) -> Workload:
     return replace(made, reserved_bytes=workload.reserved_bytes)
 
 
-def carried(
+def as_before(
     best: Candidate | None, workload: Workload, changed: Workload, change: Change
 ) -> Candidate | None:
     """The plan as it is on the changed cluster, where nothing that it uses is gone."""
-    if best is None or best.plan is None:
+    if best is None or best.plan is None or best.replayed is None:
         return None
     places = [-1] * len(workload.cluster.devices)
     for place, number in enumerate(workload.cluster.devices_of(change.kept)):
         places[number] = place  # the nodes that are kept come first
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
-    plan = lifted_plan(best.plan, changed, places)
-    try:
-        again = replay(plan, changed)
-    except UnsupportedError:
-        return None
     return replace(
-        best,
+        moved(best, changed, places),
         status="feasible",
-        plan=plan,
-        predicted_seconds=again.seconds,
         closed_form_seconds=None,
         objective=None,  # objective and bound are of the problem as it is
         bound=None,
-        replayed=again,
-        fits_memory=again.fits,
-        peak_bytes=again.peak_bytes,
         message="the plan as it is",
     )
