@@ -31,15 +31,13 @@ from hetplan.formulations.amp.orders import try_placement
 from hetplan.formulations.amp.problem import compile_problem
 from hetplan.formulations.amp.strategy import megatron_placement
 from hetplan.formulations.poplar.data import PoplarDecision
-from hetplan.instances.envelope import Instance, plain
-from hetplan.instances.library import find
+from hetplan.instances.library import Instance, find, plain
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
-from hetplan.studies.rows import keys, text, write_row
-from hetplan.studies.tasks import Task, subjects, task_key
-from hetplan.studies.work import now, outline
+from hetplan.studies.rows import Task, keys, subjects, task_key, text, write_row
+from hetplan.studies.workers import now, outline
 
 SECONDS = 60.0
 # Sums over more devices or samples than this take minutes.

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
-from hetplan.instances.envelope import Instance
-from hetplan.instances.library import add_to_library
+from hetplan.instances.library import Instance, add_to_library
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import make_workload

@@ -17,8 +17,7 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.experiments import NETWORKS, P100, V100, theory_named
 from hetplan.formulations.hap.theories import chain, residual, stages_only
-from hetplan.instances.envelope import Instance
-from hetplan.instances.library import add_to_library
+from hetplan.instances.library import Instance, add_to_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -17,8 +17,8 @@ from library_instances import LIBRARY, add
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.theories import chain
-from hetplan.instances.envelope import Instance
 from hetplan.instances.generate import draw
+from hetplan.instances.library import Instance
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

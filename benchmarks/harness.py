@@ -19,7 +19,7 @@ from datetime import date
 from typing import Any
 
 from hetplan import __version__
-from hetplan.studies.work import peak_bytes, processor
+from hetplan.studies.workers import peak_bytes, processor
 
 
 @dataclass(frozen=True)

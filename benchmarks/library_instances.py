@@ -19,9 +19,8 @@ from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.pose import pose as pose_ditto
 from hetplan.formulations.poplar.pose import pose as pose_poplar
-from hetplan.instances.envelope import Instance
 from hetplan.instances.generate import draw
-from hetplan.instances.library import add_to_library
+from hetplan.instances.library import Instance, add_to_library
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload

@@ -14,8 +14,7 @@ from pathlib import Path
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.report import experiments
-from hetplan.instances.envelope import Instance
-from hetplan.instances.library import add_to_library
+from hetplan.instances.library import Instance, add_to_library
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "poplar"

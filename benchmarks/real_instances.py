@@ -35,7 +35,7 @@ from hetplan.formulations.ditto.data import DeviceType as DittoType
 from hetplan.formulations.ditto.data import DittoData, Memory
 from hetplan.formulations.hap.pose import pose as pose_hap
 from hetplan.formulations.poplar.pose import pose as pose_poplar
-from hetplan.instances.envelope import Instance
+from hetplan.instances.library import Instance
 from hetplan.profiling.workload import Workload
 
 CPU_PROFILE = Path(__file__).with_name("real_cpu_profile.json.gz")

@@ -17,9 +17,9 @@ from typing import Any
 
 from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
-from hetplan.profiling.huggingface import from_config
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Settings
+from hetplan.profiling.model_files import from_config
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import Profile, load_profile
 from hetplan.profiling.sailor.data import Links, load_links

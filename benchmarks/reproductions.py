@@ -36,7 +36,7 @@ from hetplan.instances.library import load_from_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
-from hetplan.studies.work import peak_bytes
+from hetplan.studies.workers import peak_bytes
 
 Row = dict[str, Any]
 MIB = 2**20

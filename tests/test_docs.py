@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from hetplan import __version__
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.answers import judge, read_claims
-from hetplan.instances.envelope import Instance, parse_instance
+from hetplan.instances.library import Instance, parse_instance
 from hetplan.profiling.cluster import load_cluster
 from hetplan.profiling.profile import load_profile
 from hetplan.runtime.plan import load_plan

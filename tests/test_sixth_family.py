@@ -14,7 +14,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES, family
-from hetplan.instances.envelope import instance_schema, parse_instance
+from hetplan.instances.library import instance_schema, parse_instance
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

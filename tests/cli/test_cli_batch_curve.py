@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
-from hetplan.profiling.batch_curve import load_batch_curve
+from hetplan.profiling.measured import load_batch_curve
 
 BASE = ("profile", "batch-curve", "--model", "gpt2", "--sequence", 16, "--precision", "fp32")
 

@@ -14,8 +14,7 @@ import pytest
 from amp.generate import instance as amp_data
 from fakes.cli import Call, Ran
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
-from hetplan.instances.envelope import Instance
-from hetplan.instances.library import find, load_from_library
+from hetplan.instances.library import Instance, find, load_from_library
 
 BLOCK = 52  # files per test; five tests of edits and five of bytes for each kind
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
-from hetplan.instances.envelope import save_instance
-from hetplan.instances.library import BestKnown, find
+from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.instances.update import changes, shelf
 from hetplan.solvers.options import Options
 
@@ -75,9 +74,8 @@ def test_what_cannot_be_updated(hetplan: Call, folder: Path, tmp_path: Path) -> 
 
 def test_a_study(hetplan: Call, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
-    from hetplan.studies.rows import findings_of_rows, write_row
-    from hetplan.studies.tasks import tasks
-    from hetplan.studies.work import perform
+    from hetplan.studies.rows import findings_of_rows, tasks, write_row
+    from hetplan.studies.workers import perform
 
     rows = [
         perform(task) for task in tasks([str(folder)], ["exact", "greedy"], [0], Options(threads=1))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import predict
+from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
 from hetplan.solvers.options import Options

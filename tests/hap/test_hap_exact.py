@@ -21,7 +21,7 @@ from hetplan.formulations.hap.exact.solve import Parameters
 from hetplan.formulations.hap.exact.solve import solve as exact
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.theories import chain, residual
-from hetplan.instances.envelope import Instance
+from hetplan.instances.library import Instance
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hetplan.formulations.hap.spmd.networks import VGG19, sizes
-from hetplan.profiling.architecture import Transformer
+from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.tracing.routing import route
 
 # (module that returns the loss, example arguments)

@@ -17,7 +17,7 @@ from amp.generate import instance as amp_data
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.errors import InputError
 from hetplan.files import to_json
-from hetplan.instances.envelope import (
+from hetplan.instances.library import (
     Instance,
     instance_schema,
     load_instance,

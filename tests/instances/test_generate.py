@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.instances.envelope import parse_instance
 from hetplan.instances.generate import MAKERS, SIZES, draw
-from hetplan.instances.library import library
+from hetplan.instances.library import library, parse_instance
 from hetplan.instances.shelf import SETS, in_set
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve

@@ -13,8 +13,14 @@ import pytest
 from fuzzing.mutations import check_one_line, mutate
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES
-from hetplan.instances.envelope import parse_instance
-from hetplan.instances.library import Entry, find, library, load_from_library, parse_best_known
+from hetplan.instances.library import (
+    Entry,
+    find,
+    library,
+    load_from_library,
+    parse_best_known,
+    parse_instance,
+)
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate
 from present import present

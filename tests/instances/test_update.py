@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hetplan.instances.answers import Answer
-from hetplan.instances.envelope import save_instance
-from hetplan.instances.library import BestKnown, find
+from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
 from hetplan.solvers.options import Options
 from present import present

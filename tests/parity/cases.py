@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetplan.profiling.architecture import Experts
+from hetplan.profiling.transformer import Experts
 from hetplan.profiling.vision import encoder
 from hetplan.profiling.zoo import bert, gpt2, llama
 from hetplan.runtime.plan import Plan, parse_plan

@@ -23,7 +23,7 @@ from hetplan.planner.ranking import with_memory as with_more
 from hetplan.planner.search import WITHIN, Search
 from hetplan.planner.strategy import chosen, propose
 from hetplan.planner.variant import Variant, recomputed, useful_modes
-from hetplan.profiling.recomputation import Recomputation
+from hetplan.profiling.times import Recomputation
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate, solve

@@ -16,8 +16,8 @@ from hetplan.formulations.poplar.report import paper_workload
 from hetplan.planner.candidate import Candidate
 from hetplan.planner.poplar import AtStage, Poplar, PoplarSettings
 from hetplan.planner.strategy import propose
-from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan

@@ -18,7 +18,7 @@ from hetplan.formulations.poplar.zero import States, collective_seconds, communi
 from hetplan.instances.library import Entry, library, load_from_library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.collectives import Collectives
+from hetplan.profiling.measured import Collectives
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options

@@ -16,13 +16,6 @@ from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.profiling import efficiency
-from hetplan.profiling.collectives import (
-    OPERATIONS,
-    Collectives,
-    FittedCollective,
-    SizePoint,
-    fit_line,
-)
 from hetplan.profiling.efficiency import (
     Learned,
     LearnedLinks,
@@ -33,6 +26,13 @@ from hetplan.profiling.efficiency import (
     moved_share,
     train,
     train_links,
+)
+from hetplan.profiling.measured import (
+    OPERATIONS,
+    Collectives,
+    FittedCollective,
+    SizePoint,
+    fit_line,
 )
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hetplan.profiling.architecture import Transformer
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.recomputation import Recomputation, kept_bytes
+from hetplan.profiling.times import Recomputation, kept_bytes
+from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.profiling.zoo import gpt2, text_model
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.profiling.huggingface import FAMILIES, from_config
+from hetplan.profiling.model_files import KEYS, from_config
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Elementwise, Matmul
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
@@ -404,7 +404,7 @@ def test_what_a_published_file_leaves_out_is_told_in_one_line(name: str) -> None
     assert notes == ((f"x/config.json: assumed, as transformers does: {told}",) if assumed else ())
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", KEYS)
 def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
     config = FILES[kind]
     for key in config.keys() - {"model_type"}:
@@ -415,7 +415,7 @@ def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
             ):
                 from_config(rest, name="x", where="c.json")
         else:
-            assert from_config(rest, name="x").notes or key not in FAMILIES[kind][0].model_fields
+            assert from_config(rest, name="x").notes or key not in KEYS[kind]
 
 
 def test_all_missing_dimensions_are_named_at_once() -> None:

@@ -15,10 +15,15 @@ from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_fo
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.sailor.data import Fit
-from hetplan.profiling.sailor.predict import BYTES_PER_PARAM, Curve, Prediction, clean
-from hetplan.profiling.sailor.schedule import Lane, simulate_lanes
+from hetplan.profiling.sailor.predict import (
+    BYTES_PER_PARAM,
+    Curve,
+    Prediction,
+    clean,
+    rendezvous_seconds,
+)
 from hetplan.profiling.sailor.validation import mean_error, rank_correlation, validate
-from hetplan.profiling.simulator.tasks import NO_PORT
+from hetplan.profiling.simulator.pipeline import Replica
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))
@@ -104,12 +109,8 @@ def test_a_fit_is_not_used_beyond_its_top() -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("batches", [1, 2, 7])
 def test_even_pipelines_follow_the_closed_form(stages: int, batches: int) -> None:
-    one = np.ones(stages)
-    cards = np.full((stages - 1, 2), NO_PORT, np.int64)
-    lane = Lane(one, 2 * one, np.zeros(stages - 1), cards)
-    for rendezvous in (True, False):
-        found = simulate_lanes([lane], batches, rendezvous=rendezvous)
-        assert found.seconds == pytest.approx(3 * (batches + stages - 1))
+    replica = Replica(stages=stages, micro_batches=batches, forward=1.0, backward=2.0)
+    assert rendezvous_seconds([replica]) == pytest.approx(3 * (batches + stages - 1))
 
 
 def test_equal_ranks_share_their_place() -> None:

@@ -14,13 +14,22 @@ from hetplan.profiling.simulator.pipeline import (
     Collective,
     Hops,
     Replica,
+    Schedule,
     closed_form,
+    order,
     simulate_replicas,
     simulate_stages,
+    warm_up,
 )
-from hetplan.profiling.simulator.schedules import Schedule, order, warm_up
-from hetplan.profiling.simulator.tasks import NO_PORT, Kind, TaskList, Tasks
-from hetplan.profiling.simulator.timeline import Timeline, path_to_end, simulate
+from hetplan.profiling.simulator.tasks import (
+    NO_PORT,
+    Kind,
+    TaskList,
+    Tasks,
+    Timeline,
+    path_to_end,
+    simulate,
+)
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 7))
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved-1f1b")

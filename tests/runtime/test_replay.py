@@ -17,8 +17,8 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.poplar import Poplar
 from hetplan.planner.strategy import propose
-from hetplan.profiling.recomputation import kept_bytes, repeated_share
 from hetplan.profiling.simulator.tasks import Kind
+from hetplan.profiling.times import kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan

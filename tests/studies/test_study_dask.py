@@ -18,8 +18,7 @@ from hetplan.cli.study import slurm_settings
 from hetplan.errors import InputError
 from hetplan.solvers.options import Options
 from hetplan.studies import distributed as cluster
-from hetplan.studies.rows import COLUMNS, Tally, carry_out, read_rows
-from hetplan.studies.tasks import Task, tasks
+from hetplan.studies.rows import COLUMNS, Tally, Task, carry_out, read_rows, tasks
 from hetplan.studies.workers import run_tasks
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")

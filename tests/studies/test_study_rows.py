@@ -9,9 +9,20 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.instances.library import find
 from hetplan.solvers.options import Options
-from hetplan.studies.rows import COLUMNS, FOLDER, PACKED, keys, read_rows, write_row, write_rows
-from hetplan.studies.tasks import Task, subjects, task_key, tasks
-from hetplan.studies.work import failed, perform
+from hetplan.studies.rows import (
+    COLUMNS,
+    FOLDER,
+    PACKED,
+    Task,
+    keys,
+    read_rows,
+    subjects,
+    task_key,
+    tasks,
+    write_row,
+    write_rows,
+)
+from hetplan.studies.workers import failed, perform
 from present import present
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
@@ -93,7 +104,7 @@ def test_an_instance_named_twice_is_taken_once(tmp_path: Path) -> None:
     assert len(names) == len(set(names))
     entry = present(find("tiny-fast-slow"))
     path = tmp_path / "other.json"
-    from hetplan.instances.envelope import save_instance
+    from hetplan.instances.library import save_instance
 
     save_instance(entry.load(), path)
     assert len(list(subjects(["tiny-fast-slow", str(path), str(tmp_path)]))) == 1

@@ -15,8 +15,7 @@ import pytest
 
 from hetplan.solvers.options import Options
 from hetplan.studies import workers
-from hetplan.studies.rows import Row, keys, read_rows
-from hetplan.studies.tasks import Task, tasks
+from hetplan.studies.rows import Row, Task, keys, read_rows, tasks
 from hetplan.studies.workers import Patience, death, run_tasks
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
@@ -29,8 +28,8 @@ from pathlib import Path
 from hetplan.solvers.options import Options
 from hetplan.studies import workers
 from hetplan.studies.rows import carry_out
-from hetplan.studies.tasks import tasks
-workers.PRELOAD[:] = ["hetplan.studies.work"]
+from hetplan.studies.rows import tasks
+workers.PRELOAD[:] = ["hetplan.studies.workers"]
 options = Options(threads=1, time_limit=20)
 work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(30), options))
 run = lambda left: workers.run_tasks(left, 2, stop=lambda: False)
@@ -42,7 +41,7 @@ print(tally.done, tally.total, tally.known)
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children are forked from a process that has loaded only what these tasks need."""
-    monkeypatch.setattr(workers, "PRELOAD", ["hetplan.studies.work"])
+    monkeypatch.setattr(workers, "PRELOAD", ["hetplan.studies.workers"])
 
 
 def some(method: str = "megatron", instance: str = "tiny-mixed", **options: object) -> list[Task]:

@@ -53,7 +53,7 @@ def offering(target: str, *, ending: str = "", many: bool = False) -> Completer:
 problems = offering("hetplan.formulations:FAMILIES")
 models = offering("hetplan.profiling.zoo:BUILT_IN")
 devices = offering("hetplan.profiling.catalogue:catalogue", ending=":", many=True)
-precisions = offering("hetplan.profiling.precision:PRECISIONS", many=True)
+precisions = offering("hetplan.profiling.operators:PRECISIONS", many=True)
 strategies = offering("hetplan.planner:STRATEGIES", many=True)
 frameworks = offering("hetplan.runtime.export:EXPORTERS")
 

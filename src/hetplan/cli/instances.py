@@ -133,8 +133,8 @@ def generate(
 ) -> int:
     """Make a random instance of a problem: catalogued devices, a published model, a network as they
     are sold."""
-    from hetplan.instances.envelope import save_instance
     from hetplan.instances.generate import draw
+    from hetplan.instances.library import save_instance
 
     drawn = draw(problem, seed, size)
     if output is None:
@@ -151,7 +151,7 @@ def validate(
 
     Exit code 2 when one cannot be used.
     """
-    from hetplan.instances.envelope import load_instance
+    from hetplan.instances.library import load_instance
 
     rows: list[dict[str, Any]] = []
     for path in files:
@@ -313,7 +313,7 @@ MODELS = {
     Kind.PLAN: "hetplan.runtime.plan:Plan",
     Kind.CLUSTER: "hetplan.profiling.cluster:ClusterFile",
     Kind.PROFILE: "hetplan.profiling.profile:Profile",
-    Kind.MODEL: "hetplan.profiling.described:ModelFile",
+    Kind.MODEL: "hetplan.profiling.model_files:ModelFile",
 }
 
 
@@ -334,7 +334,7 @@ def schema(
 def schema_document(kind: Kind, problem: str | None = None) -> dict[str, Any]:
     """The schema as JSON types; raises InputError for an unknown problem."""
     if kind is Kind.INSTANCE:
-        from hetplan.instances.envelope import instance_schema
+        from hetplan.instances.library import instance_schema
 
         return instance_schema(problem)
     if kind is Kind.DECISION:

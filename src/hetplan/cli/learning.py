@@ -74,8 +74,8 @@ def train(
     value = read_json(files[0])
     learned: EfficiencyFile | LinkEfficiencyFile
     if isinstance(value, dict) and value.get("format") == "hetplan-collectives":
-        from hetplan.profiling.collectives import load_collectives
         from hetplan.profiling.efficiency import train_links
+        from hetplan.profiling.measured import load_collectives
 
         learned = train_links([load_collectives(path) for path in files])
         table = links_table(learned)

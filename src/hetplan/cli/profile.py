@@ -27,14 +27,13 @@ from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.names import unknown_name
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.precision import PRECISIONS, Precision
+from hetplan.profiling.operators import PRECISIONS, Precision
 from hetplan.text import Table, bytes_text, count_text, number_text, seconds_text
 
 if TYPE_CHECKING:
-    from hetplan.profiling.batch_curve import BatchCurve
     from hetplan.profiling.cluster import Cluster
-    from hetplan.profiling.collectives import Collectives
     from hetplan.profiling.efficiency import Learned
+    from hetplan.profiling.measured import BatchCurve, Collectives
     from hetplan.profiling.profile import Profile
 
 LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node

@@ -376,7 +376,7 @@ def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Ta
 def write_instance(result: Found, path: Path, job: Job, pool: Pool) -> None:
     """The best strategy's segments as an instance file for `hetplan solve`; says so where there are
     none."""
-    from hetplan.instances.envelope import Instance, save_instance
+    from hetplan.instances.library import Instance, save_instance
 
     if result.instance is None:
         best_is_whole = result.best is not None and result.mode == "heterogeneous"

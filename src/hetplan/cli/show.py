@@ -21,7 +21,7 @@ from hetplan.text import Table
 
 if TYPE_CHECKING:
     from hetplan.instances.answers import Claim
-    from hetplan.instances.envelope import Instance
+    from hetplan.instances.library import Instance
 
 PLAN = "hetplan-plan"
 
@@ -152,7 +152,7 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
 
 def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, Any]]:
     """Tables and JSON types of one decision; raises InputError where it breaks a constraint."""
-    from hetplan.instances.envelope import plain
+    from hetplan.instances.library import plain
 
     family = instance.family
     evaluation = evaluate(family, instance.data, claim.decision)

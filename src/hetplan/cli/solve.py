@@ -34,7 +34,7 @@ from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from hetplan.instances.answers import Verdict
-    from hetplan.instances.envelope import Instance
+    from hetplan.instances.library import Instance
 
 # Among a result's details: the exception of a method that broke.
 BUG = "bug"
@@ -229,7 +229,7 @@ def excess(objective: float | None, bound: float | None) -> float | None:
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
-    from hetplan.instances.envelope import plain
+    from hetplan.instances.library import plain
 
     if instance.family.describe is None:
         return [Table(f"decision of {source}", (), (), notes=(to_json(plain(decision)).rstrip(),))]

@@ -17,7 +17,7 @@ from hetplan.json_text import parse_json
 from hetplan.names import unknown_name
 
 if TYPE_CHECKING:
-    from hetplan.instances.envelope import Instance
+    from hetplan.instances.library import Instance
     from hetplan.profiling.cluster import Cluster
     from hetplan.profiling.workload import Workload
     from hetplan.runtime.plan import Plan
@@ -39,8 +39,7 @@ def read_document(argument: str) -> tuple[Any, str]:
 
 def open_instance(argument: str) -> Instance:
     """The instance in a file, on standard input or in the library; raises InputError."""
-    from hetplan.instances.envelope import parse_instance
-    from hetplan.instances.library import find
+    from hetplan.instances.library import find, parse_instance
 
     if argument != "-" and not os.path.exists(argument):
         entry = find(argument)

@@ -33,8 +33,7 @@ from hetplan.errors import InputError
 from hetplan.text import Table
 
 if TYPE_CHECKING:
-    from hetplan.studies.rows import Runner, Tally
-    from hetplan.studies.tasks import Task
+    from hetplan.studies.rows import Runner, Tally, Task
 
 SMOKE_SECONDS = 5.0
 GIB = 2**30
@@ -164,8 +163,7 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    from hetplan.studies.rows import arrow, carry_out
-    from hetplan.studies.tasks import tasks
+    from hetplan.studies.rows import arrow, carry_out, tasks
 
     if not sets and not smoke:
         expected = "a set such as papers, a problem, instances, files"

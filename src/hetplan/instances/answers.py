@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan import __version__
 from hetplan.errors import InputError
-from hetplan.instances.envelope import Instance, plain
-from hetplan.instances.library import BEST_FORMAT, parse_best_known
+from hetplan.instances.library import BEST_FORMAT, Instance, parse_best_known, plain
 from hetplan.schema import Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
 from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap

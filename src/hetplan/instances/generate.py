@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.instances.envelope import Instance
+from hetplan.instances.library import Instance
 from hetplan.names import unknown_name
 from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster

@@ -26,8 +26,15 @@ from hetplan.instances.answers import (
     judge,
     parse_decision,
 )
-from hetplan.instances.envelope import Instance, load_instance
-from hetplan.instances.library import BEST_FORMAT, BEST_VERSION, BestKnown, Entry, library
+from hetplan.instances.library import (
+    BEST_FORMAT,
+    BEST_VERSION,
+    BestKnown,
+    Entry,
+    Instance,
+    library,
+    load_instance,
+)
 from hetplan.instances.shelf import record_name
 from hetplan.schema import parse
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from hetplan.planner.candidate import Candidate
-from hetplan.profiling.simulator.tasks import COMPUTES, Kind
-from hetplan.profiling.simulator.timeline import path_to_end
+from hetplan.profiling.simulator.tasks import COMPUTES, Kind, path_to_end
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text, share_text

@@ -20,7 +20,7 @@ from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, chosen
 from hetplan.profiling.cluster import Cluster, example_cluster, load_cluster
 from hetplan.profiling.models import Model
-from hetplan.profiling.precision import PRECISIONS, Precision
+from hetplan.profiling.operators import PRECISIONS, Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options

@@ -22,8 +22,7 @@ from hetplan.formulations.poplar.pose import Assumptions, Posed, pose, pose_lowe
 from hetplan.formulations.poplar.zero import STAGES
 from hetplan.planner.candidate import Candidate, Method, joined
 from hetplan.planner.strategy import NoPlan, Problem, Strategy, labelled, new_plan
-from hetplan.profiling.batch_curve import BatchCurve, load_batch_curve
-from hetplan.profiling.collectives import load_collectives
+from hetplan.profiling.measured import BatchCurve, load_batch_curve, load_collectives
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.schema import StrictModel

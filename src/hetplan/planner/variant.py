@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
-from hetplan.profiling.operators import Layer
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Layer, Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
-from hetplan.profiling.recomputation import Recomputation, kept_bytes, repeated_share
+from hetplan.profiling.times import Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan, PlanDevice

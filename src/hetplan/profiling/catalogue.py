@@ -15,7 +15,7 @@ from pydantic import Field
 from hetplan.errors import InputError
 from hetplan.files import read_yaml
 from hetplan.names import suggestion, unknown_name
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, Rate, StrictModel, parse
 
 GIB = 2**30

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.profiling.collectives import OPERATIONS, Collectives
-from hetplan.profiling.operators import Counted, Matmul, Operator
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.measured import OPERATIONS, Collectives
+from hetplan.profiling.operators import Counted, Matmul, Operator, Precision
 from hetplan.profiling.profile import Provenance
 from hetplan.schema import (
     Document,

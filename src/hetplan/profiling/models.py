@@ -1,5 +1,4 @@
-"""A model as a chain of layers at one sequence length and precision, by name or from a
-config.json."""
+"""A model as a chain of layers at one sequence length and precision: built in, or from a file."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hetplan.names import unknown_name
-from hetplan.profiling.operators import Layer
-from hetplan.profiling.precision import PRECISIONS, Precision
+from hetplan.profiling.operators import PRECISIONS, Layer, Precision
 from hetplan.profiling.zoo import ModelSpec, built_in
 
 
@@ -83,16 +81,7 @@ def find_model(name: str | os.PathLike[str]) -> ModelSpec:
     # Path.is_dir raises where a name is too long or a folder is closed
     is_folder = os.path.isdir(text)
     if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or is_folder:
+        from hetplan.profiling.model_files import load_file
+
         return load_file(Path(text) / "config.json" if is_folder else Path(text))
     return built_in(text)
-
-
-def load_file(path: Path) -> ModelSpec:
-    """A traced model, or a Hugging Face configuration, whichever the file is."""
-    from hetplan.files import read_json
-    from hetplan.profiling import described, huggingface
-
-    value = read_json(path)
-    if isinstance(value, dict) and value.get("format") == described.FORMAT:
-        return described.model_of(value, where=str(path))
-    return huggingface.from_config(value, name=huggingface.name_of(path), where=str(path))

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hetplan.profiling.precision import Precision
+Precision = Literal["fp16", "bf16", "fp32"]
+PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,13 @@ class Reduce:
     def size(self, precision: Precision) -> float:
         """Bytes per sample."""
         return float(self.elements * (self.element_bytes or ELEMENT_BYTES[precision]))
+
+
+# Kinds of layers.
+BLOCKS = ("block", "moe-block")  # of described transformers
+TRACED = "traced"  # a layer between the first and the last of a traced module
+# What recomputation applies to; embeddings and heads keep everything.
+REPEATED = (*BLOCKS, TRACED)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Precision
 from hetplan.schema import (
     Bytes,
     Document,

@@ -1,28 +1,34 @@
-"""Analytical times: a roofline per operator, a floor per layer, and ring collectives.
+"""Analytical times: a roofline per operator, a floor per layer, ring collectives, recomputation.
 
 Every operator takes max(FLOPs / (peak e_m), bytes / (bandwidth e_b)) (Williams et al. 2009, the
 roofline); a layer takes the sum, but never less than launching its kernels. These are first guesses
 that rank devices and layers; a measured profile replaces them. Nothing here is fitted to any
 system's totals.
+
+Recomputation says what a layer keeps for its backward pass, and what it computes again. none:
+everything is kept. selective: the attention core (scores, softmax, context) is computed again
+(Korthikanti et al. 2022, Section 5). full: only the layer's input is kept, and its forward pass
+repeated (Chen et al. 2016).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.operators import (
     ELEMENT_BYTES,
+    REPEATED,
     Counted,
     Layer,
     Matmul,
     Operator,
+    Precision,
     Shape,
     launches,
 )
-from hetplan.profiling.precision import Precision
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
@@ -205,3 +211,40 @@ def _check(size: float, bandwidth: float, latency: float) -> None:
         raise InputError("bandwidth is not usable", got=bandwidth, expected="more than 0 bytes/s")
     if not latency >= 0:
         raise InputError("latency is not usable", got=latency, expected="at least 0 seconds")
+
+
+Recomputation = Literal["none", "selective", "full"]
+
+CORE = ("scores", "softmax", "context")
+CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
+
+
+def repeated_share(
+    layer: Layer,
+    mode: Recomputation,
+    spec: DeviceSpec,
+    precision: Precision,
+    micro_batch: int,
+    tensor: int,
+    efficiency: Efficiency = DEFAULT_EFFICIENCY,
+) -> float:
+    """The share of the layer's forward seconds that its backward pass spends again."""
+    if mode == "none" or layer.kind not in REPEATED:
+        return 0.0
+    if mode == "full":
+        return 1.0
+    rates = Rates.of(spec, precision, efficiency)
+    seconds = [operator_time(op, rates, micro_batch, tensor).forward for op in layer.operators]
+    core = sum(s for op, s in zip(layer.operators, seconds, strict=True) if op.name in CORE)
+    return core / sum(seconds) if sum(seconds) > 0 else 0.0
+
+
+def kept_bytes(
+    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, before: float
+) -> float:
+    """Bytes per sample that each device of a tensor group keeps. before: bytes per sample of the
+    layer's input."""
+    if mode == "full" and layer.kind in REPEATED:
+        return before
+    kept = [t for t in layer.saved if not (mode == "selective" and t.name in CORE_SAVED)]
+    return sum(t.size(precision) / (tensor if t.split else 1) for t in kept)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetplan.profiling.architecture import Transformer
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Saved
-from hetplan.profiling.transformer import block, norm
+from hetplan.profiling.transformer import Transformer, block, norm
 
 VGG19 = (
     64,

@@ -12,7 +12,7 @@ from hetplan.errors import InputError
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.cluster import Cluster, load_cluster
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
-from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.operators import Layer
-from hetplan.profiling.transformer import transformer_layers
+from hetplan.profiling.transformer import Experts, Transformer, transformer_layers
 from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers
 
 # Far beyond any context; the squares in attention stay within what files may carry.

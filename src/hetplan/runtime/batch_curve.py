@@ -25,7 +25,7 @@ from hetplan.formulations.poplar.awareness import (
     explore,
 )
 from hetplan.formulations.poplar.zero import STAGES, States
-from hetplan.profiling.batch_curve import BatchCurve, CurvePoint
+from hetplan.profiling.measured import BatchCurve, CurvePoint
 from hetplan.profiling.models import Model
 from hetplan.runtime.devices import check_device, device_name, measured_here, now, torch_here
 

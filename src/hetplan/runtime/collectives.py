@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from hetplan.errors import InputError
-from hetplan.profiling.collectives import (
+from hetplan.profiling.measured import (
     OPERATIONS,
     Collectives,
     FittedCollective,

@@ -17,9 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.recomputation import REPEATED, Recomputation, kept_bytes, repeated_share
-from hetplan.profiling.times import DEFAULT_EFFICIENCY
+from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED
+from hetplan.profiling.times import (
+    DEFAULT_EFFICIENCY,
+    Recomputation,
+    kept_bytes,
+    repeated_share,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Stage, split
 from hetplan.schema import Range

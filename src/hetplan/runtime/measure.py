@@ -25,8 +25,7 @@ from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.predict import profile_layers
 from hetplan.profiling.profile import Profile, ProfileTable, Readings, load_profile
 from hetplan.runtime.devices import check_device, device_name, measured_here, now, torch_here

@@ -18,8 +18,7 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.zero import States, communication
 from hetplan.profiling.simulator.pipeline import Collective, Hops, simulate_replicas
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
-from hetplan.profiling.simulator.tasks import Ints, Kind
-from hetplan.profiling.simulator.timeline import LABELS, Timeline
+from hetplan.profiling.simulator.tasks import LABELS, Ints, Kind, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs, Floats, Traffic
 from hetplan.runtime.plan import Plan, Replica, Stage

@@ -20,7 +20,7 @@ from hetplan.formulations.hap.spmd.timed import Prices, Stage, Timed
 from hetplan.formulations.hap.spmd.whole import held
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import simulate_stages
-from hetplan.profiling.simulator.timeline import Timeline
+from hetplan.profiling.simulator.tasks import Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan

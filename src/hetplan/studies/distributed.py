@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hetplan.errors import InputError, one_line
-from hetplan.studies.rows import Row
-from hetplan.studies.tasks import Task
-from hetplan.studies.work import failed
-from hetplan.studies.workers import run_tasks
+from hetplan.studies.rows import Row, Task
+from hetplan.studies.workers import failed, run_tasks
 
 # How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
 # drop on Ctrl-C.

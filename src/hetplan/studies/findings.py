@@ -18,8 +18,7 @@ from functools import cache
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.instances.envelope import Instance
-from hetplan.instances.library import find
+from hetplan.instances.library import Instance, find
 from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row
 

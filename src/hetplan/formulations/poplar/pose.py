@@ -28,9 +28,8 @@ from hetplan.formulations.poplar.baselines import WHALE_PRECISION
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.formulations.poplar.zero import Communication, Shards, States, communication, parts
-from hetplan.profiling.batch_curve import BatchCurve, check_curve
 from hetplan.profiling.catalogue import DeviceSpec
-from hetplan.profiling.collectives import Collectives
+from hetplan.profiling.measured import BatchCurve, Collectives, check_curve
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.text import bytes_text, percent_text

@@ -30,8 +30,8 @@ import numpy as np
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.collectives import Collectives
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.measured import Collectives
+from hetplan.profiling.operators import Precision
 from hetplan.profiling.workload import PARAM_BYTES, STATE_BYTES_PER_PARAM, Workload
 
 Shards = Literal["equal", "memory"]

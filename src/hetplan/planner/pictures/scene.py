@@ -12,8 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from hetplan.errors import InputError
-from hetplan.profiling.simulator.tasks import Kind
-from hetplan.profiling.simulator.timeline import LABELS
+from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.replay import Replay

@@ -10,17 +10,17 @@ import os
 from collections.abc import Callable
 
 from hetplan.names import unknown_name
-from hetplan.profiling.importers import calculon, deepspeed, graphs, metis, sailor
+from hetplan.profiling.importers import graphs, profilers
 from hetplan.profiling.importers.common import Imported, Settings
 
 READERS: dict[str, Callable[[str, Settings], Imported]] = {
-    "sailor": sailor.read,
+    "sailor": profilers.read_sailor,
     "pipedream": graphs.read_pipedream,
     "piper": graphs.read_piper,
     "dnn-partitioning": graphs.read_dnn_partitioning,
-    "metis": metis.read,
-    "calculon": calculon.read,
-    "deepspeed": deepspeed.read,
+    "metis": profilers.read_metis,
+    "calculon": profilers.read_calculon,
+    "deepspeed": profilers.read_deepspeed,
 }
 KINDS = tuple(READERS)
 

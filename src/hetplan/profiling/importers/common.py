@@ -9,7 +9,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import read_bytes
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.schema import derived
 

@@ -9,6 +9,14 @@ bytes/bandwidth grow with the micro-batch, and a fixed part (launches, the all-r
 their waiting for the slowest rank) does not. Forward and backward pay it once each. A profile of
 many equal micro-batches in a row hides it behind queued work, a training step does not.
 
+The order of work is that of DeepSpeed's pipeline engine: 1F1B in which transfers occupy both ends.
+Stage s of S does forward passes at every other slot from s on, and the backward pass of micro-batch
+m at slot 2 S - 1 - s + 2 m, so that forward and backward slots of neighbours meet. Before a forward
+slot a stage sends the gradient that it made last and takes the next activation; before a backward
+slot it takes a gradient and sends its last activation. Sending and taking is a rendezvous in the
+stream of the computation: nothing else runs meanwhile. Source: DeepSpeed, runtime/pipe/schedule.py,
+TrainSchedule, and the blocking p2p of its pipeline engine.
+
 All ranks of a node share its network cards, for transfers and reductions alike. Gradients are
 reduced after the flush, fp32, 2 (D - 1) / D of a stage's parameters through every card, when all
 pipelines are done (the engine has a barrier).
@@ -21,8 +29,9 @@ what framework and driver take before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -36,88 +45,12 @@ from hetplan.profiling.sailor.data import (
     RunPipeline,
     Tables,
 )
-from hetplan.profiling.sailor.schedule import Lane, simulate_lanes
-from hetplan.profiling.simulator.tasks import NO_PORT
+from hetplan.profiling.simulator.pipeline import Hops, Replica, simulate_replicas
+from hetplan.profiling.simulator.tasks import NO_PORT, Ints, Kind, TaskList, simulate
 from hetplan.profiling.workload import RESERVED_BYTES
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One GPU type and tensor degree: forward and backward [B, L] at `sizes` [B]; per_sample [2, L]
-    seconds."""
-
-    sizes: Floats
-    passes: Floats
-    per_sample: Floats
-    update: float
-    tensor: int
-
-    def seconds(self, samples: float) -> Floats:
-        """[2, L] forward and backward seconds of a micro-batch of `samples`."""
-        known: Floats = self._measured(samples)
-        if self.tensor == 1 or samples <= self.sizes[0]:
-            return known
-        model = self.passes[:, 0] + (samples - self.sizes[0]) * self.per_sample
-        return np.asarray(np.maximum(known, model))
-
-    def _measured(self, samples: float) -> Floats:
-        """Between two sizes a straight line; beyond the last one its throughput; before the first
-        one its time."""
-        last = self.sizes[-1]
-        if samples > last:
-            return np.asarray(self.passes[:, -1] + (samples - last) * self.per_sample)
-        at = int(np.searchsorted(self.sizes, samples))
-        if self.sizes[at] == samples or at == 0:
-            return np.asarray(self.passes[:, at])
-        share = (samples - self.sizes[at - 1]) / (self.sizes[at] - self.sizes[at - 1])
-        return np.asarray((1 - share) * self.passes[:, at - 1] + share * self.passes[:, at])
-
-
-def curve(model: ModelData, kind: str, tensor: int) -> Curve:
-    """The curve of a GPU type and degree; a degree without tables is scaled from the nearest one
-    that has some."""
-    tables = model.tables.get(kind)
-    if tables is None:
-        known = ", ".join(model.tables)
-        raise NotPricedError(
-            f"no profile of {model.name}", where="profiles", got=kind, expected=known
-        )
-    degrees = sorted({degree for degree, _ in tables})
-    nearest = min(degrees, key=lambda degree: abs(np.log2(degree / tensor)))
-    sizes = sorted(batch for degree, batch in tables if degree == nearest)
-    raw = _passes(tables, nearest, sizes)
-    floor = np.min([_passes(tables, *key) for key in ((d, [b]) for d, b in tables)], axis=0)[:, 0]
-    grid = np.array(sizes, float)
-    per_sample = (raw / grid[None, :, None]).min(axis=1)
-    scale = nearest / tensor
-    update = float(np.median([tables[nearest, b].update for b in sizes]))
-    return Curve(
-        grid,
-        clean(raw, grid, floor, per_sample) * scale,
-        per_sample * scale,
-        update * scale,
-        tensor,
-    )
-
-
-def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floats:
-    """[2, B, L] `raw` without times above those of larger micro-batches. floor, per_sample: [2,
-    L]."""
-    above = np.minimum.accumulate(raw[:, ::-1], axis=1)[:, ::-1]
-    below = np.maximum(floor[:, None], per_sample[:, None] * sizes[None, :, None])
-    faulty = raw > NOISE * above
-    return np.asarray(np.where(faulty, np.minimum(above, below), above))
-
-
-def _passes(tables: Tables, degree: int, sizes: list[int]) -> Floats:
-    """[2, B, L]."""
-    measured = [tables[degree, batch] for batch in sizes]
-    return np.array([[m.forward for m in measured], [m.backward for m in measured]])
-
-
 BYTES_PER_PARAM = 16
 ELEMENT = 4  # all of it is fp32
 
@@ -130,47 +63,128 @@ FRAMEWORK_BYTES = {"GH-96": 4.76e9}
 HEADS = {"OPT-350": 16, "GPT-Neo-2.7": 20, "OPT-30": 56, "LLAMA-3-8": 32}
 
 
-def framework_bytes(kind: str, given: float | None) -> float:
-    """`given`, or the figure known for that GPU type."""
-    return FRAMEWORK_BYTES.get(kind, RESERVED_BYTES) if given is None else given
+@dataclass(frozen=True)
+class Curve:
+    """One GPU type and tensor degree: forward and backward [2, B, L] at `sizes` [B]; per_sample
+    [2, L] seconds."""
+
+    sizes: Floats
+    passes: Floats
+    per_sample: Floats
+    update: float
+    tensor: int
+
+    def seconds(self, samples: float) -> Floats:
+        """[2, L] forward and backward seconds of a micro-batch of `samples`.
+
+        Between two sizes a straight line; beyond the last one its throughput; before the first one
+        its time.
+        """
+        place = np.interp(samples, self.sizes, np.arange(len(self.sizes)))
+        at, share = int(place), place % 1
+        after = self.passes[:, min(at + 1, len(self.sizes) - 1)]
+        beyond = max(samples - self.sizes[-1], 0.0) * self.per_sample
+        measured = (1 - share) * self.passes[:, at] + share * after + beyond
+        if self.tensor == 1 or samples <= self.sizes[0]:
+            return np.asarray(measured)
+        fixed_part = self.passes[:, 0] + (samples - self.sizes[0]) * self.per_sample
+        return np.asarray(np.maximum(measured, fixed_part))
 
 
-def peak_bytes(
-    model: ModelData,
-    pipeline: RunPipeline,
-    micro_batch: int,
-    micro_batches: int,
-    framework: float | None,
-) -> float | None:
-    """Bytes on the fullest device; None where sizes of a degree are not told."""
-    fullest = 0.0
-    stages = len(pipeline.layers)
-    for s, (layers, groups) in enumerate(zip(pipeline.layers, pipeline.groups, strict=True)):
-        for group in groups:
-            sizes = model.sizes.get(group.tensor)
-            if sizes is None:
-                return None
-            samples = micro_batch * len(pipeline.groups[0]) / len(groups)
-            of = np.array(layers)
-            alive = min(stages - s, micro_batches)
-            exchanged = (
-                2 * sizes.output[of[-1] if s < stages - 1 else of[0] - 1] if stages > 1 else 0.0
-            )
-            inner = _scores(model, group.tensor)
-            if layers[-1] == model.layers - 1:
-                inner = max(inner, float(sizes.output[-1]))
-            held = (
-                BYTES_PER_PARAM * sizes.params[of].sum() / ELEMENT
-                + samples * (alive * sizes.kept[of].sum() + 3 * inner + exchanged)
-                + max(framework_bytes(kind, framework) for kind in group.kinds)
-            )
-            fullest = max(fullest, float(held))
-    return fullest
+def curve(model: ModelData, kind: str, tensor: int) -> Curve:
+    """The curve of a GPU type and degree; a degree without tables is scaled from the nearest one
+    that has some."""
+    tables = model.tables.get(kind)
+    if tables is None:
+        known = ", ".join(model.tables)
+        raise NotPricedError(
+            f"no profile of {model.name}", where="profiles", got=kind, expected=known
+        )
+    nearest = nearest_degree((degree for degree, _ in sorted(tables)), tensor)
+    sizes = sorted(batch for degree, batch in tables if degree == nearest)
+    raw = measured_passes(tables, [(nearest, batch) for batch in sizes])
+    floor = measured_passes(tables, list(tables)).min(axis=1)
+    grid = np.array(sizes, float)
+    per_sample = (raw / grid[None, :, None]).min(axis=1)
+    scale = nearest / tensor
+    update = float(np.median([tables[nearest, batch].update for batch in sizes]))
+    cleaned = clean(raw, grid, floor, per_sample)
+    return Curve(grid, cleaned * scale, per_sample * scale, update * scale, tensor)
 
 
-def _scores(model: ModelData, tensor: int) -> float:
-    """Attention scores of one sample on one device; 0 where heads or tokens are not told."""
-    return ELEMENT * HEADS.get(model.name, 0) / tensor * model.sequence**2
+def nearest_degree(degrees: Iterable[int], tensor: int) -> int:
+    """The degree whose ratio to `tensor` is least."""
+    return min(degrees, key=lambda degree: abs(np.log2(degree / tensor)))
+
+
+def measured_passes(tables: Tables, keys: Sequence[tuple[int, int]]) -> Floats:
+    """[2, keys, L] seconds of forward and backward passes."""
+    return np.array([[tables[key].forward for key in keys], [tables[key].backward for key in keys]])
+
+
+def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floats:
+    """[2, B, L] `raw` without times above those of larger micro-batches. floor, per_sample: [2,
+    L]."""
+    above = np.minimum.accumulate(raw[:, ::-1], axis=1)[:, ::-1]
+    below = np.maximum(floor[:, None], per_sample[:, None] * sizes[None, :, None])
+    faulty = raw > NOISE * above
+    return np.asarray(np.where(faulty, np.minimum(above, below), above))
+
+
+def rendezvous_seconds(pipelines: Sequence[Replica]) -> float:
+    """Seconds of one iteration of DeepSpeed's engine until the last backward pass, pipelines of one
+    chunk side by side."""
+    tasks = TaskList()
+    unit = 0
+    for pipeline in pipelines:
+        S, M = pipeline.stages, pipeline.micro_batches
+        units = unit + np.arange(S)[:, None, None]
+        work = tasks.add(
+            (S, 2, M),
+            kind=np.array([Kind.FORWARD, Kind.BACKWARD])[None, :, None],
+            unit=units,
+            seconds=pipeline.pass_seconds[:, :, 0],
+            micro_batch=np.arange(M),
+        )
+        # moves[h, way, m]: between stages h and h + 1; way 0: the activation, 1: the gradient
+        moves = tasks.add(
+            (S - 1, 2, M),
+            kind=Kind.TRANSFER,
+            unit=units[:-1],
+            seconds=pipeline.hop_seconds.swapaxes(0, 1),
+            ports=np.stack(pipeline.hop_ports, axis=1)[:, :, None, :],
+            micro_batch=np.arange(M),
+        )
+        for s in range(S):
+            sequence = stage_order(work[s], moves, s, S)
+            tasks.order(sequence[:-1], sequence[1:])
+        unit += S
+    return simulate(tasks.build(unit)).seconds
+
+
+def stage_order(work: Ints, moves: Ints, stage: int, stages: int) -> Ints:
+    """Passes [2, M] and transfers [S - 1, 2, M] of a stage in the engine's order."""
+    batches = work.shape[1]
+    # slot by slot: (0, m) the forward, (1, m) the backward pass of micro-batch m, None for nothing
+    slots: list[tuple[int, int] | None] = [None] * (2 * (batches + stages - 1))
+    for m in range(batches):
+        slots[stage + 2 * m] = (0, m)
+        slots[2 * stages - 1 - stage + 2 * m] = (1, m)
+    sequence: list[int] = []
+    before: tuple[int, int] | None = None
+    for t, slot in enumerate(slots):
+        forward_slot = (t - stage) % 2 == 0
+        hop = stage - 1 if forward_slot else stage  # to the stage before, or to the one behind
+        if 0 <= hop < stages - 1:
+            gradient, activation = (before, slot) if forward_slot else (slot, before)
+            if gradient is not None:
+                sequence.append(int(moves[hop, 1, gradient[1]]))
+            if activation is not None:
+                sequence.append(int(moves[hop, 0, activation[1]]))
+        if slot is not None:
+            sequence.append(int(work[slot]))
+        before = slot
+    return np.array(sequence, np.int64)
 
 
 @dataclass(frozen=True)
@@ -190,167 +204,182 @@ class Prediction:
 
 
 class Predictor:
-    """Predictions of one model's plans."""
+    """Predictions of one model's plans. framework: bytes that the framework takes, if known."""
 
     def __init__(self, model: ModelData, links: Links, framework: float | None = None) -> None:
         self.model = model
         self.links = links
         self.framework = framework
-        self._curves: dict[tuple[str, int], Curve] = {}
+        self.output = model.sizes[min(model.sizes)].output  # [L] bytes per sample, on every rank
+        self.curve = cache(lambda kind, tensor: curve(model, kind, tensor))
 
     def predict(self, run: PlanRun) -> Prediction:
         """One plan; raises InputError where the data lack a GPU type or a degree's sizes."""
-        flush, overlapped, peak = 0.0, 0.0, 0.0
-        reduction, update = 0.0, 0.0
-        known = True
+        flush, overlapped, reduction, update = 0.0, 0.0, 0.0, 0.0
+        peaks = []
         for pipeline in run.pipelines:
-            replicas = len(pipeline.groups[0])
             share = run.global_batch / len(run.pipelines)
-            batches = max(1, int(np.ceil(share / (run.micro_batch * replicas))))
-            lanes = self._lanes(pipeline, run.micro_batch)
-            flush = max(flush, simulate_lanes(lanes, batches).seconds)
-            overlapped = max(overlapped, simulate_lanes(lanes, batches, rendezvous=False).seconds)
-            reduction = max(reduction, self._reduction(pipeline, len(run.pipelines)))
-            update = max(update, self._update(pipeline))
-            held = peak_bytes(self.model, pipeline, run.micro_batch, batches, self.framework)
-            known = known and held is not None
-            peak = max(peak, held or 0.0)
+            batches = max(1, int(np.ceil(share / (run.micro_batch * len(pipeline.groups[0])))))
+            replicas = self.replicas(pipeline, run.micro_batch, batches)
+            flush = max(flush, rendezvous_seconds(replicas))
+            overlapped = max(overlapped, simulate_replicas(replicas).seconds)
+            reduction = max(reduction, self.reduction(pipeline, len(run.pipelines)))
+            update = max(update, self.update(pipeline))
+            peaks.append(self.peak_bytes(pipeline, run.micro_batch, batches))
+        known = [peak for peak in peaks if peak is not None]
         after = reduction + update
         return Prediction(
-            flush + after, overlapped + after, reduction, update, peak if known else None
+            flush + after,
+            overlapped + after,
+            reduction,
+            update,
+            max(known) if len(known) == len(peaks) else None,
         )
 
-    def curve(self, kind: str, tensor: int) -> Curve:
-        """Layer times, from memory where asked before."""
-        if (kind, tensor) not in self._curves:
-            self._curves[kind, tensor] = curve(self.model, kind, tensor)
-        return self._curves[kind, tensor]
-
-    def group_seconds(self, group: Group, layers: tuple[int, ...], samples: float) -> Floats:
-        """[2] forward and backward of one micro-batch on the group: its slowest type, and
-        all-reduces over nodes."""
-        of = np.array(layers)
-        both = np.max(
-            [self.curve(k, group.tensor).seconds(samples)[:, of].sum(axis=1) for k in group.kinds],
-            axis=0,
-        )
-        if (
-            len(group.nodes) > 1
-        ):  # two all-reduces of the output, forward and backward, through every node's card
-            size = 2 * float(self._output()[of].sum()) * samples
-            share = 2 * (len(group.nodes) - 1) / len(group.nodes)
-            slowest = min(self.links.network(kind, used, size) for kind, used in group.nodes)
-            both = both + size * share / slowest
-        return np.asarray(both)
-
-    def _lanes(self, pipeline: RunPipeline, micro_batch: int) -> list[Lane]:
-        """One lane per replica; of stages with unlike numbers of replicas one lane of the slowest
+    def replicas(self, pipeline: RunPipeline, micro_batch: int, batches: int) -> list[Replica]:
+        """The pipeline's replicas; of stages with unlike numbers of replicas one of the slowest
         each."""
-        counts = {len(groups) for groups in pipeline.groups}
         most = len(pipeline.groups[0])
+        equal = len({len(groups) for groups in pipeline.groups}) == 1
         cards = _cards(pipeline)
         times = [
             [self.group_seconds(g, layers, micro_batch * most / len(groups)) for g in groups]
             for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True)
         ]
-        lanes = []
-        for r in range(most if len(counts) == 1 else 1):
-            chosen = [min(r, len(groups) - 1) for groups in pipeline.groups]
-            if len(counts) > 1:
-                chosen = [int(np.argmax([t.sum() for t in stage])) for stage in times]
+        replicas = []
+        for r in range(most if equal else 1):
+            chosen = [r if equal else int(np.argmax([t.sum() for t in stage])) for stage in times]
             stage = np.array([times[s][i] for s, i in enumerate(chosen)])
-            moved, ports = [], []
-            for s in range(len(chosen) - 1):
-                ends = [(s, chosen[s]), (s + 1, chosen[s + 1])]
-                seconds, used = self._transfer(pipeline, ends, cards, micro_batch)
-                moved.append(seconds)
-                ports.append(used)
-            lanes.append(
-                Lane(
-                    stage[:, 0],
-                    stage[:, 1],
-                    np.array(moved),
-                    np.array(ports, np.int64).reshape(-1, 2),
+            moves = [
+                self.transfer(pipeline, s, chosen[s : s + 2], cards, micro_batch)
+                for s in range(len(chosen) - 1)
+            ]
+            seconds = np.array([move[0] for move in moves])[:, None]
+            ports = np.array([move[1] for move in moves], np.int64).reshape(-1, 2, 2)
+            hops = Hops(
+                forward=seconds,
+                backward=seconds,
+                forward_ports=ports[:, 0],
+                backward_ports=ports[:, 1],
+            )
+            replicas.append(
+                Replica(
+                    stages=len(chosen),
+                    micro_batches=batches,
+                    forward=stage[:, 0, None, None],
+                    backward=stage[:, 1, None, None],
+                    hops=hops,
                 )
             )
-        return lanes
+        return replicas
 
-    def _transfer(
+    def group_seconds(self, group: Group, layers: tuple[int, ...], samples: float) -> Floats:
+        """[2] forward and backward of one micro-batch on the group: its slowest type, and
+        all-reduces over nodes."""
+        of = np.array(layers)
+        curves = [self.curve(kind, group.tensor) for kind in group.kinds]
+        both = np.max([c.seconds(samples)[:, of].sum(axis=1) for c in curves], axis=0)
+        if len(group.nodes) > 1:
+            # two all-reduces of the output, forward and backward, through every node's card
+            size = 2 * float(self.output[of].sum()) * samples
+            share = 2 * (len(group.nodes) - 1) / len(group.nodes)
+            slowest = min(self.links.network(kind, used, size) for kind, used in group.nodes)
+            both = both + size * share / slowest
+        return np.asarray(both)
+
+    def transfer(
         self,
         pipeline: RunPipeline,
-        ends: list[tuple[int, int]],
+        stage: int,
+        replicas: list[int],
         cards: list[list[int]],
         micro_batch: int,
-    ) -> tuple[float, tuple[int, int]]:
-        """(seconds, cards held) of one micro-batch between two groups; each tensor rank sends its
-        part."""
+    ) -> tuple[float, list[list[int]]]:
+        """Seconds of one micro-batch to the next stage, each tensor rank sending its part; and the
+        ports that an activation and a gradient hold, two for each card."""
+        ends = [(stage + i, replica) for i, replica in enumerate(replicas)]
         groups = [pipeline.groups[s][i] for s, i in ends]
-        stage = ends[0][0]
         rows = micro_batch * len(pipeline.groups[0]) / len(pipeline.groups[stage])
-        size = float(self._output()[pipeline.layers[stage][-1]]) * rows
+        size = float(self.output[pipeline.layers[stage][-1]]) * rows
         a, b = (cards[s][i] for s, i in ends)
         if a == b:
             pair = max(2, groups[0].tensor + groups[1].tensor)
-            return size / self.links.local(groups[0].kinds[0], pair, size), (NO_PORT, NO_PORT)
+            seconds = size / self.links.local(groups[0].kinds[0], pair, size)
+            return seconds, [[NO_PORT, NO_PORT], [NO_PORT, NO_PORT]]
         pairs = min(group.tensor for group in groups)
         bandwidth = min(
             self.links.network(kind, min(pairs, used), size)
             for group in groups
             for kind, used in group.nodes
         )
-        return size / bandwidth, (a, b)
+        return size / bandwidth, [[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]
 
-    def _reduction(self, pipeline: RunPipeline, pipelines: int) -> float:
+    def reduction(self, pipeline: RunPipeline, pipelines: int) -> float:
         """Gradients over replicas: what passes each node's cards, at their speed; within nodes at
         the node's."""
         cards = _cards(pipeline)
-        loads: dict[int, tuple[float, float]] = {}
-        inside = 0.0
-        for s, (layers, groups) in enumerate(zip(pipeline.layers, pipeline.groups, strict=True)):
+        loads: dict[int, float] = {}
+        slowest, inside = np.inf, 0.0
+        for layers, groups, nodes in zip(pipeline.layers, pipeline.groups, cards, strict=True):
             members = len(groups) * pipelines
             if members == 1:
                 continue
-            of = np.array(layers)
-            nodes = {cards[s][r]: group for r, group in enumerate(groups)}
-            for r, group in enumerate(groups):
-                each = 2 * (members - 1) / members * self._params(group.tensor)[of].sum()
-                if len(nodes) == 1 and pipelines == 1:
+            last_of = dict(zip(nodes, groups, strict=True))
+            for node, group in zip(nodes, groups, strict=True):
+                params = self.params(group.tensor)[np.array(layers)].sum()
+                each = 2 * (members - 1) / members * params
+                if len(last_of) == 1 and pipelines == 1:
                     kind = group.kinds[0]
                     inside = max(inside, each / self.links.local(kind, members, each / members))
-                elif (
-                    nodes[cards[s][r]] is group
-                ):  # a ring passes a node once, whatever the number of its ranks
+                elif last_of[node] is group:
+                    # a ring passes a node once, whatever the number of its ranks
                     kind, used = group.nodes[0]
-                    ranks = min(group.tensor, used)
                     size = each * group.tensor / len(group.nodes)
-                    bandwidth = self.links.network(kind, ranks, size / members)
-                    load, slowest = loads.get(cards[s][r], (0.0, np.inf))
-                    loads[cards[s][r]] = load + size, min(slowest, bandwidth)
+                    loads[node] = loads.get(node, 0.0) + size
+                    ranks = min(group.tensor, used)
+                    slowest = min(slowest, self.links.network(kind, ranks, size / members))
         # A ring moves at the pace of its slowest card.
-        slowest = min((bandwidth for _, bandwidth in loads.values()), default=np.inf)
-        return max(inside, max((load for load, _ in loads.values()), default=0.0) / slowest)
+        return max(inside, max(loads.values(), default=0.0) / slowest)
 
-    def _update(self, pipeline: RunPipeline) -> float:
+    def update(self, pipeline: RunPipeline) -> float:
         """The optimizer's step on the largest stage: its part of the whole model's."""
         slowest = 0.0
         for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True):
             for group in groups:
-                params = self._params(group.tensor)
+                params = self.params(group.tensor)
                 part = float(params[np.array(layers)].sum() / params.sum())
-                slowest = max(
-                    slowest, *(part * self.curve(k, group.tensor).update for k in group.kinds)
-                )
+                updates = [self.curve(kind, group.tensor).update for kind in group.kinds]
+                slowest = max(slowest, part * max(updates))
         return slowest
 
-    def _params(self, tensor: int) -> Floats:
+    def params(self, tensor: int) -> Floats:
         """[L] bytes on one device; of a degree without sizes an even part of the nearest one's."""
-        sizes = self.model.sizes
-        nearest = min(sizes, key=lambda degree: abs(np.log2(degree / tensor)))
-        return np.asarray(sizes[nearest].params * (nearest / tensor))
+        nearest = nearest_degree(self.model.sizes, tensor)
+        return np.asarray(self.model.sizes[nearest].params * (nearest / tensor))
 
-    def _output(self) -> Floats:
-        """[L] bytes per sample sent on; whole on every rank."""
-        return self.model.sizes[min(self.model.sizes)].output
+    def peak_bytes(self, pipeline: RunPipeline, micro_batch: int, batches: int) -> float | None:
+        """Bytes on the fullest device; None where sizes of a degree are not told."""
+        model, stages = self.model, len(pipeline.layers)
+        held = []
+        for s, (layers, groups) in enumerate(zip(pipeline.layers, pipeline.groups, strict=True)):
+            samples = micro_batch * len(pipeline.groups[0]) / len(groups)
+            of = np.array(layers)
+            sent = of[-1] if s < stages - 1 else of[0] - 1
+            for group in groups:
+                sizes = model.sizes.get(group.tensor)
+                if sizes is None:
+                    return None
+                exchanged = 2 * sizes.output[sent] if stages > 1 else 0.0
+                # attention scores; 0 where heads or tokens are not told
+                inner = ELEMENT * HEADS.get(model.name, 0) / group.tensor * model.sequence**2
+                if layers[-1] == model.layers - 1:
+                    inner = max(inner, float(sizes.output[-1]))
+                kept = min(stages - s, batches) * sizes.kept[of].sum() + 3 * inner + exchanged
+                states = BYTES_PER_PARAM * sizes.params[of].sum() / ELEMENT
+                taken = [FRAMEWORK_BYTES.get(kind, RESERVED_BYTES) for kind in group.kinds]
+                reserved = max(taken) if self.framework is None else self.framework
+                held.append(float(states + samples * kept + reserved))
+        return max(held)
 
 
 def _cards(pipeline: RunPipeline) -> list[list[int]]:
@@ -373,43 +402,3 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
             free[kind] = node, left - group.tensor
             cards[-1].append(node)
     return cards
-
-
-def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
-    """The plan's model: named in the plan or a folder above it, else the only one with its layers
-    and GPU types.
-
-    names: of models with profiles. load: reads one; those that a named plan does not need are not
-    read.
-    """
-    named = (
-        [run.model] if run.model else [part for part in run.file.split("/")[:-1] if part in names]
-    )
-    if named:
-        if named[-1] not in names:
-            raise NotPricedError(
-                "no profiles of this model",
-                where=run.file,
-                got=named[-1],
-                expected=", ".join(names),
-            )
-        model = load(named[-1])
-        if model.layers != run.layers:
-            expected = f"{model.layers} ({model.name})"
-            raise NotPricedError(
-                "number of layers differs from its model's",
-                where=run.file,
-                got=run.layers,
-                expected=expected,
-            )
-        return model
-    models = [load(name) for name in names]
-    fitting = [m for m in models if m.layers == run.layers and run.kinds <= set(m.tables)]
-    if len(fitting) != 1:
-        got = ", ".join(m.name for m in fitting) or "none"
-        kinds = ", ".join(sorted(run.kinds))
-        raise NotPricedError(
-            f"which model has {run.layers} layers and profiles of {kinds}", where=run.file, got=got,
-            expected="exactly one",
-        )  # fmt: skip
-    return fitting[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from hetplan.errors import InputError
 from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.sailor.data import (
+    ModelData,
     NotPricedError,
     PlanRun,
     load_links,
@@ -19,7 +20,7 @@ from hetplan.profiling.sailor.data import (
     load_run,
     model_names,
 )
-from hetplan.profiling.sailor.predict import Prediction, Predictor, model_of
+from hetplan.profiling.sailor.predict import Prediction, Predictor
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,10 @@ class Compared:
     @property
     def memory_error(self) -> float | None:
         """(predicted - measured) / measured bytes."""
-        if (
-            self.prediction is None
-            or self.prediction.peak_bytes is None
-            or self.run.max_bytes is None
-        ):
+        peak = None if self.prediction is None else self.prediction.peak_bytes
+        if peak is None or self.run.max_bytes is None:
             return None
-        return self.prediction.peak_bytes / self.run.max_bytes - 1.0
+        return peak / self.run.max_bytes - 1.0
 
 
 def validate(folder: Path, framework: float | None = None) -> list[Compared]:
@@ -68,16 +66,51 @@ def validate(folder: Path, framework: float | None = None) -> list[Compared]:
     info = read_foreign(folder / "llm_info.json")
     names = [name for name in model_names(folder) if info.get(name) is not None]
     load = cache(lambda name: load_model_data(folder, name, info))
-    predictors: dict[str, Predictor] = {}
+    predictor = cache(lambda name: Predictor(load(name), links, framework))
     compared = []
     for run in runs:
         try:
             model = model_of(run, names, load)
-            predictor = predictors.setdefault(model.name, Predictor(model, links, framework))
-            compared.append(Compared(run, predictor.predict(run)))
+            compared.append(Compared(run, predictor(model.name).predict(run)))
         except NotPricedError as error:
             compared.append(Compared(run, None, str(error)))
     return compared
+
+
+def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
+    """The plan's model: named in the plan or a folder above it, else the only one with its layers
+    and GPU types.
+
+    names: of models with profiles. load: reads one; those that a named plan does not need are not
+    read.
+    """
+    folders = [part for part in run.file.split("/")[:-1] if part in names]
+    name = run.model or (folders[-1] if folders else None)
+    if name is None:
+        models = [load(known) for known in names]
+        fitting = [m for m in models if m.layers == run.layers and run.kinds <= set(m.tables)]
+        if len(fitting) != 1:
+            kinds = ", ".join(sorted(run.kinds))
+            raise NotPricedError(
+                f"which model has {run.layers} layers and profiles of {kinds}",
+                where=run.file,
+                got=", ".join(m.name for m in fitting) or "none",
+                expected="exactly one",
+            )
+        return fitting[0]
+    if name not in names:
+        raise NotPricedError(
+            "no profiles of this model", where=run.file, got=name, expected=", ".join(names)
+        )
+    model = load(name)
+    if model.layers != run.layers:
+        raise NotPricedError(
+            "number of layers differs from its model's",
+            where=run.file,
+            got=run.layers,
+            expected=f"{model.layers} ({model.name})",
+        )
+    return model
 
 
 def mean_error(compared: list[Compared]) -> float | None:
@@ -98,9 +131,10 @@ def rank_correlation(compared: list[Compared]) -> float | None:
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """The correlation of ranks, ties at their mean rank; None where all of one are equal."""
-    ranks = []
-    for column in (np.array(a), np.array(b)):
-        ranks.append([((column < v).sum() + (column <= v).sum() + 1) / 2 for v in column])
-        if len(set(ranks[-1])) < 2:
-            return None
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return None
+    ranks = [
+        [((column < v).sum() + (column <= v).sum() + 1) / 2 for v in column]
+        for column in (np.array(a), np.array(b))
+    ]
     return float(np.corrcoef(ranks)[0, 1])

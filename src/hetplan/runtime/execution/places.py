@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.profiling.simulator.schedules import order
+from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Parameter
 from hetplan.runtime.execution.tensor import Cut, Part
 from hetplan.runtime.plan import Place, Plan, Replica, split

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.profiling.architecture import Experts, Transformer
 from hetplan.profiling.models import Model
+from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.vision import VGG19, encoder
 from hetplan.profiling.zoo import gpt2
 from hetplan.runtime.execution.position import key_of, mixed, signed, uniform

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
-from hetplan.profiling.architecture import Transformer
 from hetplan.profiling.models import Model
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Precision
+from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.execution.position import Dropout
 from hetplan.runtime.references.transformer import Block, Embedding, Head
 

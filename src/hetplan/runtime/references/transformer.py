@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hetplan.profiling.architecture import Experts, Transformer
+from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.runtime.execution.position import Dropout
 from hetplan.runtime.execution.tensor import ALONE, Cut, Part, cut
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetplan.profiling.architecture import Transformer
+from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.execution.position import Dropout
 
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line
-from hetplan.profiling.described import LayerEntry, ModelFile, entry
-from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Growth, Sizes
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.model_files import LayerEntry, ModelFile, entry
+from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Growth, Precision, Sizes
 from hetplan.runtime.tracing.counter import Call, Counter, Fused, Layers, storage
 from hetplan.runtime.tracing.private import (
     DataDependentOutputException,

@@ -13,9 +13,8 @@ from functools import cached_property
 
 from hetplan.errors import UnsupportedError
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import ELEMENT_BYTES, Elementwise, Layer, Matmul
-from hetplan.profiling.precision import Precision
-from hetplan.profiling.recomputation import BLOCKS, CORE_SAVED
+from hetplan.profiling.operators import BLOCKS, ELEMENT_BYTES, Elementwise, Layer, Matmul, Precision
+from hetplan.profiling.times import CORE_SAVED
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from hetplan.formulations.astra.search.timing import (
     message_seconds,
     ring_seconds,
 )
-from hetplan.profiling.precision import Precision
+from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import RESERVED_BYTES
 

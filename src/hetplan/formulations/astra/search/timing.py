@@ -29,8 +29,7 @@ from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.space import Ints
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, launches
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.recomputation import CORE
-from hetplan.profiling.times import DEFAULT_EFFICIENCY, Rates, operator_time
+from hetplan.profiling.times import CORE, DEFAULT_EFFICIENCY, Rates, operator_time
 
 Floats = NDArray[np.float64]
 

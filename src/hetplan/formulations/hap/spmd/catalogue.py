@@ -13,8 +13,8 @@ from functools import partial
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.hap.spmd.networks import Blocks, Names, words
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.profiling.architecture import Transformer
 from hetplan.profiling.models import Model
+from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.vision import VGG19
 
 IMAGE, PATCH, CLASSES = 224, 16, 1000

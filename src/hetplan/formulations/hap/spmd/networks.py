@@ -21,7 +21,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.profiling.architecture import Experts, Transformer
+from hetplan.profiling.transformer import Experts, Transformer
 
 # (channels / 64, convolutions) before each pooling
 VGG19 = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))

@@ -1,0 +1,411 @@
+"""Model files: Hugging Face `config.json` files, and traces of modules.
+
+Nothing is downloaded and no remote code is loaded. Of a configuration (gpt2, llama, mistral,
+mixtral, opt and bert families), keys that the `transformers` classes would fill with the dimensions
+of one certain model are required here; the others keep the defaults of those classes (their
+documentation, "Configuration"), and the model's notes tell which were assumed. All that does not
+change a chain's cost is ignored.
+
+A trace is JSON of format `hetplan-model`, written by `hetplan profile predict --factory`: a chain
+of layers as they were counted. Sizes are in elements of `precision` and grow in straight lines with
+the samples of a micro-batch; equal layers share one list of operators.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, create_model, model_validator
+
+from hetplan.errors import InputError
+from hetplan.files import read_json
+from hetplan.profiling.operators import (
+    TRACED,
+    Counted,
+    Growth,
+    Layer,
+    Precision,
+    Saved,
+    Sizes,
+)
+from hetplan.profiling.profile import Date
+from hetplan.profiling.transformer import Experts, Transformer
+from hetplan.profiling.zoo import ModelSpec, text_model
+from hetplan.schema import Count, Document, Name, NonNegative, PositiveCount, StrictModel, parse
+
+# Contexts of 32k and more are for inference; pre-training runs at a few thousand tokens.
+LONGEST_DEFAULT_SEQUENCE = 4096
+
+Size = Annotated[int, Field(ge=1, le=10**7)]
+Layers = Annotated[int, Field(ge=1, le=4000)]  # a chain has at most 4096 layers
+
+
+class Config(BaseModel):
+    """A config.json: strict types for the keys that are read, others ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class Key(NamedTuple):
+    """A key of a configuration: what it is of the shape (fields of `Transformer`, `context`, or the
+    two numbers of experts), its type, and the default of its class in transformers. Without a
+    default the key is required, and said in words where it is missing."""
+
+    fields: tuple[str, ...]
+    type: Any
+    default: Any = ...
+
+
+def required(words: str, *fields: str, kind: Any = Size) -> Key:
+    """A key that every configuration of its type gives."""
+    return Key(fields, Annotated[kind, Field(description=words)])
+
+
+VOCABULARY = required("number of tokens in the vocabulary", "vocabulary")
+WIDTH = required("width of the hidden states", "hidden")
+INNER = required("inner width of the feed-forward networks", "feed_forward")
+DEPTH = required("number of blocks", "layers", kind=Layers)
+HEADS = required("number of attention heads", "heads")
+# What Llama, Mistral and Mixtral share; a size of None follows from others.
+ROTARY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": HEADS,
+    "head_dim": Key(("head_dim",), Size | None, None),
+    "tie_word_embeddings": Key(("tied",), bool, False),
+}
+# Learned positions are the longest sequence, too.
+POSITIONS = ("positions", "context")
+
+# model type -> keys of its configuration.
+KEYS: dict[str, dict[str, Key]] = {
+    "gpt2": {
+        "vocab_size": VOCABULARY,
+        "n_embd": WIDTH,
+        "n_layer": DEPTH,
+        "n_head": HEADS,
+        "n_positions": Key(POSITIONS, Size, 1024),
+        "n_inner": Key(("feed_forward",), Size | None, None),
+        "tie_word_embeddings": Key(("tied",), bool, True),
+    },
+    "llama": {
+        **ROTARY,
+        "num_key_value_heads": Key(("kv_heads",), Size | None, None),
+        "max_position_embeddings": Key(("context",), Size, 2048),
+        "attention_bias": Key(("attention_bias", "output_bias"), bool, False),
+        "mlp_bias": Key(("feed_forward_bias",), bool, False),
+    },
+    "mistral": {
+        **ROTARY,
+        "num_key_value_heads": Key(("kv_heads",), Size | None, 8),
+        "max_position_embeddings": Key(("context",), Size, 131072),
+        # None attends to everything, as from version 0.2 on
+        "sliding_window": Key(("window",), Size | None, 4096),
+    },
+    "mixtral": {
+        **ROTARY,
+        "num_local_experts": required("number of experts in a block", "count"),
+        "num_experts_per_tok": required("number of experts that a token visits", "active"),
+        "num_key_value_heads": Key(("kv_heads",), Size | None, 8),
+        "max_position_embeddings": Key(("context",), Size, 131072),
+        "sliding_window": Key(("window",), Size | None, None),
+    },
+    "opt": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "ffn_dim": INNER,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": Key(POSITIONS, Size, 2048),
+        # post-norm models have no final norm
+        "do_layer_norm_before": Key(("final_norm",), bool, True),
+        "word_embed_proj_dim": Key(("embedding_width",), Size | None, None),
+        "enable_bias": Key(("attention_bias", "output_bias", "feed_forward_bias"), bool, True),
+        "tie_word_embeddings": Key(("tied",), bool, True),
+    },
+    "bert": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INNER,
+        "max_position_embeddings": Key(POSITIONS, Size, 512),
+        "type_vocab_size": Key(("types",), Size, 2),
+        "tie_word_embeddings": Key(("tied",), bool, True),
+    },
+    # calculon's model description (Isaev et al. 2023), with a vocabulary, which it leaves out:
+    # GPT blocks whose heads may be wider than hidden / heads
+    "calculon": {
+        "vocab_size": VOCABULARY,
+        "hidden": WIDTH,
+        "feedforward": INNER,
+        "seq_size": Key(
+            POSITIONS, Annotated[Size, Field(description="number of tokens of a sample")]
+        ),
+        "attn_heads": HEADS,
+        "attn_size": required("width of one attention head", "head_dim"),
+        "num_blocks": DEPTH,
+    },
+}
+CALCULON_KEYS = tuple(key for key in KEYS["calculon"] if key != "vocab_size")
+
+# RMSNorm, SwiGLU and rotary positions, no biases unless a key says so.
+LLAMA: dict[str, Any] = {
+    "rotary": True,
+    "gated": True,
+    "norm": "rms",
+    "dropout": False,
+    "attention": "fused",
+    "attention_bias": False,
+    "output_bias": False,
+    "feed_forward_bias": False,
+}
+# model type -> what all its models have, where that is not GPT-2's.
+ALWAYS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "mixtral": LLAMA,
+    "opt": {"position_offset": 2},
+    "bert": {"embedding_norm": True, "final_norm": False, "head": "bert"},
+}
+
+
+def load_file(path: Path) -> ModelSpec:
+    """A traced model, or a Hugging Face configuration, whichever the file is. A configuration is
+    called after its file, or after its folder where that is config.json."""
+    value, where = read_json(path), str(path)
+    if isinstance(value, dict) and value.get("format") == FORMAT:
+        return ModelFile.parsed(value, where=where).spec()
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    return from_config(value, name=name or "model", where=where)
+
+
+def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
+    """The model that a parsed config.json describes."""
+    if not isinstance(value, dict):
+        raise InputError(
+            "not an object", where=where, got=value, expected="a Hugging Face configuration"
+        )
+    kind = value.get("model_type")
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise InputError(
+            "model type is not supported",
+            where=f"{where}: model_type",
+            got=kind,
+            expected=f"one of {', '.join(KEYS)}",
+        )
+    config = parse_config(value, kind, where)
+    sizes = {field: config[key] for key, entry in KEYS[kind].items() for field in entry.fields}
+    fill_sizes(sizes)
+    check_sizes(sizes, config, where)
+    assumed = []
+    for key, entry in KEYS[kind].items():
+        if key not in value:
+            known = sizes[entry.fields[0]] if config[key] is None else config[key]
+            assumed.append(f"{key} = {json.dumps(known)}")
+    notes = [f"{where}: assumed, as transformers does: {', '.join(assumed)}"] if assumed else []
+    sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
+    if "count" in sizes:
+        sizes["experts"] = Experts(sizes.pop("count"), sizes.pop("active"))
+    if sizes["embedding_width"] == sizes["hidden"]:
+        sizes["embedding_width"] = None
+    shape = Transformer(**{**ALWAYS.get(kind, {}), **sizes})
+    source = f"Hugging Face {kind} configuration"
+    return text_model(name[:200], source, sequence, shape, notes=tuple(notes))
+
+
+def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """The keys that are read, checked. Raises InputError where an essential dimension is missing: a
+    default would plan another model."""
+    fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in KEYS[kind].items()}
+    schema = create_model(kind, __base__=Config, **fields)
+    missing = [
+        key for key, entry in KEYS[kind].items() if entry.default is ... and key not in value
+    ]
+    if missing:
+        first, *others = missing
+        also = f"; {', '.join(others)} missing too" if others else ""
+        meaning = schema.model_fields[first].description
+        expected = f"the {meaning}, which every {kind} configuration gives{also}"
+        raise InputError("key is missing", where=f"{where}: {first}", expected=expected)
+    return parse(schema, value, where=where).model_dump()
+
+
+def fill_sizes(sizes: dict[str, Any]) -> None:
+    """Put in the sizes that follow from others."""
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    for field, size in {
+        "feed_forward": 4 * hidden,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "embedding_width": hidden,
+    }.items():
+        if sizes.get(field) is None:
+            sizes[field] = size
+
+
+def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> None:
+    """Raise InputError where heads do not divide what they split, or more experts work than there
+    are."""
+    hidden, heads, kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
+    if hidden % heads and config.get("head_dim", config.get("attn_size")) is None:
+        raise InputError(
+            "hidden size is not a multiple of the number of heads",
+            where=where,
+            got=hidden,
+            expected=f"a multiple of {heads}",
+        )
+    if heads % kv_heads:
+        raise InputError(
+            "number of heads is not a multiple of num_key_value_heads",
+            where=where,
+            got=heads,
+            expected=f"a multiple of {kv_heads}",
+        )
+    if sizes.get("active", 0) > sizes.get("count", 0):
+        raise InputError(
+            "num_experts_per_tok is too large",
+            where=where,
+            got=sizes["active"],
+            expected=f"at most num_local_experts ({sizes['count']})",
+        )
+
+
+FORMAT = "hetplan-model"
+# (fixed, each sample's)
+Line = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
+Product = Annotated[tuple[Line, Line, Line, Line], Strict(False)]
+
+
+class OperatorEntry(StrictModel):
+    """One operator of one pass. product: count, m, k, n. ruled: whether a rule says what it
+    does."""
+
+    name: Name
+    backward: bool
+    read: Line
+    written: Line
+    product: Product | None = None
+    ruled: bool = True
+
+
+class LayerEntry(StrictModel):
+    """params, tied_params: numbers of them. output, saved: elements per sample. operators: which of
+    the lists."""
+
+    name: Name
+    params: Count
+    tied_params: Count = 0
+    output: NonNegative
+    saved: NonNegative
+    operators: Count
+
+
+class ModelFile(Document):
+    """A traced model. samples: the micro-batches that were traced."""
+
+    format: Literal["hetplan-model"] = "hetplan-model"
+    version: Literal[1] = 1
+    name: Name
+    source: Name
+    date: Date
+    sequence: PositiveCount | None = None
+    precision: Precision
+    layers: list[LayerEntry] = Field(min_length=1, max_length=4096)
+    operator_lists: list[list[OperatorEntry]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _lists_are_there(self) -> Self:
+        for i, layer in enumerate(self.layers):
+            if layer.operators >= len(self.operator_lists):
+                raise ValueError(
+                    f"layers[{i}].operators is {layer.operators}, expected less than the "
+                    "number of lists "
+                    f"({len(self.operator_lists)})"
+                )
+        return self
+
+    def chain(self) -> tuple[Layer, ...]:
+        """As layers."""
+        lists = [tuple(map(_counted, entries)) for entries in self.operator_lists]
+        last = len(self.layers) - 1
+        return tuple(
+            Layer(
+                name=layer.name,
+                kind=TRACED if 0 < i < last else "traced-end",
+                params=layer.params,
+                operators=lists[layer.operators],
+                output=round(layer.output),
+                saved=(Saved("saved for backward", round(layer.saved), split=False),),
+                tied_params=layer.tied_params,
+            )
+            for i, layer in enumerate(self.layers)
+        )
+
+    def without_rule(self) -> Mapping[str, int]:
+        """Operators that no rule describes, with how often they are called in both passes."""
+        missing: Counter[str] = Counter()
+        for layer in self.layers:
+            missing.update(op.name for op in self.operator_lists[layer.operators] if not op.ruled)
+        return dict(missing.most_common())
+
+    def spec(self) -> ModelSpec:
+        """As a model that can be loaded; it has no other sequence length, and no tensor
+        parallelism."""
+        layers, own = self.chain(), self.sequence
+
+        def build(sequence: int) -> tuple[Layer, ...]:
+            if own is not None and sequence != own:
+                raise InputError(
+                    "was traced at another sequence length",
+                    where=self.name,
+                    got=sequence,
+                    expected=str(own),
+                )
+            return layers
+
+        missing = ", ".join(f"{name} ({count})" for name, count in self.without_rule().items())
+        note = (
+            f"{self.name}: no rule for {missing}: counted as the memory that they move"
+            if missing
+            else ""
+        )
+        return ModelSpec(
+            self.name,
+            self.source,
+            own,
+            build,
+            lambda tensor: tensor == 1,
+            notes=tuple(filter(None, (note,))),
+        )
+
+
+def entry(op: Counted) -> OperatorEntry:
+    """An operator as the file has it."""
+    product = None
+    if op.product is not None:
+        p = op.product
+        product = (_pair(p.count), _pair(p.m), _pair(p.k), _pair(p.n))
+    return OperatorEntry(
+        name=op.name,
+        backward=op.backward,
+        read=_pair(op.read),
+        written=_pair(op.written),
+        product=product,
+        ruled=op.ruled,
+    )
+
+
+def _pair(growth: Growth) -> tuple[float, float]:
+    return growth.fixed, growth.each
+
+
+def _counted(op: OperatorEntry) -> Counted:
+    product = None if op.product is None else Sizes(*(Growth(*pair) for pair in op.product))
+    return Counted(op.name, op.backward, Growth(*op.read), Growth(*op.written), product, op.ruled)
