@@ -10,7 +10,7 @@ from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.space import Schema, Space, Strategies, strategies
+from hetplan.formulations.astra.search.space import Space, Strategies, rule_columns, strategies
 from hetplan.profiling.models import load_model
 
 
@@ -58,7 +58,7 @@ def oracle(data: AstraData) -> float | None:
     return min((cost for cost in costs if cost is not None), default=None)
 
 
-SCHEMA = Schema(("A800-SXM4-80GB",))
+COLUMNS = rule_columns(("A800-SXM4-80GB",))
 GPT = model_facts(load_model("gpt2", precision="bf16"))
 LLAMA = model_facts(load_model("llama2-7b", precision="bf16"))
 SMALL = Space(pipeline=(1, 2, 3, 4), tensor=(1, 2, 4), micro_batch=(1, 2, 3))
@@ -66,5 +66,5 @@ SMALL = Space(pipeline=(1, 2, 3, 4), tensor=(1, 2, 4), micro_batch=(1, 2, 3))
 
 def table_of(facts: ModelFacts = LLAMA, gpus: int = 64, space: Space | None = None) -> Strategies:
     """All strategies that the shipped rules leave."""
-    rules = default_rules(SCHEMA.columns)
+    rules = default_rules(COLUMNS)
     return strategies(facts, space or Space(), rules, gpus=gpus, global_batch=256)

@@ -61,7 +61,7 @@ def test_peaks_leave_the_reserve_out() -> None:
         Job(workload.model, 16),
         (pool := homogeneous(offers_of_cluster(workload.cluster)[0])),
         space=PoolSearch(workload, "homogeneous", pool).plannable(),
-        given=Assumptions(reserved_bytes=0.0, profile=workload.profile),
+        assumed=Assumptions(reserved_bytes=0.0, profile=workload.profile),
     )
     assert candidate.peak_bytes is not None and found.best is not None
     assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))

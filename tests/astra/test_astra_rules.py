@@ -12,34 +12,33 @@ from hetplan.errors import InputError
 from hetplan.formulations.astra.search.rules import (
     Column,
     Source,
-    Values,
     compile_rule,
     rules_from_text,
 )
 
+NONE = np.nan
 WORDS = ("selective", "full", "hybrid")
 COLUMNS = {
     "a": Column("number"),
     "b": Column("number"),
     "layers": Column("number"),
     "granularity": Column("string", WORDS),
+    "method": Column("string", ("block", "uniform")),
     "flag": Column("bool"),
 }
 ROWS = 5
 TABLE = {
-    "a": Values(np.array([1.0, 2.0, 3.0, 4.0, 5.0])),
-    "b": Values(np.array([0.0, 2.0, 2.0, 8.0, 5.0])),
-    "layers": Values(
-        np.array([0.0, 1.0, 2.0, 3.0, 0.0]), np.array([False, True, True, True, False])
-    ),
-    "granularity": Values(np.array([0, 1, 2, 0, 0]), np.array([True, True, True, True, False])),
-    "flag": Values(np.array([True, False, True, False, True])),
+    "a": np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+    "b": np.array([0.0, 2.0, 2.0, 8.0, 5.0]),
+    "layers": np.array([NONE, 1.0, 2.0, 3.0, NONE]),
+    "granularity": np.array([0.0, 1.0, 2.0, 0.0, NONE]),
+    "flag": np.array([1.0, 0.0, 1.0, 0.0, 1.0]),
 }
 
 
 def met(text: str) -> list[int]:
     mask = compile_rule(Source(text), COLUMNS).met(TABLE, ROWS)
-    assert mask.shape == (ROWS,) and mask.dtype == bool
+    assert mask.shape == (ROWS,)
     return [int(i) for i in np.flatnonzero(mask)]
 
 
@@ -85,33 +84,34 @@ def test_meaning(text: str, rows: list[int]) -> None:
     [
         ("$pipelin > 1", 1, "unknown parameter"),
         ("$a > 1 && $layer == 2", 11, "expected $layers"),
-        ("$a + 1", 1, "must be true or false"),
-        ("$a > 'x'", 4, "orders numbers only"),
-        ("$a == 'x'", 4, "a number and a string"),
+        ("$a + 1", 1, "got 'a number', expected a comparison"),
+        ("$a > 'x'", 6, "a number and a string"),
+        ("$a == 'x'", 7, "a number and a string"),
         ("$granularity == 'selectve'", 17, "selective, full, hybrid"),
-        ("$granularity == full && $a", 25, "&& cannot take this"),
-        ("$flag + 1 == 2", 1, "+ cannot take this"),
-        ("$a + None == 2", 6, "+ cannot take this"),
+        ("$granularity == selec tive", 17, "cannot be read"),
+        ("$granularity == $method", 17, "never has this value"),
+        ("'full' == full", 11, "never has this value"),
+        ("$granularity == full && $a", 25, "got 'a number'"),
+        ("$flag + 1 == 2", 1, "got 'a bool', expected a number"),
+        ("$a + None == 2", 6, "got 'a none', expected a number"),
         ("granularity == full", 1, "expected $granularity"),
-        ("($a > 1", 1, "bracket is not closed"),
-        ("$a > 1)", 7, "bracket was never opened"),
-        ("$a > 1 && ($b > (2)", 11, "bracket is not closed"),
-        ("$granularity == 'full", 17, "string is not closed"),
-        ("$a >", 5, "a value is missing"),
-        ("$a > 1 &&", 10, "a value is missing"),
-        ("&& $a > 1", 1, "a value is missing"),
-        ("$a & $b", 4, "single sign"),
-        ("$a > 1 | $b > 1", 8, "single sign"),
-        ("1 < $a < 3", 8, "do not chain"),
-        ("(1 < $a < 3)", 9, "do not chain"),
-        ("$a > 1 $b", 8, "unexpected text"),
-        ("$ > 1", 1, "$ without a name"),
+        ("($a > 1", 1, "cannot be read"),
+        ("$a > 1)", 7, "cannot be read"),
+        ("$granularity == 'full", 17, "another ' on the same line"),
+        ("$a >", 5, "the end of the rule"),
+        ("&& $a > 1", 1, "cannot be read"),
+        ("$a & $b", 4, "expected &&"),
+        ("1 < $a < 3", 10, "do not chain"),
+        ("$a > 1 $b", 8, "cannot be read"),
+        ("$a ** 2 > 1", 5, "cannot be read"),
+        ("$ > 1", 1, "$ and the name"),
         ("$a > 1; $b", 7, "unexpected character"),
-        ("$a % 0 == 1", 6, "division by zero"),
         ("$a > 1e300", 6, "too large"),
-        ("()", 2, "a value is missing"),
+        ("()", 1, "cannot be read"),
         ("__import__('os').system('true')", 17, "unexpected character"),
-        ("__import__('os') == 1", 11, "unexpected text"),
+        ("__import__('os') == 1", 1, "cannot be read"),
+        ("$a(1) == 1", 1, "cannot be read"),
+        ("1 > 2" + " || true" * 150, 1194, "too long"),
     ],
 )
 def test_faults_name_their_place(text: str, column: int, part: str) -> None:
@@ -122,22 +122,16 @@ def test_faults_name_their_place(text: str, column: int, part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["(" * 60 + "$a > 1" + ")" * 60, "-" * 60 + "1 > 2", "$a > 1 " + " " * 10_000]
+    "text", ["(" * 140 + "$a" + ")" * 140, "-" * 290 + "$a", "+".join(["0"] * 140) + "+$a"]
 )
-def test_size_limits(text: str) -> None:
-    with pytest.raises(InputError, match=r"deeply|too long"):
-        compile_rule(Source(text), COLUMNS)
-
-
-def test_long_chains_do_not_recurse() -> None:
-    assert met("$a > " + "+".join(["0"] * 2000)) == [0, 1, 2, 3, 4]
-    assert met(" || ".join(["$a == 3"] * 500)) == [2]
+def test_deep_rules_are_read(text: str) -> None:
+    assert met(f"{text} > 3") == [3, 4]
 
 
 def test_files_have_comments_and_lines() -> None:
     text = "# nothing\n\n$a > 4   # five\n$granularity == 'full' # '#' in a string is kept\n"
     rules = rules_from_text(text, COLUMNS, where="x")
-    assert [str(rule) for rule in rules] == ["$a > 4", "$granularity == 'full'"]
+    assert [np.flatnonzero(rule.met(TABLE, ROWS)).tolist() for rule in rules] == [[4], [1]]
     with pytest.raises(InputError, match="x: line 2 column 6"):
         rules_from_text("$a > 1\n$b > $c", COLUMNS, where="x")
 
@@ -174,7 +168,7 @@ def test_agrees_with_python_precedence(text: str) -> None:
     expected = [
         i
         for i in range(ROWS)
-        if eval(code, {"a": float(TABLE["a"].data[i]), "b": float(TABLE["b"].data[i])})  # noqa: S307
+        if eval(code, {"a": float(TABLE["a"][i]), "b": float(TABLE["b"][i])})  # noqa: S307
     ]
     assert met(text) == expected
 

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from astra.cases import SCHEMA
+from astra.cases import COLUMNS
 from hetplan.formulations import family
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.facts import model_facts
@@ -153,18 +153,18 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
         Space(pipeline=(1, 2, 4), tensor=(1, 2), micro_batch=(1,), recompute=(None,))
     )
     table = strategies(
-        facts, space, default_rules(SCHEMA.columns), gpus=8, global_batch=16, whole_stages=False
+        facts, space, default_rules(COLUMNS), gpus=8, global_batch=16, whole_stages=False
     )
     figures = segment_figures(facts, table, offers, Assumptions())
     if seed:
         figures = perturbed(figures, seed, facts.layers)
-    front = SegmentSearch(facts.layers, table, figures, Run()).front()
+    segments = SegmentSearch(facts.layers, table, figures, Run(), count=5)
     forced = segments_by_force(figures, table, facts.layers)
     points = [(seconds, money) for seconds, money, _ in forced]
     expected = sorted(
         p for p in set(points) if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)
     )
-    got = distinct([(point.seconds, point.money) for point in front])
+    got = distinct([(point.seconds, point.money) for point in segments.front.points])
     assert len(got) == len(distinct(expected))
     for a, b in zip(got, distinct(expected), strict=True):
         assert a == pytest.approx(b, rel=1e-9)
@@ -172,7 +172,7 @@ def test_segment_front_equals_brute_force(seed: int) -> None:
     least: dict[int, float] = {}
     for time, _, r in forced:
         least[r] = min(time, least.get(r, time))
-    first = SegmentSearch(facts.layers, table, figures, Run()).fastest(5)
+    first = segments.top()
     assert [p.seconds for p in first] == pytest.approx(sorted(least.values())[:5], rel=1e-9)
     assert len({p.strategy for p in first}) == len(first)
     for point in first:
@@ -239,7 +239,7 @@ def test_one_type_costs_the_same_in_both_modes(model: str) -> None:
         segment_space(Space(tensor=(2, 8), micro_batch=(1, 2))), sequence_parallel=(False, True)
     )
     offer = offer_of("A800", 64)
-    table = strategies(facts, space, default_rules(SCHEMA.columns), gpus=64, global_batch=256)
+    table = strategies(facts, space, default_rules(COLUMNS), gpus=64, global_batch=256)
     figures = segment_figures(facts, table, (offer,), Assumptions())
     priced = Priced(facts, table, offer, Assumptions())
     share = offload_share(priced)
@@ -268,7 +268,7 @@ def test_reductions_lie_above_their_line_and_fall_before_they_rise() -> None:
     offers = (offer_of("A800", 48), offer_of("H100", 32))
     space = segment_space(Space(tensor=(1, 8), micro_batch=(1,), recompute=(None,)))
     table = strategies(
-        facts, space, default_rules(SCHEMA.columns), gpus=64, global_batch=256, whole_stages=False
+        facts, space, default_rules(COLUMNS), gpus=64, global_batch=256, whole_stages=False
     )
     figures = segment_figures(facts, table, offers, Assumptions())
     falling = 0

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astra.cases import GPT, LLAMA, SCHEMA, SMALL, table_of
+from astra.cases import COLUMNS, GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.result import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.rules import default_rules, rules_from_text
@@ -89,7 +89,7 @@ def test_table_is_the_product_less_the_rules() -> None:
 
 
 def test_user_rules_only_drop() -> None:
-    columns = SCHEMA.columns
+    columns = COLUMNS
     mine = rules_from_text(
         "$tensor_model_parallel_size > 2 || $micro_batch_size == 1", columns, where="t"
     )
@@ -110,7 +110,7 @@ def test_flash_attention_rule_of_the_paper_bites() -> None:
 def test_experts_bring_expert_parallelism() -> None:
     facts = model_facts(load_model("bert-moe"))
     assert (facts.experts, facts.experts_per_token) == (8, 2)
-    table = strategies(facts, Space(), default_rules(SCHEMA.columns), gpus=16, global_batch=256)
+    table = strategies(facts, Space(), default_rules(COLUMNS), gpus=16, global_batch=256)
     degrees = set(table.columns["expert_model_parallel_size"].tolist())
     assert degrees == {1, 2, 4, 8}
     dense = table_of(LLAMA)

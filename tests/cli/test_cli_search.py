@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.dom.minidom
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_mixed_pool_and_its_instance(hetplan: Call, tmp_path: Path) -> None:
 
 def test_what_segments_cannot_have_is_said(hetplan: Call) -> None:
     ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:8,H100:8", "--param", "recompute=hybrid")
-    assert ran.code == 1 and "segments have nothing to try" in " ".join(ran.out.split())
+    assert ran.code == 1 and "there is nothing to try" in " ".join(ran.out.split())
     ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:8,H100:8", "--param", "virtual=1", "--json")
     assert any("virtual stages" in text for text in ran.json["left_out"])
 
@@ -78,37 +77,20 @@ def test_shipped_rules_are_shown(hetplan: Call) -> None:
     assert ran.code == 0 and "$recompute_num_layers > $pipeline_model_parallel_size" in ran.out
 
 
-def test_plots(hetplan: Call, tmp_path: Path) -> None:
-    for name in ("plot.svg", "plot.html"):
-        ran = hetplan(
-            *SMALL,
-            *NARROW,
-            "--gpus",
-            "A800:16,H100:16",
-            "--mode",
-            "cost",
-            "--plot",
-            tmp_path / name,
-        )
-        assert ran.code == 0
-    picture = xml.dom.minidom.parse(str(tmp_path / "plot.svg"))
-    assert len(picture.getElementsByTagName("circle")) > 10
-    page = (tmp_path / "plot.html").read_text()
-    assert "<svg" in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+@pytest.mark.parametrize(("name", "begins"), [("plot.svg", b"<?xml"), ("plot.png", b"\x89PNG")])
+def test_plots(hetplan: Call, tmp_path: Path, name: str, begins: bytes) -> None:
+    pytest.importorskip("matplotlib", reason="the optional extra `plots` is not installed")
+    pool = ("--gpus", "A800:16,H100:16", "--mode", "cost")
+    ran = hetplan(*SMALL, *NARROW, *pool, "--plot", tmp_path / name)
+    assert ran.code == 0 and (tmp_path / name).read_bytes().startswith(begins)
 
 
-def test_png_without_matplotlib_is_refused_before_the_search(
+def test_a_plot_without_matplotlib_is_refused_before_the_search(
     hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     ran = hetplan(*SMALL, "--gpus", "A800:16", "--plot", tmp_path / "plot.png")
     assert ran.code == 2 and "hetplan[plots]" in ran.err
-
-
-def test_png_with_matplotlib(hetplan: Call, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the optional extra `plots` is not installed")
-    ran = hetplan(*SMALL, *NARROW, "--gpus", "A800:16", "--plot", tmp_path / "plot.png")
-    assert ran.code == 0 and (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_money_limit(hetplan: Call) -> None:
@@ -144,7 +126,7 @@ def test_money_limit(hetplan: Call) -> None:
         (("--gpus", "A800:8", "--param", "recompute=some"), "unknown kind of recomputation"),
         (("--gpus", "A800:8", "--param", "overlap"), "NAME=VALUE"),
         (("--gpus", "A800:8", "--top", "0"), "--top"),
-        (("--gpus", "A800:8", "--plot", "plot.gif"), ".svg, .html, .png"),
+        (("--gpus", "A800:8", "--plot", "plot.gif"), ".svg, .png"),
         (("--gpus", "A800:8", "--tokens", "-1"), "tokens of the job"),
         (("--gpus", "A800:8", "--tokens", "inf"), "tokens of the job (got inf"),
         (("--gpus", "A800:8", "--money-limit", "inf"), "money limit (got inf"),

@@ -13,7 +13,7 @@ import pytest
 from fakes.cli import Call
 from hetplan.cli.search import Mode
 from hetplan.formulations.astra.search.rules import __doc__ as GRAMMAR
-from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, PARAMETERS, Schema
+from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, PARAMETERS, rule_columns
 
 PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
 
@@ -31,7 +31,7 @@ def names(title: str) -> list[str]:
 def test_every_name_is_there() -> None:
     assert sorted(names("Modes")) == sorted(get_args(Mode))
     assert sorted(names("Parameters")) == sorted(PARAMETERS)
-    assert sorted(names("Rules")) == sorted(f"${name}" for name in Schema(("x",)).columns)
+    assert sorted(names("Rules")) == sorted(f"${name}" for name in rule_columns(("x",)))
     for word in (*GRANULARITIES, *METHODS, "none"):
         assert f"`{word}`" in section("Parameters")
 

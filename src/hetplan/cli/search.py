@@ -32,7 +32,7 @@ from hetplan.text import Table, number_text, seconds_text
 
 if TYPE_CHECKING:
     from hetplan.formulations.astra.search.pool import Offer, Pool
-    from hetplan.formulations.astra.search.result import Candidate, Found, Job
+    from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult
     from hetplan.formulations.astra.search.rules import Rule
     from hetplan.formulations.astra.search.space import Space
 
@@ -187,10 +187,10 @@ class Filter:
 
     def rules_for(self, pool: Pool) -> list[Rule]:
         """The shipped rules and those of the files; raises InputError."""
-        from hetplan.formulations.astra.search.engine import schema_of
+        from hetplan.formulations.astra.search.engine import columns_of
         from hetplan.formulations.astra.search.rules import default_rules, rules_from_file
 
-        columns = schema_of(pool).columns
+        columns = columns_of(pool)
         shipped = default_rules(columns) if self.default_rules else []
         return [*shipped, *(r for path in self.rules or [] for r in rules_from_file(path, columns))]
 
@@ -219,9 +219,7 @@ def search(
         bool, typer.Option("--show-rules", help="Print the shipped rules and stop.")
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
-    plot: Annotated[
-        Path | None, target("--plot", help="Pareto plot: a .svg, .html or .png file.")
-    ] = None,
+    plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None,
     instance: Annotated[
         Path | None,
         target("--instance", help="Write the best's segments as an astra instance."),
@@ -305,7 +303,7 @@ def print_rules() -> int:
     return 0
 
 
-def as_document(job: Job, pool: Pool, result: Found) -> dict[str, Any]:
+def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:
     """The search as one JSON document."""
     return {
         "workload": {
@@ -335,7 +333,7 @@ def as_document(job: Job, pool: Pool, result: Found) -> dict[str, Any]:
     }
 
 
-def tables(job: Job, pool: Pool, result: Found) -> Iterator[Table]:
+def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
     """Counts, the best strategies, the Pareto set."""
     seconds = sum(result.timings.values())
     counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in result.counts.items())
@@ -363,7 +361,7 @@ def tables(job: Job, pool: Pool, result: Found) -> Iterator[Table]:
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
     """One line per candidate; those whose lines would be the same share one."""
-    from hetplan.formulations.astra.search.plot import summary
+    from hetplan.formulations.astra.search.result import summary
 
     header = ("tokens/s", "s/iteration", f"dollars/{job.tokens:g} tokens", "strategy")
     rows = dict.fromkeys(
@@ -373,7 +371,7 @@ def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Ta
     return Table(title, header, tuple(rows), right=(0, 1, 2))
 
 
-def write_instance(result: Found, path: Path, job: Job, pool: Pool) -> None:
+def write_instance(result: SearchResult, path: Path, job: Job, pool: Pool) -> None:
     """The best strategy's segments as an instance file for `hetplan solve`; says so where there are
     none."""
     from hetplan.instances.library import Instance, save_instance

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from hetplan.formulations.amp.problem import Configuration
 from hetplan.formulations.amp.strategy import megatron_placement
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.plot import summary
 from hetplan.formulations.astra.search.pool import (
     Pool,
     heterogeneous,
@@ -23,8 +22,8 @@ from hetplan.formulations.astra.search.pool import (
     offers_of_cluster,
 )
 from hetplan.formulations.astra.search.pricing import Assumptions
-from hetplan.formulations.astra.search.result import Candidate as Found
-from hetplan.formulations.astra.search.result import Job
+from hetplan.formulations.astra.search.result import Candidate as Priced
+from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.known import computed
@@ -77,7 +76,7 @@ class PoolSearch(Problem):
             f"astra/{self.name}",
             (job, self.pool, space, reserve, times),
             lambda result: result.proven,
-            lambda: search(job, self.pool, space=space, given=assumptions, run=run, top=1),
+            lambda: search(job, self.pool, space=space, assumed=assumptions, run=run, top=1),
         )
         seconds, best = time.perf_counter() - begun, result.best
         if best is None:
@@ -126,7 +125,7 @@ class PoolSearch(Problem):
             overlap=False,
         )
 
-    def placed(self, best: Found) -> list[list[list[int]]]:
+    def placed(self, best: Priced) -> list[list[list[int]]]:
         """Devices [stage][data rank][tensor rank]: Megatron's order among the devices of each
         stage's type."""
         tp, dp = degree(best, "tensor_model_parallel_size"), degree(best, "data_parallel_size")
@@ -139,7 +138,7 @@ class PoolSearch(Problem):
             of_type[name] = iter([[[numbers[int(i)] for i in g] for g in s] for s in order])
         return [next(of_type[name]) for name, _ in best.stages]
 
-    def to_plan(self, best: Found) -> Plan:
+    def to_plan(self, best: Priced) -> Plan:
         """The best strategy as a plan: data rank i is replica i."""
         devices, ranges = self.placed(best), chunks(best, len(self.workload.profile.layers))
         batches = MicroBatches(
@@ -162,12 +161,12 @@ class PoolSearch(Problem):
         )
 
 
-def degree(best: Found, name: str) -> int:
+def degree(best: Priced, name: str) -> int:
     """A number of the strategy, 1 where it is left out."""
     return int(best.strategy[name] or 1)
 
 
-def chunks(best: Found, layers: int) -> list[list[tuple[int, int]]]:
+def chunks(best: Priced, layers: int) -> list[list[tuple[int, int]]]:
     """Ranges [first, last) of the chain for every stage, one per virtual stage; embedding and head
     at the ends."""
     virtual = degree(best, "virtual_pipeline_model_parallel_size")
@@ -183,7 +182,7 @@ def chunks(best: Found, layers: int) -> list[list[tuple[int, int]]]:
     return ranges
 
 
-def table(best: Found) -> Table:
+def table(best: Priced) -> Table:
     """The stages for people."""
     rows = tuple(
         (str(j), name, str(layers), bytes_text(size))

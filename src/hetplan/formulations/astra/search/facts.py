@@ -8,6 +8,7 @@ differ
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,6 +81,13 @@ class ModelFacts:
         if not dispatch or not isinstance(dispatch[0], Elementwise):
             return None
         return dispatch[0].forward // (self.sequence * self.hidden) - 1
+
+    @cached_property
+    def different_blocks(self) -> list[tuple[Layer, float]]:
+        """Blocks that differ in their operators, each with its share of all blocks."""
+        kinds = {block.operators: block for block in self.blocks}
+        count = Counter(block.operators for block in self.blocks)
+        return [(block, count[kind] / self.layers) for kind, block in kinds.items()]
 
     @cached_property
     def block_params(self) -> float:

@@ -1,18 +1,20 @@
 """The modes that take one type of device at a time, from generated strategies to the ranked result
 (Astra, Figure 2).
 
-`Task` and the helpers serve mode 2 as well (`mixed`).
+`Task` and the helpers serve mode 2 as well (`engine`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import Offer, Pool
 from hetplan.formulations.astra.search.pricing import (
@@ -25,15 +27,15 @@ from hetplan.formulations.astra.search.pricing import (
 from hetplan.formulations.astra.search.result import (
     Candidate,
     Clock,
-    Found,
     Job,
     Parts,
+    SearchResult,
     best_under,
     pareto,
     ranking,
 )
 from hetplan.formulations.astra.search.rules import Rule
-from hetplan.formulations.astra.search.space import Space, Strategies, joined, strategies
+from hetplan.formulations.astra.search.space import Space, Strategies, joined, nothing, strategies
 from hetplan.formulations.astra.search.timing import Floats
 
 Bools = NDArray[np.bool_]
@@ -48,7 +50,7 @@ class Task:
     facts: ModelFacts
     space: Space
     rules: Sequence[Rule]
-    given: Assumptions
+    assumed: Assumptions
     top: int
     clock: Clock = field(default_factory=Clock)
 
@@ -80,7 +82,7 @@ class Task:
             offloaded=share,
             stages=stages,
             stage_bytes=stage_peaks(
-                self.facts, table, r, [(offers[name], n) for name, n in stages], share, self.given
+                self.facts, table, r, [(offers[name], n) for name, n in stages], share, self.assumed
             ),
             segments=tuple((name, counts[name], layers[name]) for name in offers if counts[name])
             if segments
@@ -119,11 +121,10 @@ class Rows:
         )
 
 
-def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows | None:
-    """All strategies of every (number in the pool, type, GPUs) that fit in memory; None without any
-    pair."""
+def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows:
+    """All strategies of every (number in the pool, type, GPUs) that fit in memory."""
     job, clock = task.job, task.clock
-    tables, parts, money, shares = [], [], [], []
+    tables, parts, money, shares = [nothing()], [np.zeros((3, 0))], [np.zeros(0)], [np.zeros(0)]
     after_rules = 0
     for number, offer, size in pairs:
         table = strategies(
@@ -136,21 +137,18 @@ def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows | No
         )
         after_rules += table.rows
         clock.lap("generate")
-        share = offload_share(Priced(task.facts, table, offer, task.given))
+        share = offload_share(Priced(task.facts, table, offer, task.assumed))
         fits = np.flatnonzero(share <= (1.0 if task.space.offload else 0.0))
         table, share = table.take(fits), share[fits]
         clock.lap("memory")
-        part = np.stack(iteration_parts(Priced(task.facts, table, offer, task.given), share))
+        part = np.stack(iteration_parts(Priced(task.facts, table, offer, task.assumed), share))
         price = offer.price_per_second
+        paid = size * job.iterations * (np.nan if price is None else price)
         tables.append(table)
         parts.append(part)
-        money.append(
-            part.sum(axis=0) * size * job.iterations * (np.nan if price is None else price)
-        )
+        money.append(part.sum(axis=0) * paid)
         shares.append(share)
         clock.lap("price")
-    if not tables:
-        return None
     return Rows(
         joined(tables),
         np.concatenate(parts, axis=1),
@@ -160,36 +158,67 @@ def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows | No
     )
 
 
-def uniform(task: Task) -> Found:
+def uniform(task: Task) -> SearchResult:
     """Modes 1 and 3: one type of device at a time, every stage with the same number of layers."""
-    job, pool, clock = task.job, task.pool, task.clock
+    pool = task.pool
     rows = price_rows(
         task, [(i, o, size) for i, o in enumerate(pool.offers) for size in pool.sizes]
     )
-    assert rows is not None  # a pool has types and sizes
-    throughput, money = job.tokens_per_iteration / rows.seconds, rows.money
-    order, front = ranking(throughput, money), pareto(throughput, money)
+    order = ranking(task.job.tokens_per_iteration / rows.seconds, rows.money)
     order = order[~twins(rows.table, rows.share)[order]]
-    best = best_under(job.money_limit, throughput, money)
-    clock.lap("sort")
-    counts = {
-        "generated": rows.table.generated,
-        "after_rules": rows.after_rules,
-        "in_memory": rows.table.rows,
-        "priced": rows.table.rows,
-    }
-    return Found(
-        mode=pool.mode,
-        counts=counts,
-        timings=clock.phases,
-        best=None if best is None else rows.candidate(task, best),
-        top=tuple(rows.candidate(task, int(r)) for r in order[: task.top]),
-        pareto=tuple(rows.candidate(task, int(r)) for r in front),
-        proven=True,
+    result = result_of(
+        task,
+        rows.seconds,
+        rows.money,
+        lambda r: rows.candidate(task, r),
+        counts={
+            "generated": rows.table.generated,
+            "after_rules": rows.after_rules,
+            "in_memory": rows.table.rows,
+            "priced": rows.table.rows,
+        },
+        top=tuple(rows.candidate(task, r) for r in order[: task.top].tolist()),
         proof=f"all {rows.table.rows} strategies that pass the rules and fit in memory were priced",
-        reason="" if best is not None else why_nothing(counts, job, money),
-        points=points_of(throughput, money),
         left_out=uneven(task),
+    )
+    task.clock.lap("sort")
+    return result
+
+
+def result_of(
+    task: Task,
+    seconds: Floats,
+    money: Floats,
+    candidate: Callable[[int], Candidate],
+    *,
+    counts: Mapping[str, int],
+    top: tuple[Candidate, ...],
+    proof: str,
+    left_out: tuple[str, ...],
+    proven: bool = True,
+    instance: Callable[[int], AstraData | None] = lambda _: None,
+    details: Mapping[str, object] | None = None,
+) -> SearchResult:
+    """Best and Pareto set of what was priced; candidate, instance: of one of them, by number."""
+    throughput = task.job.tokens_per_iteration / seconds
+    best = best_under(task.job.money_limit, throughput, money)
+    return SearchResult(
+        mode=task.pool.mode,
+        counts=counts,
+        timings=task.clock.phases,
+        best=None if best is None else candidate(best),
+        top=top,
+        pareto=tuple(candidate(f) for f in pareto(throughput, money).tolist()),
+        proven=proven,
+        proof=proof,
+        reason="" if best is not None else why_nothing(task, counts, money, left_out, proven),
+        points=tuple(
+            (x, None if math.isnan(y) else y)
+            for x, y in zip(throughput.tolist(), money.tolist(), strict=True)
+        ),
+        instance=None if best is None else instance(best),
+        left_out=left_out,
+        details=details or {},
     )
 
 
@@ -214,25 +243,28 @@ def uneven(task: Task) -> tuple[str, ...]:
     return (f"pipeline degrees that do not divide the {N} layers: the heterogeneous mode has them",)
 
 
-def points_of(throughput: Floats, money: Floats) -> tuple[tuple[float, float | None], ...]:
-    """(tokens per second, dollars or None) of every strategy, for plots."""
-    return tuple(
-        (float(x), None if np.isnan(y) else float(y))
-        for x, y in zip(throughput, money, strict=True)
-    )
-
-
-def why_nothing(counts: dict[str, int], job: Job, money: Floats) -> str:
+def why_nothing(
+    task: Task,
+    counts: Mapping[str, int],
+    money: Floats,
+    left_out: tuple[str, ...],
+    finished: bool,
+) -> str:
     """Why no strategy is best."""
+    limit = task.job.money_limit
+    if counts["generated"] == 0:
+        return "; ".join(("there is nothing to try", *left_out))
     if counts["after_rules"] == 0:
         return "every strategy meets a rule or has degrees that do not divide"
     if counts["in_memory"] == 0:
         return f"none of {counts['after_rules']} strategies fits in memory"
+    if len(money) == 0 and finished:
+        return (
+            f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} "
+            "layers in memory"
+        )
     if len(money) == 0:
         return "no strategy was explored in time"
     if np.isnan(money).all():
-        return f"no price is known to keep within {job.money_limit} dollars"
-    return (
-        f"no strategy costs {job.money_limit} dollars or less: the cheapest costs "
-        f"{np.nanmin(money):.6g}"
-    )
+        return f"no price is known to keep within {limit} dollars"
+    return f"no strategy costs {limit} dollars or less: the cheapest costs {np.nanmin(money):.6g}"

@@ -20,7 +20,7 @@ smallest share that makes the stage fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -61,24 +61,18 @@ ADAM_BYTES = 30
 
 
 @dataclass(frozen=True)
-class Host:
-    """The machine around the devices, for offloaded optimizer states, per device.
+class Assumptions:
+    """Everything that pricing and memory assume besides the model and the pool.
 
-    pcie: bytes/s of PCIe 4.0 x16 less protocol, one direction. memory: bytes/s, one eighth of two
-    sockets of eight DDR4-3200 channels (8 x 25.6 GB/s each).
+    host_pcie, host_memory: bytes/s per device, for offloaded optimizer states: PCIe 4.0 x16 less
+    protocol, one direction; one eighth of two sockets of eight DDR4-3200 channels (8 x 25.6 GB/s
+    each).
     """
 
-    pcie: float = 25e9
-    memory: float = 51e9
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """Everything that pricing and memory take as given besides the model and the pool."""
-
-    host: Host = field(default_factory=Host)
     reserved_bytes: float = RESERVED_BYTES
     profile: Profile | None = None
+    host_pcie: float = 25e9
+    host_memory: float = 51e9
 
 
 class Priced:
@@ -86,9 +80,9 @@ class Priced:
     asked for."""
 
     def __init__(
-        self, facts: ModelFacts, table: Strategies, offer: Offer, given: Assumptions
+        self, facts: ModelFacts, table: Strategies, offer: Offer, assumed: Assumptions
     ) -> None:
-        self.facts, self.table, self.offer, self.given = facts, table, offer, given
+        self.facts, self.table, self.offer, self.assumed = facts, table, offer, assumed
         columns = table.columns
         self.pp: Ints = columns["pipeline_model_parallel_size"]
         self.tp: Ints = columns["tensor_model_parallel_size"]
@@ -113,7 +107,7 @@ class Priced:
             self.tp,
             self.mbs,
             self.sp,
-            self.given.profile,
+            self.assumed.profile,
         )
 
     @cached_property
@@ -258,10 +252,9 @@ class Priced:
         covered: computation that hides the transfers unless `no_overlap_offload_optimizer`.
         """
         weight, gradient, _ = STATE_BYTES[self.facts.precision]
-        host = self.given.host
         here = (1 - offloaded) * params * ADAM_BYTES / (self.offer.spec.memory_bytes_per_s * 0.8)
-        there = offloaded * params * ADAM_BYTES / host.memory
-        moved = offloaded * params * (weight + gradient) / host.pcie
+        there = offloaded * params * ADAM_BYTES / self.assumed.host_memory
+        moved = offloaded * params * (weight + gradient) / self.assumed.host_pcie
         blocking = self.table.columns["no_overlap_offload_optimizer"] == 1
         return np.asarray(
             here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered))
@@ -269,15 +262,12 @@ class Priced:
 
 
 def after_pipeline(
-    priced: Priced,
-    dense: Floats,
-    experts: Floats,
-    forward: Floats,
-    backward: Floats,
-    offloaded: Floats,
+    priced: Priced, layers: Ints, ends: Floats, offloaded: Floats
 ) -> tuple[Floats, Floats]:
-    """(exposed reduction, optimizer) seconds of stages with those parameters per rank and windows
-    of computation."""
+    """(exposed reduction, optimizer) seconds of stages with so many layers and `ends` parameters
+    besides."""
+    dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
+    forward, backward = layers * priced.forward, layers * priced.backward
     reduction = priced.exposed_reduction(dense, experts, forward, backward)
     params = priced.optimizer_params(dense, experts)
     return reduction, priced.optimizer_seconds(params, offloaded, backward)
@@ -306,9 +296,7 @@ def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, 
     slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last))
     pipeline = (total - slowest) / priced.v + priced.K * slowest
     ends = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
-    dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
-    forward, backward = layers * priced.forward, layers * priced.backward
-    return pipeline, *after_pipeline(priced, dense, experts, forward, backward, offloaded)
+    return pipeline, *after_pipeline(priced, layers, ends, offloaded)
 
 
 def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
@@ -360,10 +348,9 @@ def end_activations(priced: Priced) -> tuple[Floats, Floats]:
 
 
 def stage_bytes(
-    priced: Priced, layers: Ints, flight: Floats, first: Floats | float, last: Floats | float
+    priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
 ) -> tuple[Floats, Floats]:
-    """(all bytes, optimizer states among them) of a stage with so many layers and micro-batches in
-    flight.
+    """(all bytes, optimizer states among them) of stage number `place` with so many layers.
 
     first, last: whether the stage holds embedding or head.
     """
@@ -374,10 +361,10 @@ def stage_bytes(
     kept, working = saved_bytes(priced, layers)
     before, behind = end_activations(priced)
     states = priced.optimizer_params(dense, experts) * state
-    activations = flight * (kept + first * before) + working + last * behind
+    activations = in_flight(priced, place) * (kept + first * before) + working + last * behind
     return (weight + gradient) * (
         dense + experts
-    ) + states + activations + priced.given.reserved_bytes, states
+    ) + states + activations + priced.assumed.reserved_bytes, states
 
 
 def offload_share(priced: Priced) -> Floats:
@@ -394,10 +381,8 @@ def share_needed(priced: Priced, layers: Ints) -> Floats:
     """The same for stages of so many layers; below 0: there is room to spare."""
     alone = (priced.pp == 1).astype(float)
     capacity = priced.offer.spec.memory_bytes
-    front, front_states = stage_bytes(
-        priced, layers, in_flight(priced, np.zeros_like(priced.pp)), 1.0, alone
-    )
-    back, back_states = stage_bytes(priced, layers, in_flight(priced, priced.pp - 1), alone, 1.0)
+    front, front_states = stage_bytes(priced, layers, np.zeros_like(priced.pp), 1.0, alone)
+    back, back_states = stage_bytes(priced, layers, priced.pp - 1, alone, 1.0)
     return np.asarray(
         np.maximum((front - capacity) / front_states, (back - capacity) / back_states)
     )
@@ -409,14 +394,14 @@ def stage_peaks(
     r: int,
     stages: Sequence[tuple[Offer, int]],
     offloaded: float,
-    given: Assumptions,
+    assumed: Assumptions,
 ) -> tuple[float, ...]:
     """Bytes per device of every stage of strategy r, in pipeline order; stages: (type, layers) of
     each."""
     P = len(stages)
-    priced = Priced(facts, table.take(np.full(P, r)), stages[0][0], given)
+    priced = Priced(facts, table.take(np.full(P, r)), stages[0][0], assumed)
     place = np.arange(P)
     layers = np.array([layers for _, layers in stages], dtype=np.int64)
     first, last = (place == 0).astype(float), (place == P - 1).astype(float)
-    total, states = stage_bytes(priced, layers, in_flight(priced, place), first, last)
+    total, states = stage_bytes(priced, layers, place, first, last)
     return tuple(float(v) for v in total - offloaded * states)

@@ -117,7 +117,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """The end of a search.
 
     counts: strategies generated (Table 3's product), after_rules, in_memory, priced. timings:
@@ -160,6 +160,42 @@ class Found:
             "left_out": list(self.left_out),
             "details": dict(self.details),
         }
+
+
+def summary(candidate: Candidate) -> str:
+    """A strategy in a line: `32 A800-SXM4-80GB: pp 2, tp 8, dp 2, mbs 1 x 128, sequence
+    parallel`."""
+    s = candidate.strategy
+    devices = " + ".join(f"{count} {name}" for name, count in candidate.devices.items())
+    parts = [
+        f"pp {s['pipeline_model_parallel_size']}",
+        f"tp {s['tensor_model_parallel_size']}",
+        f"dp {s['data_parallel_size']}",
+        f"mbs {s['micro_batch_size']} x {s['num_micro_batches']}",
+    ]
+    if s["expert_model_parallel_size"] != 1:
+        parts.append(f"ep {s['expert_model_parallel_size']}")
+    if s["num_layers_per_virtual_pipeline_stage"] is not None:
+        parts.append(f"{s['virtual_pipeline_model_parallel_size']} virtual stages")
+    if s["sequence_parallel"]:
+        parts.append("sequence parallel")
+    if s["use_distributed_optimizer"]:
+        parts.append("distributed optimizer")
+    if s["recompute_granularity"] is not None:
+        details = [
+            str(s[key])
+            for key in ("recompute_method", "recompute_num_layers")
+            if s[key] is not None
+        ]
+        parts.append(" ".join(["recompute", str(s["recompute_granularity"]), *details]))
+    if candidate.offloaded > 0:
+        parts.append(f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded")
+    if candidate.segments:
+        cut = " | ".join(
+            f"{stages} x {name}: {layers} layers" for name, stages, layers in candidate.segments
+        )
+        parts.append(f"[{cut}]")
+    return f"{devices}: {', '.join(parts)}"
 
 
 Money = Floats

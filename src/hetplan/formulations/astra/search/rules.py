@@ -10,22 +10,26 @@
 A bare word is a string, as the paper writes `$recompute_granularity = selective`. The signs ≠ ≤ ≥ ×
 are read as != <= >= *. Operators of one line of the grammar go from left to right.
 
-A strategy that meets any rule is dropped. A rule is read in one pass: every part of it becomes an
-`Expression` whose type is checked against the columns of a strategy table at once, so that a
-misspelt name or value is an error and never a rule that silently drops nothing. None (an option
-that is not set) equals only None; arithmetic with it gives None, ordering against it is false; so
-is dividing by zero, row by row. Nothing is ever handed to Python's own parser.
+A strategy that meets any rule is dropped. The grammar's operators bind as Python's do, so the
+tokens of a rule are spelt in Python's way and `ast.parse` makes the tree; nothing is ever executed.
+Every part of the tree is checked against the columns of a strategy table at once: a misspelt name
+or value is an error, never a rule that silently drops nothing.
+
+Values are float64 with NaN for None (an option that is not set). None equals only None; arithmetic
+with it gives None, ordering against it is false, and so is dividing by zero, row by row.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,38 +38,51 @@ from hetplan.errors import InputError
 from hetplan.files import read_bytes
 from hetplan.names import nearest
 
-MAX_LENGTH = 10_000
-MAX_NESTING = 50
+MAX_TOKENS = 300
+LARGEST = 2.0**53  # whole numbers up to here are exact in float64
 _TOKEN = re.compile(
     r"""(?P<name>\$[A-Za-z_][A-Za-z0-9_]*)
       | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
       | (?P<string>'[^'\n]*'|"[^"\n]*")
       | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<sign>\|\||&&|==|!=|<=|>=|[=<>+\-*/%()≠≤≥×])""",
+      | (?P<sign>\|\||&&|==|!=|<=|>=|[=<>+\-*/%()≠≤≥×])
+      | (?P<nothing>\s+|\#.*)""",
     re.VERBOSE,
 )
-_ALIASES = {"=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "×": "*"}
-_CONSTANTS = {"None": None, "true": True, "false": False, "True": True, "False": False}
-COMPARISONS: dict[str, Any] = {
-    "==": np.equal,
-    "!=": np.not_equal,
-    "<": np.less,
-    "<=": np.less_equal,
-    ">": np.greater,
-    ">=": np.greater_equal,
+# How Python spells what a rule spells otherwise; a parameter is a name behind this prefix.
+_PYTHON = {
+    **{"&&": "and", "||": "or", "=": "==", "≠": "!=", "≤": "<=", "≥": ">=", "×": "*"},
+    **{"None": "None", "true": "True", "false": "False", "True": "True", "False": "False"},
 }
-ARITHMETIC: dict[str, Any] = {
-    "+": np.add,
-    "-": np.subtract,
-    "*": np.multiply,
-    "/": np.divide,
-    "%": np.mod,
+_PREFIX = "parameter_"
+# What is missing where a character begins no token.
+_MISSING = {
+    "'": "another ' on the same line",
+    '"': 'another " on the same line',
+    "$": "$ and the name of a parameter",
+    "&": "&&",
+    "|": "||",
+}
+_COMPARISONS: dict[type[ast.cmpop], Any] = {
+    ast.Lt: np.less,
+    ast.LtE: np.less_equal,
+    ast.Gt: np.greater,
+    ast.GtE: np.greater_equal,
+}
+_ARITHMETIC: dict[type[ast.operator], Any] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+    ast.Mod: np.mod,
 }
 
 Kind = Literal["number", "string", "bool", "none"]
 Mask = NDArray[np.bool_]
-# The values of an expression, and where they are known (are not None).
-Operand = tuple[Any, Mask | bool]
+Floats = NDArray[np.float64]
+# Columns as a rule sees them: NaN where None, strings as indices of their words.
+Table = Mapping[str, Floats]
+Evaluate = Callable[[Table], Floats]
 
 
 @dataclass(frozen=True)
@@ -73,18 +90,7 @@ class Column:
     """What a rule may know of a parameter."""
 
     kind: Kind
-    words: tuple[str, ...] = ()  # the vocabulary of a string column; rows hold indices into it
-
-
-@dataclass(frozen=True)
-class Values:
-    """One column of a table."""
-
-    data: NDArray[np.generic]  # float64 (numbers), codes (strings) or bool
-    known: Mask | None = None  # False where None; None: all are known
-
-
-Table = Mapping[str, Values]
+    words: tuple[str, ...] = ()  # the vocabulary of a string column
 
 
 @dataclass(frozen=True)
@@ -105,287 +111,210 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Token:
-    """A piece of a rule's text."""
+class Part:
+    """A part of a rule whose type is checked.
 
-    kind: str  # name, number, string, word, sign or end
-    text: str
-    column: int  # 0-based offset in the rule's text
-
-    def among(self, signs: Iterable[str]) -> bool:
-        """Whether this is one of those signs."""
-        return self.kind == "sign" and self.text in signs
-
-
-@dataclass(frozen=True)
-class Expression:
-    """A part of a rule whose type is checked."""
+    on: its values on the rows of a table. words: the vocabulary of a string parameter. word: a
+    string that is written down.
+    """
 
     kind: Kind
-    column: int
-    on: Callable[[Table], Operand]  # its values on the rows of a table
-    name: str = ""  # of the parameter, where it is one
-    literal: float | str | bool | None = None  # its value, where that is written down
+    on: Evaluate
+    words: tuple[str, ...] = ()
+    word: str | None = None
 
 
-def tokenize(source: Source) -> list[Token]:
-    """The rule's tokens with an `end` behind them; raises InputError at the first character that
-    starts none."""
-    text = source.text
-    if len(text) > MAX_LENGTH:
-        expected = f"at most {MAX_LENGTH} characters"
-        raise source.error("rule is too long", MAX_LENGTH, expected=expected)
-    tokens, at = [], 0
+def spelling(kind: str | None, token: str) -> str:
+    """A token as Python spells it; strings in brackets, so that two of them never join."""
+    if kind == "name":
+        return _PREFIX + token[1:]
+    if kind == "number":
+        return repr(float(token))
+    if kind == "string":
+        return f"({token[1:-1]!a})"
+    return _PYTHON.get(token, f"({token!a})" if kind == "word" else token)
+
+
+def tokenize(source: Source) -> list[tuple[int, str]]:
+    """(column, spelling) of every token; raises InputError at the first character that starts
+    none."""
+    tokens: list[tuple[int, str]] = []
+    text, at = source.text, 0
     while at < len(text):
         match = _TOKEN.match(text, at)
-        if match is not None:
-            sign = _ALIASES.get(match.group(), match.group())
-            tokens.append(Token(match.lastgroup or "", sign, at))
-        elif not text[at].isspace():
-            raise _bad_character(source, at)
-        at = match.end() if match is not None else at + 1
-    return [*tokens, Token("end", "", len(text))]
-
-
-def _bad_character(source: Source, at: int) -> InputError:
-    character = source.text[at]
-    if character in "'\"":
-        expected = f"another {character} on the same line"
-        return source.error("string is not closed", at, expected=expected)
-    if character == "$":
-        return source.error("$ without a name", at, expected="$ and the name of a parameter")
-    if character in "&|":
-        return source.error("single sign", at, got=character, expected=character * 2)
-    return source.error("unexpected character", at, got=character)
+        if match is None:
+            expected = _MISSING.get(text[at])
+            raise source.error("unexpected character", at, got=text[at], expected=expected)
+        if match["number"] and float(match["number"]) > LARGEST:
+            got = match.group()
+            raise source.error("number is too large", at, got=got, expected="at most 2^53")
+        if not match["nothing"]:
+            tokens.append((at, spelling(match.lastgroup, match.group())))
+        at = match.end()
+    if len(tokens) > MAX_TOKENS:
+        expected = f"at most {MAX_TOKENS} names, values and signs"
+        raise source.error("rule is too long", tokens[MAX_TOKENS][0], expected=expected)
+    return tokens
 
 
 class _Reader:
-    """Recursive descent, one method per line of the grammar; recursion only through brackets and
-    minus signs."""
+    """Turns the tree of one rule into checked parts; `names` are the parameters met on the way."""
 
     def __init__(self, source: Source, columns: Mapping[str, Column]) -> None:
         self.source, self.columns = source, columns
-        self.tokens = tokenize(source)[::-1]  # the next one last
-        self.depth = 0
         self.names: set[str] = set()
+        tokens = tokenize(source)
+        # Where each token begins in the rule, and in the text that Python reads.
+        self.begins = [column for column, _ in tokens]
+        ends = np.cumsum([len(word) + 1 for _, word in tokens]).tolist()
+        self.offsets = [0, *ends[:-1]]
+        self.text = " ".join(word for _, word in tokens)
 
-    @property
-    def token(self) -> Token:
-        return self.tokens[-1]
-
-    def rule(self) -> Expression:
+    def rule(self) -> Part:
         """The whole text."""
-        read = self.alternatives()
-        if self.token.text == ")":
-            raise self.source.error("bracket was never opened", self.token.column, got=")")
-        self.refuse_chained_comparison()
-        if self.token.kind != "end":
-            raise self.source.error(
-                "unexpected text", self.token.column, got=self.token.text, expected="an operator"
-            )
-        if read.kind != "bool":
-            got = f"a {read.kind}"
-            raise self.source.error(
-                "a rule must be true or false", read.column, got=got, expected="a comparison"
-            )
-        return read
+        try:
+            tree = ast.parse(self.text, mode="eval")
+        except SyntaxError as error:
+            self.refuse(error.offset - 1 if error.offset else len(self.text))
+        except (MemoryError, RecursionError):
+            raise self.source.error("nested too deeply", 0) from None
+        return self.need(tree.body, "bool")
 
-    def refuse_chained_comparison(self) -> None:
-        """`1 < $a < 3` has a second comparison where the first one should end."""
-        if self.token.among(COMPARISONS):
-            expected = "&& between two comparisons"
-            raise self.source.error(
-                "comparisons do not chain", self.token.column, expected=expected
-            )
+    def column(self, offset: int) -> int:
+        """The column of the rule behind an offset in Python's text."""
+        if offset >= len(self.text):
+            return len(self.source.text)
+        return self.begins[bisect_right(self.offsets, offset) - 1]
 
-    def alternatives(self) -> Expression:
-        return self.chain(self.conjunction, ("||",), "bool", any_of)
+    def refuse(self, offset: int) -> NoReturn:
+        """Raise InputError for what the grammar does not have."""
+        column = self.column(offset)
+        got = self.source.text[column:] or "the end of the rule"
+        expected = "operators between values, all brackets in pairs"
+        raise self.source.error("cannot be read", column, got=got, expected=expected)
 
-    def conjunction(self) -> Expression:
-        return self.chain(self.comparison, ("&&",), "bool", all_of)
-
-    def sum(self) -> Expression:
-        return self.chain(self.product, ("+", "-"), "number", arithmetic)
-
-    def product(self) -> Expression:
-        return self.chain(self.unary, ("*", "/", "%"), "number", arithmetic)
-
-    def chain(
-        self,
-        operand: Callable[[], Expression],
-        signs: tuple[str, ...],
-        kind: Kind,
-        combine: Callable[[Sequence[str], Sequence[Operand]], Operand],
-    ) -> Expression:
-        """`first sign next sign next …`, combined from left to right."""
-        column, operands, between = self.token.column, [operand()], list[str]()
-        while self.token.among(signs):
-            between.append(self.tokens.pop().text)
-            operands.append(operand())
-        if not between:
-            return operands[0]
-        for sign, part in zip([between[0], *between], operands, strict=True):
-            self.need(part, kind, sign)
-            if sign in "/%" and part is not operands[0] and part.literal == 0:
-                raise self.source.error("division by zero", part.column)
-        return Expression(
-            kind, column, lambda table: combine(between, [part.on(table) for part in operands])
-        )
-
-    def need(self, part: Expression, kind: Kind, sign: str) -> None:
-        """Raise InputError where a sign cannot take what stands beside it."""
+    def need(self, node: ast.expr, kind: Kind) -> Part:
+        """The part, which must be of that kind."""
+        part = self.part(node)
         if part.kind != kind:
             expected = "a comparison" if kind == "bool" else "a number"
+            column = self.column(node.col_offset)
             raise self.source.error(
-                f"{sign} cannot take this", part.column, got=f"a {part.kind}", expected=expected
+                "this cannot stand here", column, got=f"a {part.kind}", expected=expected
             )
+        return part
 
-    def comparison(self) -> Expression:
-        left = self.sum()
-        if not self.token.among(COMPARISONS):
-            return left
-        operator = self.tokens.pop()
-        right, sign = self.sum(), operator.text
-        kinds, got = {left.kind, right.kind}, f"a {left.kind} and a {right.kind}"
-        if sign not in ("==", "!="):
-            if kinds != {"number"}:
-                raise self.source.error(f"{sign} orders numbers only", operator.column, got=got)
-        elif len(kinds - {"none"}) > 1:
-            raise self.source.error("cannot be compared", operator.column, got=got)
-        for one, other in ((left, right), (right, left)):
-            self.check_word(one, other)
-        return Expression(
-            "bool",
-            left.column,
-            lambda table: (compare(sign, left.on(table), right.on(table)), True),
-        )
-
-    def check_word(self, one: Expression, other: Expression) -> None:
-        """A word that a parameter is compared with must be one of its values."""
-        if one.name and isinstance(other.literal, str):
-            words = self.columns[one.name].words
-            if other.literal not in words:
+    def part(self, node: ast.expr) -> Part:
+        """What a node of the tree is; raises InputError for anything that no rule has."""
+        match node:
+            case ast.Name(id=name):
+                return self.parameter(name.removeprefix(_PREFIX), self.column(node.col_offset))
+            case ast.Constant(value=None):
+                return Part("none", partial(constant, np.nan))
+            case ast.Constant(value=bool() as flag):
+                return Part("bool", partial(constant, float(flag)))
+            case ast.Constant(value=float() as number):
+                return Part("number", partial(constant, number))
+            case ast.Constant(value=str() as word):
+                return self.string(word, self.column(node.col_offset))
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return Part("number", partial(negative, self.need(inner, "number").on))
+            case ast.BinOp(left=first, op=operator, right=second) if type(operator) in _ARITHMETIC:
+                left, right = self.need(first, "number").on, self.need(second, "number").on
+                return Part("number", partial(arithmetic, type(operator), left, right))
+            case ast.BoolOp(op=operator, values=values):
+                combine = np.logical_and if isinstance(operator, ast.And) else np.logical_or
+                parts = [self.need(value, "bool").on for value in values]
+                return Part("bool", partial(junction, combine, parts))
+            case ast.Compare(left=first, ops=[sign], comparators=[second]):
+                return self.comparison(first, sign, second)
+            case ast.Compare(comparators=[_, third, *_]):
+                column = self.column(third.col_offset)
                 raise self.source.error(
-                    f"${one.name} never has this value",
-                    other.column,
-                    got=other.literal,
-                    expected=f"one of {', '.join(words)} or None",
+                    "comparisons do not chain", column, expected="&& between two comparisons"
                 )
+        self.refuse(node.col_offset)
 
-    def unary(self) -> Expression:
-        if not self.token.among("-("):
-            return self.atom()
-        token = self.tokens.pop()
-        self.depth += 1
-        if self.depth > MAX_NESTING:
-            expected = f"at most {MAX_NESTING} levels"
-            raise self.source.error("nested too deeply", token.column, expected=expected)
-        inner = self.unary() if token.text == "-" else self.alternatives()
-        self.depth -= 1
-        if token.text == "-":
-            self.need(inner, "number", "minus")
-            return Expression("number", token.column, lambda table: negative(inner.on(table)))
-        self.refuse_chained_comparison()
-        if self.token.text != ")":
-            got = self.token.text or "the end of the rule"
-            raise self.source.error("bracket is not closed", token.column, got=got, expected=")")
-        self.tokens.pop()
-        return inner
-
-    def atom(self) -> Expression:
-        token = self.token
-        if token.kind in ("sign", "end"):
-            raise self.source.error(
-                "a value is missing",
-                token.column,
-                got=token.text or "the end of the rule",
-                expected="$name, number, string, None or (",
-            )
-        self.tokens.pop()
-        if token.kind == "name":
-            return self.parameter(token)
-        value: float | str | bool | None = token.text
-        kind: Kind = "string"
-        if token.kind == "number":
-            value, kind = float(token.text), "number"
-            if value > 2**53:
-                got = token.text
-                raise self.source.error(
-                    "number is too large", token.column, got=got, expected="at most 2^53"
-                )
-        elif token.kind == "string":
-            value = token.text[1:-1]
-        elif token.text in _CONSTANTS:
-            value = _CONSTANTS[token.text]
-            kind = "none" if value is None else "bool"
-        if isinstance(value, str) and value in self.columns:
-            raise self.source.error(f"{value} is a parameter", token.column, expected=f"${value}")
-        return Expression(kind, token.column, lambda _: (value, value is not None), literal=value)
-
-    def parameter(self, token: Token) -> Expression:
+    def parameter(self, name: str, column: int) -> Part:
         """`$name`."""
-        name = token.text[1:]
         if name not in self.columns:
             near = [f"${other}" for other in nearest(name, self.columns, most=2)]
             expected = " or ".join(near) or "one of " + ", ".join(sorted(self.columns))
-            raise self.source.error(
-                "unknown parameter", token.column, got=f"${name}", expected=expected
-            )
+            raise self.source.error("unknown parameter", column, got=f"${name}", expected=expected)
         self.names.add(name)
-        column = self.columns[name]
+        known = self.columns[name]
+        return Part(known.kind, partial(column_of, name), words=known.words)
 
-        def values(table: Table) -> Operand:
-            own = table[name]
-            data = np.array(column.words)[own.data.astype(np.int64)] if column.words else own.data
-            return data, True if own.known is None else own.known
+    def string(self, word: str, column: int) -> Part:
+        """A word; on its own it has no value, beside a parameter it is one of its words."""
+        if word in self.columns:
+            raise self.source.error(f"{word} is a parameter", column, expected=f"${word}")
+        return Part("string", partial(constant, np.nan), word=word)
 
-        return Expression(column.kind, token.column, values, name=name)
+    def comparison(self, first: ast.expr, sign: ast.cmpop, second: ast.expr) -> Part:
+        """Two parts of one kind, or one of them None."""
+        left, right = self.part(first), self.part(second)
+        kinds, column = {left.kind, right.kind}, self.column(second.col_offset)
+        ordered = type(sign) in _COMPARISONS
+        if (ordered and kinds != {"number"}) or len(kinds - {"none"}) > 1:
+            expected = "two numbers" if ordered else "two of one kind"
+            got = f"a {left.kind} and a {right.kind}"
+            raise self.source.error("cannot be compared", column, got=got, expected=expected)
+        if kinds == {"string"}:
+            left, right = self.coded(left, right, column), self.coded(right, left, column)
+        return Part("bool", partial(compare, type(sign), left.on, right.on))
+
+    def coded(self, part: Part, other: Part, column: int) -> Part:
+        """A string beside `other`: a word as its index in the other's words."""
+        if part.word in other.words:
+            return Part("string", partial(constant, float(other.words.index(part.word))))
+        if part.word is not None or (part.words != other.words and other.word is None):
+            expected = f"one of {', '.join(other.words)} or None" if other.words else "a parameter"
+            raise self.source.error(
+                "never has this value", column, got=part.word or "a parameter", expected=expected
+            )
+        return part
 
 
-def truth(operand: Operand) -> Mask:
-    """A bool expression as a mask; an unset flag counts as false."""
-    value, known = operand
-    return np.asarray(value, dtype=bool) & known
+def constant(value: float, _: Table) -> Floats:
+    """A value that is written down."""
+    return np.asarray(value)
 
 
-def any_of(_: Sequence[str], operands: Sequence[Operand]) -> Operand:
-    """`a || b || …`."""
-    return reduce(np.logical_or, map(truth, operands)), True
+def column_of(name: str, table: Table) -> Floats:
+    """The values of a parameter."""
+    return table[name]
 
 
-def all_of(_: Sequence[str], operands: Sequence[Operand]) -> Operand:
-    """`a && b && …`."""
-    return reduce(np.logical_and, map(truth, operands)), True
-
-
-def negative(operand: Operand) -> Operand:
+def negative(inner: Evaluate, table: Table) -> Floats:
     """Unary minus."""
-    return -np.asarray(operand[0], dtype=float), operand[1]
+    return -inner(table)
 
 
-def arithmetic(signs: Sequence[str], operands: Sequence[Operand]) -> Operand:
-    """Left to right in float64: whole numbers are exact up to 2^53."""
-    value, known = np.asarray(operands[0][0], dtype=float), operands[0][1]
-    for sign, (other, other_known) in zip(signs, operands[1:], strict=True):
-        right = np.asarray(other, dtype=float)
-        known = np.logical_and(known, other_known)
-        if sign in "/%":
-            known = np.logical_and(known, right != 0)
-            right = np.where(right == 0, 1.0, right)
-        value = ARITHMETIC[sign](value, right)
-    return value, known
+def arithmetic(
+    operator: type[ast.operator], left: Evaluate, right: Evaluate, table: Table
+) -> Floats:
+    """In float64; by zero there is nothing to divide."""
+    divisor = right(table)
+    if operator in (ast.Div, ast.Mod):
+        divisor = np.where(divisor == 0, np.nan, divisor)
+    return np.asarray(_ARITHMETIC[operator](left(table), divisor))
 
 
-def compare(sign: str, left: Operand, right: Operand) -> Mask:
+def junction(combine: Any, parts: Sequence[Evaluate], table: Table) -> Floats:
+    """`a || b || …` or `a && b && …`; an unset flag counts as false."""
+    return np.asarray(reduce(combine, [part(table) == 1 for part in parts]), dtype=np.float64)
+
+
+def compare(sign: type[ast.cmpop], left: Evaluate, right: Evaluate, table: Table) -> Floats:
     """None equals only None, and has no order."""
-    (a, a_known), (b, b_known) = left, right
-    both = np.logical_and(a_known, b_known)
-    if a is None or b is None:
-        met: Any = sign == "!="
+    a, b = left(table), right(table)
+    if sign in _COMPARISONS:
+        met = _COMPARISONS[sign](a, b)
     else:
-        met = COMPARISONS[sign](np.asarray(a), np.asarray(b))
-    same = np.logical_not(np.logical_or(a_known, b_known))
-    return np.where(both, met, (sign == "==") & same | (sign == "!=") & ~same)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        met = same if sign is ast.Eq else ~same
+    return np.asarray(met, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -393,15 +322,12 @@ class Rule:
     """One compiled rule."""
 
     source: Source
-    condition: Expression
+    condition: Part
     names: frozenset[str]  # the columns that it reads
-
-    def __str__(self) -> str:
-        return self.source.text
 
     def met(self, table: Table, rows: int) -> Mask:
         """Which of the `rows` rows of `table` meet the rule."""
-        return np.broadcast_to(truth(self.condition.on(table)), (rows,))
+        return np.broadcast_to(self.condition.on(table) == 1, (rows,))
 
 
 def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
@@ -412,12 +338,11 @@ def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
 
 def rules_from_text(text: str, columns: Mapping[str, Column], *, where: str) -> list[Rule]:
     """One rule a line; `#` starts a comment outside of strings, empty lines are skipped."""
-    rules = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        bare = _without_comment(line)
-        if bare.strip():
-            rules.append(compile_rule(Source(bare.rstrip(), where, number), columns))
-    return rules
+    return [
+        compile_rule(Source(line, where, number), columns)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
 
 
 def rules_from_file(path: str | os.PathLike[str], columns: Mapping[str, Column]) -> list[Rule]:
@@ -439,21 +364,9 @@ def default_rules(columns: Mapping[str, Column]) -> list[Rule]:
     return rules_from_text(text, columns, where="default.rules")
 
 
-def dropped(rules: Iterable[Rule], table: Mapping[str, Values], rows: int) -> Mask:
+def dropped(rules: Iterable[Rule], table: Table, rows: int) -> Mask:
     """Which rows meet any of the rules."""
     mask = np.zeros(rows, dtype=bool)
     for rule in rules:
         mask |= rule.met(table, rows)
     return mask
-
-
-def _without_comment(line: str) -> str:
-    quote = ""
-    for at, character in enumerate(line):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character == "#":
-            return line[:at]
-    return line

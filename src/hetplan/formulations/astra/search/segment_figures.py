@@ -15,27 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from hetplan.errors import DisagreementError
 from hetplan.formulations.astra.data import AstraData, DeviceType
-from hetplan.formulations.astra.evaluate import evaluate
-from hetplan.formulations.astra.exact import solve
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.pricing import (
     Assumptions,
     Priced,
     after_pipeline,
-    in_flight,
     share_needed,
     stage_bytes,
 )
 from hetplan.formulations.astra.search.space import Ints, Space, Strategies
 from hetplan.formulations.astra.search.timing import EMBEDDING, HEAD, Floats
-from hetplan.solvers.result import OPTIMAL_GAP
-from hetplan.solvers.run import Run
 
 
 def segment_space(space: Space) -> Space:
@@ -49,6 +45,21 @@ def segment_space(space: Space) -> Space:
 
 
 FIRST, MIDDLE, LAST = range(3)
+
+
+class Stages(NamedTuple):
+    """So many stages of one kind (FIRST, MIDDLE, LAST) on one type, with their layers together."""
+
+    kind: int
+    type: int
+    number: int
+    layers: int
+
+    @property
+    def each(self) -> list[int]:
+        """Layers of each stage, as even as they go, the fuller ones last."""
+        base, more = divmod(self.layers, self.number)
+        return [base] * (self.number - more) + [base + 1] * more
 
 
 @dataclass(frozen=True)
@@ -99,13 +110,13 @@ def segment_figures(
     facts: ModelFacts,
     table: Strategies,
     offers: Sequence[Offer],
-    given: Assumptions,
+    assumed: Assumptions,
     *,
     offload: bool = True,
 ) -> SegmentFigures:
     """The figures of all strategies on all types; offload: whether optimizer states may move to the
     host."""
-    priced = [Priced(facts, table, offer, given) for offer in offers]
+    priced = [Priced(facts, table, offer, assumed) for offer in offers]
     layers = -(-facts.layers // priced[0].pp)
     offloaded = np.clip(
         np.max([share_needed(p, layers) for p in priced], axis=0), 0.0, float(offload)
@@ -113,6 +124,7 @@ def segment_figures(
     group = priced[0].tp * priced[0].dp
     ends = np.stack([[p.blocks.row(EMBEDDING), p.blocks.row(HEAD)] for p in priced], axis=1)
 
+    @lru_cache(maxsize=1)  # one strategy is asked for again and again
     def exposed(r: int) -> Floats:
         return np.stack([_exposed(p, r, float(offloaded[r])) for p in priced], axis=1)
 
@@ -129,37 +141,30 @@ def segment_figures(
     )
 
 
-def _after(
-    priced: Priced, layers: Ints, ends: Floats, passes: tuple[Floats, Floats], share: Floats
-) -> Floats:
-    """Seconds after the last micro-batch of stages with so many layers and `ends` parameters
-    besides."""
-    dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
+def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
+    """Seconds after the last micro-batch of stages of each kind with 1 to N layers [3, N]: exposed
+    reduction, optimizer."""
+    N = priced.facts.layers
+    one = Priced(priced.facts, priced.table.take(np.full(3 * N, r)), priced.offer, priced.assumed)
+    embedding, head = (part[0] for part in one.end_params)
+    ends = np.repeat([embedding + float(priced.pp[r] == 1) * head, 0.0, head], N)
     reduction, update = after_pipeline(
-        priced, dense, experts, layers * passes[0], layers * passes[1], share
+        one, np.tile(np.arange(1, N + 1), 3), ends, np.full(3 * N, share)
     )
-    return reduction + update
+    return reduction.reshape(3, N), update.reshape(3, N)
 
 
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
     """g: r(N) / N of a middle stage; r(n) / n never rises with n."""
     every = np.full_like(priced.pp, priced.facts.layers)
-    passes = (priced.forward, priced.backward)
-    least = _after(priced, every, np.zeros(priced.table.rows), passes, offloaded)
-    return least / priced.facts.layers * (1 - 1e-12)
+    reduction, update = after_pipeline(priced, every, np.zeros(priced.table.rows), offloaded)
+    return (reduction + update) / priced.facts.layers * (1 - 1e-12)
 
 
 def _exposed(priced: Priced, r: int, share: float) -> Floats:
     """r(n) of strategy r on one type [3, N]: falling, then rising (made so, upwards, where
     rounding says otherwise)."""
-    N = priced.facts.layers
-    one = Priced(priced.facts, priced.table.take(np.full(3 * N, r)), priced.offer, priced.given)
-    embedding, head = (part[0] for part in one.end_params)
-    alone = float(priced.pp[r] == 1)
-    ends = np.repeat([embedding + alone * head, 0.0, head], N)
-    layers = np.tile(np.arange(1, N + 1), 3)
-    passes = (np.full(3 * N, priced.forward[r]), np.full(3 * N, priced.backward[r]))
-    values = _after(one, layers, ends, passes, np.full(3 * N, share)).reshape(3, N)
+    values = np.add(*after_layers(priced, r, share))
     for row in values:
         low = int(np.argmin(row))
         row[low:] = np.maximum.accumulate(row[low:])
@@ -167,24 +172,22 @@ def _exposed(priced: Priced, r: int, share: float) -> Floats:
     return values
 
 
-def _stage(priced: Priced, kind: int, layers: Ints) -> tuple[Floats, Floats]:
-    """(bytes, optimizer states) of a stage of so many layers of that kind."""
-    alone = (priced.pp == 1).astype(float)
-    place = (np.zeros_like(priced.pp), np.minimum(priced.pp - 1, 1), priced.pp - 1)[kind]
-    first, last = ((1.0, alone), (0.0, 0.0), (alone, 1.0))[kind]
-    return stage_bytes(priced, layers, in_flight(priced, place), first, last)
-
-
 def _caps(priced: Priced, offloaded: Floats) -> Ints:
     """The most layers that fit on one stage of each kind [3, R], by bisection (memory grows with
     layers)."""
+    alone, last = (priced.pp == 1).astype(float), priced.pp - 1
+    zero = np.zeros_like(priced.pp)
     caps = []
-    for kind in (FIRST, MIDDLE, LAST):
-        low = np.zeros_like(priced.pp)
-        high = np.full_like(priced.pp, priced.facts.layers)
+    # place in the pipeline, share of the embedding, share of the head: first, middle, last
+    for place, embedding, head in (
+        (zero, 1.0, alone),
+        (np.minimum(last, 1), 0.0, 0.0),
+        (last, alone, 1.0),
+    ):
+        low, high = zero, np.full_like(priced.pp, priced.facts.layers)
         while (low < high).any():
             middle = (low + high + 1) // 2
-            needed, states = _stage(priced, kind, middle)
+            needed, states = stage_bytes(priced, middle, place, embedding, head)
             fits = needed - offloaded * states <= priced.offer.spec.memory_bytes
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         caps.append(low)
@@ -192,96 +195,47 @@ def _caps(priced: Priced, offloaded: Floats) -> Ints:
 
 
 def segment_instance(
-    facts: ModelFacts,
     table: Strategies,
     offers: Sequence[Offer],
     figures: SegmentFigures,
     r: int,
-    shape: Shape,
-) -> tuple[AstraData, float]:
-    """Strategy r as an `astra` instance, and the seconds of the slowest reduction and optimizer of
-    `shape`.
+    stages: Sequence[Stages],
+) -> AstraData:
+    """Strategy r on those segments as an `astra` instance.
 
-    The instance has as many stages of each kind and type as `shape` has, the first and the last
-    stage as types of their own with their extra seconds in p2p_seconds, and max_layers such that no
-    reduction is slower. Where a reduction needs some layers to hide behind, those are counted in
-    p2p_seconds as well.
+    The instance has as many stages of each kind and type, the first and the last stage as types of
+    their own with their extra seconds in p2p_seconds, and max_layers such that no reduction is
+    slower. Where a reduction needs some layers to hide behind, those are counted in p2p_seconds as
+    well.
     """
     exposed = figures.exposed(r)
-    group = int(
-        table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r]
+    degrees = {name: int(column[r]) for name, column in table.columns.items()}
+    data, tensor = degrees["data_parallel_size"], degrees["tensor_model_parallel_size"]
+    slowest = max(exposed[s.kind, s.type, n - 1] for s in stages for n in s.each)
+    before, behind = figures.end_seconds(
+        r, stages[0].type, stages[-1].type if len(stages) > 1 else -1
     )
-    parts = shape.parts
-    slowest = max(
-        max(exposed[kind, i, n - 1] for n in spread(count, layers))
-        for kind, i, count, layers in parts
-    )
-    extra = figures.end_seconds(r, shape.first, shape.last)
-    kinds, layers = [], facts.layers
-    for kind, i, count, _ in parts:
+    kinds, layers = [], sum(s.layers for s in stages)
+    for kind, i, count, _ in stages:
         fine = np.flatnonzero(exposed[kind, i] <= slowest)
         hidden = int(fine[0])  # layers that every such stage has beyond one
-        ends = (extra[0], 0.0, extra[1])[kind]
         layers -= count * hidden
+        seconds, transfer = float(figures.c[i, r]), float(figures.h[i, r])
         kinds.append(
             DeviceType(
                 name=offers[i].name + ("-first", "", "-last")[kind],
-                max_devices=count * group,
-                layer_seconds=float(figures.c[i, r]),
-                p2p_seconds=float(figures.h[i, r]) + ends + hidden * float(figures.c[i, r]),
+                max_devices=count * data * tensor,
+                layer_seconds=seconds,
+                p2p_seconds=transfer + (before, 0.0, behind)[kind] + hidden * seconds,
                 max_layers=min(int(figures.cap[kind, i, r]), int(fine[-1]) + 1) - hidden,
             )
         )
-    instance = AstraData(
+    return AstraData(
         layers=layers,
-        stages=int(table.columns["pipeline_model_parallel_size"][r]),
-        micro_batches=int(table.columns["num_micro_batches"][r]),
-        data_parallel=int(table.columns["data_parallel_size"][r]),
-        tensor_parallel=int(table.columns["tensor_model_parallel_size"][r]),
+        stages=degrees["pipeline_model_parallel_size"],
+        micro_batches=degrees["num_micro_batches"],
+        data_parallel=data,
+        tensor_parallel=tensor,
         device_types=kinds,
         equal_layers_per_type=False,
     )
-    return instance, float(slowest)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Which stages a pipeline has: types and layers of the first and the last (-1, 0 where they are
-    one), and of those between the stages and the layers together of each type [M]."""
-
-    first: int
-    first_layers: int
-    last: int
-    last_layers: int
-    stages: tuple[int, ...]
-    layers: tuple[int, ...]
-
-    @property
-    def parts(self) -> list[tuple[int, int, int, int]]:
-        """(kind, type, stages, layers together) in pipeline order, the fullest between the ends
-        last."""
-        between = [
-            (MIDDLE, i, m, n)
-            for i, (m, n) in enumerate(zip(self.stages, self.layers, strict=True))
-            if m
-        ]
-        between.sort(key=lambda part: part[3] / part[2])
-        end = [(LAST, self.last, 1, self.last_layers)] if self.last >= 0 else []
-        return [(FIRST, self.first, 1, self.first_layers), *between, *end]
-
-
-def spread(stages: int, layers: int) -> list[int]:
-    """Layers of each stage, as even as they go, the fuller ones last."""
-    base, more = divmod(layers, stages)
-    return [base] * (stages - more) + [base + 1] * more
-
-
-def confirm(instance: AstraData, pipeline_seconds: float) -> None:
-    """The exact method of problem `astra` must find the same optimum; raises DisagreementError
-    otherwise."""
-    decision = solve(instance, Run()).decision
-    best = None if decision is None else evaluate(instance, decision).objective
-    if best is None or abs(best - pipeline_seconds) > OPTIMAL_GAP * pipeline_seconds:
-        raise DisagreementError(
-            f"segments cost {pipeline_seconds!r} s, the exact method of astra says {best!r}"
-        )

@@ -1,8 +1,8 @@
 """Mode 2: the Pareto set over strategies and their segments, proven (Astra, Section 3.4 and 3.6).
 
 Strategies are taken by their lower bound; one that the set so far beats in time and money is
-skipped. Of the others every vector of stage counts is bounded, and solved where the bound is not
-beaten either.
+skipped. Of the others every vector of stage counts per type is bounded; where the bound is not
+beaten either, every choice of the first and the last stage's types is solved.
 
 A kind of stage is a type of device, or the first or the last stage on a type (one of each, h with
 the embedding's or the head's seconds). For stage counts m and layers n per stage, with c, h
@@ -16,10 +16,12 @@ that matters.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.formulations.astra.search.result import ROUNDING, tied
 from hetplan.formulations.astra.search.segment_figures import (
@@ -27,14 +29,13 @@ from hetplan.formulations.astra.search.segment_figures import (
     LAST,
     MIDDLE,
     SegmentFigures,
-    Shape,
+    Stages,
 )
 from hetplan.formulations.astra.search.space import Ints, Strategies
 from hetplan.formulations.astra.search.timing import Floats
 from hetplan.solvers.run import Run, Stopped
 
-Pair = tuple[int, int]  # types of the first and of the last stage; last -1: they are one
-NOWHERE = Shape(-1, 0, -1, 0, (), ())
+SHRINK = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Point:
     seconds: float
     money: float
     strategy: int
-    shape: Shape
+    stages: tuple[Stages, ...]
 
 
 class Front:
@@ -60,10 +61,6 @@ class Front:
             by_money = np.where(self.money <= 0, 0.0, self.money / paid[:, None])
         return np.asarray(np.maximum(self.seconds, by_money).min(axis=1, initial=np.inf))
 
-    def beats(self, seconds: float, money: float) -> bool:
-        """Whether some point is as good in both."""
-        return bool(((self.seconds <= seconds) & (self.money <= money)).any())
-
     def add(self, point: Point) -> None:
         """Take a point, and drop what is beaten; of equals, up to rounding, the first stays."""
         points = [*self.points, point]
@@ -76,198 +73,184 @@ class Front:
 
 
 class SegmentSearch:
-    """Every strategy that may matter, best lower bound first; layers: of the model.
+    """The search over the rows of a strategy table. layers: of the model; count: how many of the
+    fastest strategies are wanted beside the front.
 
-    explored: strategies not skipped; seen, solved: vectors of stage counts. finished: whether every
-    strategy was looked at (else nothing is proven).
-    """
-
-    def __init__(self, layers: int, table: Strategies, figures: SegmentFigures, run: Run) -> None:
-        self.layers, self.figures, self.run = layers, figures, run
-        self.P = table.columns["pipeline_model_parallel_size"]
-        self.K = table.columns["num_micro_batches"]
-        self.bounds, self.least, self.pairs = _strategy_bounds(figures, self.P, self.K, layers)
-        self.explored = self.seen = self.solved = 0
-        self.finished = True
-
-    def front(self) -> list[Point]:
-        """The Pareto set over strategies and segments; what is found so far where the run stops."""
-        front = Front()
-        cheapest = self.least.min(axis=0)
-        try:
-            for r, bound in self.by_bound(self.bounds.min(axis=0)):
-                if front.beats(bound, float(cheapest[r])):
-                    continue
-                self.run.check()
-                self.explored += 1
-                exposed = self.figures.exposed(r)
-                for q, low in self.by_bound(self.bounds[:, r]):
-                    if not front.beats(low, float(self.least[q, r])):
-                        self.explore(r, self.pairs[q], exposed, front)
-        except Stopped:
-            self.finished = False
-        return front.points
-
-    def fastest(self, count: int) -> list[Point]:
-        """The `count` fastest strategies, each on its fastest segments; those found so far where
-        the run stops."""
-        points: list[Point] = []
-        try:
-            for r, bound in self.by_bound(self.bounds.min(axis=0)):
-                worst = points[count - 1].seconds if len(points) >= count else np.inf
-                if bound >= worst:
-                    break
-                self.run.check()
-                best, exposed = Point(worst, -1.0, -1, NOWHERE), self.figures.exposed(r)
-                for q, low in self.by_bound(self.bounds[:, r]):
-                    if low >= best.seconds:
-                        break
-                    front = Front()
-                    # a point that costs nothing keeps everything slower out
-                    front.add(replace(best, money=-1.0))
-                    self.explore(r, self.pairs[q], exposed, front)
-                    best = front.points[0] if front.points[0].money >= 0 else best
-                points += [best] if best.strategy >= 0 else []
-                order = np.argsort(tied(np.array([p.seconds for p in points])), kind="stable")
-                points = [points[i] for i in order[:count]]
-        except Stopped:
-            self.finished = False
-        return points
-
-    def by_bound(self, bounds: Floats) -> Iterator[tuple[int, float]]:
-        """Indices and bounds, ascending, as far as the bounds are finite."""
-        for i in np.argsort(tied(bounds), kind="stable"):
-            if bounds[i] == np.inf:
-                return
-            yield int(i), float(bounds[i])
-
-    def explore(self, r: int, pair: Pair, exposed: Floats, front: Front) -> None:
-        """Add the points of strategy r whose first and last stage are on the types of `pair`;
-        raises Stopped on the way."""
-        sizes = (int(self.P[r]), self.layers, int(self.K[r]))
-        kinds = Kinds(self.figures, r, pair, exposed, sizes)
-        for m in stage_counts(kinds.P - int(kinds.need.sum()), kinds.room - kinds.need):
-            m += kinds.need
-            self.seen += len(m)
-            m = m[kinds.quick_bounds(m) < front.limits(m @ kinds.rate)]
-            bound, theta, phi, work = kinds.lower_bounds(m)
-            paid = m @ kinds.rate
-            hopeful = np.flatnonzero(bound < front.limits(paid))
-            for v in hopeful[np.argsort(bound[hopeful], kind="stable")]:
-                limit = float(front.limits(paid[v : v + 1])[0])
-                if bound[v] >= limit:
-                    continue
-                self.run.check()
-                self.solved += 1
-                start = (float(work[v]), float(theta[v]), float(phi[v]))
-                seconds, n = kinds.least_time(m[v], start, limit)
-                if seconds < limit:
-                    shape = kinds.shape(m[v], n)
-                    front.add(Point(seconds, seconds * float(paid[v]), r, shape))
-            self.run.check()
-
-
-def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
-    """Blocks [V, kinds] of all vectors 0 <= m <= room that add up to `total`: every value of all
-    kinds but the last three in turn, theirs as one block."""
-    free = np.flatnonzero(room)
-    if not len(free):
-        if total == 0:
-            yield np.zeros((1, len(room)), np.int64)
-        return
-    outer, inner, last = free[:-3], free[-3:-1], free[-1]
-    axes = np.meshgrid(*(np.arange(room[i] + 1) for i in inner), indexing="ij")
-    grid = np.stack(axes, axis=-1).reshape(-1, len(inner)) if axes else np.zeros((1, 0), np.int64)
-    for values in product(*(range(room[i] + 1) for i in outer)):
-        rest = total - sum(values) - grid.sum(axis=1)
-        fits = (rest >= 0) & (rest <= room[last])
-        block = np.zeros((int(fits.sum()), len(room)), np.int64)
-        block[:, outer], block[:, inner], block[:, last] = values, grid[fits], rest[fits]
-        if len(block):
-            yield block
-
-
-class Kinds:
-    """Kinds of stages for one strategy and one pair of ends, by ascending c: the first stage, the
-    last (unless they are one), then every type that may lie between.
-
-    place [kinds]: 0 first, 1 last, 2 + type between. c, h, g, cap, rate, exposed as in the figures;
-    need <= stage counts <= room. thetas [A], phis [B]: ascending values that the slowest stage and
-    the slowest reduction may take. by_theta [A, kinds]: the most layers whose stage keeps to theta;
-    least, most [B, kinds]: the layers whose reduction keeps to phi (none: least 1 > most 0).
+    front: the Pareto set. fastest: by strategy its fastest segments, complete for the `count`
+    fastest. explored: strategies not skipped; seen, solved: vectors of stage counts. finished:
+    whether every strategy was looked at (else nothing is proven).
     """
 
     def __init__(
-        self,
-        figures: SegmentFigures,
-        r: int,
-        pair: Pair,
-        exposed: Floats,
-        sizes: tuple[int, int, int],
+        self, layers: int, table: Strategies, figures: SegmentFigures, run: Run, count: int
+    ) -> None:
+        self.layers, self.figures, self.run, self.count = layers, figures, run, count
+        self.P = table.columns["pipeline_model_parallel_size"]
+        self.K = table.columns["num_micro_batches"]
+        self.front, self.fastest = Front(), dict[int, Point]()
+        self.explored = self.seen = self.solved = 0
+        self.finished = True
+        bounds, least = strategy_bounds(figures, self.P, self.K, layers)
+        try:
+            order = np.argsort(tied(bounds), kind="stable")
+            for r in order[np.isfinite(bounds[order])].tolist():
+                if bounds[r] < self.limit(r, least[[r]] / bounds[r])[0]:
+                    run.check()
+                    self.explored += 1
+                    self.explore(r)
+        except Stopped:
+            self.finished = False
+
+    def top(self) -> list[Point]:
+        """The fastest strategies, each on its fastest segments."""
+        points = list(self.fastest.values())
+        order = np.argsort(tied(np.array([p.seconds for p in points])), kind="stable")
+        return [points[i] for i in order[: self.count]]
+
+    def limit(self, r: int, paid: Floats) -> Floats:
+        """From which T on segments of strategy r that cost `paid` [V] money per second are neither
+        in the front nor among the fastest [V]."""
+        times = sorted(point.seconds for point in self.fastest.values())
+        slowest = times[self.count - 1] if len(times) >= self.count else np.inf
+        own = self.fastest[r].seconds if r in self.fastest else np.inf
+        return np.maximum(self.front.limits(paid), min(slowest, own))
+
+    def explore(self, r: int) -> None:
+        """Add the points of strategy r; raises Stopped on the way."""
+        figures, N, P, K = self.figures, self.layers, int(self.P[r]), int(self.K[r])
+        c, h, rate = figures.c[:, r], figures.h[:, r], figures.rate[:, r]
+        types = range(len(c))
+        pairs = product(types, types) if P > 1 else ((i, -1) for i in types)
+        kinds = [Kinds(figures, r, pair, N, K) for pair in pairs]
+        ends = figures.ends[:, :, r].min(axis=1).sum()
+        for m in stage_counts(P, figures.most[:, r]):
+            self.run.check()
+            self.seen += len(m)
+            # all layers on the fastest type for the work, divisible ones for the slowest stage
+            work = N * np.where(m > 0, c, np.inf).min(axis=1) + m @ h + ends
+            slowest = (N + m @ (h / c)) / (m @ (1 / c))
+            m = m[(work + (K - 1) * slowest) * SHRINK < self.limit(r, m @ rate)]
+            for pair in kinds if len(m) else ():
+                self.solve(r, pair, m[pair.possible(m)])
+
+    def solve(self, r: int, kinds: Kinds, m: Ints) -> None:
+        """Add the points of strategy r with stage counts m [V, types] and ends as in `kinds`."""
+        counts, paid = kinds.counts(m), m @ self.figures.rate[:, r]
+        bound, theta, phi, work = kinds.lower_bounds(counts)
+        hopeful = np.flatnonzero(bound < self.limit(r, paid))
+        for v in hopeful[np.argsort(bound[hopeful], kind="stable")].tolist():
+            limit = float(self.limit(r, paid[v : v + 1])[0])
+            if bound[v] >= limit:
+                continue
+            self.run.check()
+            self.solved += 1
+            start = (float(work[v]), float(theta[v]), float(phi[v]))
+            seconds, n = kinds.least_time(counts[v], start, limit)
+            if seconds < limit:
+                point = Point(seconds, seconds * float(paid[v]), r, kinds.stages(counts[v], n))
+                self.front.add(point)
+                if r not in self.fastest or seconds < self.fastest[r].seconds:
+                    self.fastest[r] = point
+
+
+def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
+    """Blocks [V, types] of all vectors 0 <= m <= room that add up to `total`, one for each value of
+    the first type."""
+    behind = room[::-1].cumsum()[::-1] - room  # what the types after each one can take
+    for first in range(max(0, total - int(behind[0])), min(total, int(room[0])) + 1):
+        block, left = np.array([[first]]), np.array([total - first])
+        for i in range(1, len(room)):
+            least = np.maximum(0, left - behind[i])
+            choices = np.minimum(left, room[i]) - least + 1
+            of = np.repeat(np.arange(len(left)), choices)
+            begins = choices.cumsum() - choices
+            value = np.arange(len(of)) - begins[of] + least[of]
+            block, left = np.column_stack([block[of], value]), left[of] - value
+        yield block
+
+
+class Kinds:
+    """Kinds of stages for one strategy and one pair of types at the ends (last -1: one stage), by
+    ascending c: the first stage, the last, every type between.
+
+    kind, type, c, h, g, cap [kinds] and exposed [kinds, N] as in the figures. thetas [A], phis [B]:
+    ascending values that the slowest stage and the slowest reduction may take. by_theta [A, kinds]:
+    the most layers whose stage keeps to theta; by_phi: the least and the most layers [B, kinds]
+    whose reduction keeps to phi (none: least 1 > most 0).
+    """
+
+    def __init__(
+        self, figures: SegmentFigures, r: int, pair: tuple[int, int], N: int, K: int
     ) -> None:
         first, last = pair
-        self.P, self.N, self.K = P, N, _ = sizes
-        self.pair, self.types = pair, len(figures.c)
-        widest = np.minimum(figures.cap[:, :, r], N - P + 1)
-        taken = np.bincount([i for i in pair if i >= 0], minlength=self.types)
-        spare = figures.most[:, r] - taken
-        # types without room for a stage between are left out
-        between = [i for i in range(self.types) if spare[i] > 0 and widest[MIDDLE, i] > 0 and P > 2]
-        rows = [(0, FIRST, first)] + ([(1, LAST, last)] if last >= 0 else [])
-        rows += [(2 + i, MIDDLE, i) for i in between]
-        place, kind, of = np.array(sorted(rows, key=lambda row: figures.c[row[2], r])).T
-        extra = np.array([*figures.end_seconds(r, first, last), 0.0])
-        self.place, self.c, self.g = place, figures.c[of, r], figures.g[of, r]
-        self.h = figures.h[of, r] + extra[np.minimum(place, 2)]
-        self.cap, self.rate, self.exposed = widest[kind, of], figures.rate[of, r], exposed[kind, of]
-        self.need = (place < 2).astype(np.int64)
-        self.room = np.where(place < 2, 1, np.minimum(spare[of], P - 2))
-        x = np.arange(1, N + 1)
-        used = (x <= self.cap[:, None]) & (self.room[:, None] > 0)
-        seconds = self.c[:, None] * x + self.h[:, None]
-        self.thetas, self.phis = np.unique(seconds[used]), np.unique(self.exposed[used])
-        by_theta = [
-            np.searchsorted(row[:cap], self.thetas, side="right")
-            for row, cap in zip(seconds, self.cap, strict=True)
-        ]
-        self.by_theta = np.array(by_theta).T
+        ends = [(FIRST, first), (LAST, last)] if last >= 0 else [(FIRST, first)]
+        rows = [*ends, *((MIDDLE, i) for i in range(len(figures.c)))]
+        rows.sort(key=lambda row: figures.c[row[1], r])
+        self.kind, self.type = np.array(rows).T
+        self.N, self.K, self.figures, self.r = N, K, figures, r
+        self.needed = np.bincount([i for _, i in ends], minlength=len(figures.c))
+        before, behind = figures.end_seconds(r, first, last)
+        self.c, self.g = figures.c[self.type, r], figures.g[self.type, r]
+        self.h = figures.h[self.type, r] + np.array([before, 0.0, behind])[self.kind]
+        self.cap = figures.cap[self.kind, self.type, r]
+
+    @cached_property
+    def exposed(self) -> Floats:
+        """r(n) of each kind."""
+        return np.asarray(self.figures.exposed(self.r)[self.kind, self.type])
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """[kinds, N] of a stage of 1 to N layers."""
+        return np.asarray(self.c[:, None] * np.arange(1, self.N + 1) + self.h[:, None])
+
+    @cached_property
+    def thetas(self) -> Floats:
+        return np.unique(self.seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
+
+    @cached_property
+    def phis(self) -> Floats:
+        return np.unique(self.exposed[np.arange(1, self.N + 1) <= self.cap[:, None]])
+
+    @cached_property
+    def by_theta(self) -> Ints:
+        rows = zip(self.seconds, self.cap, strict=True)
+        return np.array([np.searchsorted(row[:cap], self.thetas, "right") for row, cap in rows]).T
+
+    @cached_property
+    def by_phi(self) -> tuple[Ints, Ints]:
         # r(n) falls, then rises, so that the layers that keep to a phi are an interval
         fine = self.exposed[None, :, :] <= self.phis[:, None, None]
-        some = fine.any(axis=2)
-        self.least = np.where(some, fine.argmax(axis=2) + 1, 1)
-        self.most = np.where(some, N - fine[:, :, ::-1].argmax(axis=2), 0)
+        possible = fine.any(axis=2)
+        least = np.where(possible, fine.argmax(axis=2) + 1, 1)
+        return least, np.where(possible, self.N - fine[:, :, ::-1].argmax(axis=2), 0)
 
-    def shape(self, m: Ints, n: Ints) -> Shape:
-        """The stages with counts m and layers n per kind."""
-        stages, layers = np.zeros((2, self.types + 2), np.int64)
-        stages[self.place], layers[self.place] = m, n
-        first, last = self.pair
-        between = tuple(stages[2:].tolist()), tuple(layers[2:].tolist())
-        return Shape(first, int(layers[0]), last, int(layers[1]), *between)
+    def possible(self, m: Ints) -> NDArray[np.bool_]:
+        """[V] which stage counts per type [V, types] have the ends."""
+        return np.asarray((m >= self.needed).all(axis=1))
 
-    def quick_bounds(self, m: Ints) -> Floats:
-        """What T is at least for each vector [V], with all layers on the fastest kind for the work
-        and divisible ones for the slowest stage."""
-        c, h = self.c, self.h
-        bound = self.N * c[0] + m @ h
-        if c[0] > 0:
-            bound += (self.K - 1) * (self.N + m @ (h / c)) / (m @ (1 / c))
-        return np.asarray(bound * (1.0 - 1e-12))
+    def counts(self, m: Ints) -> Ints:
+        """Stage counts per type [V, types] as counts per kind [V, kinds]."""
+        return np.where(self.kind == MIDDLE, (m - self.needed)[:, self.type], 1)
+
+    def stages(self, m: Ints, n: Ints) -> tuple[Stages, ...]:
+        """Counts m and layers n per kind in pipeline order, the fullest between the ends last."""
+        rows = zip(self.kind.tolist(), self.type.tolist(), m.tolist(), n.tolist(), strict=True)
+        used = [Stages(*row) for row in rows if row[2]]
+        return tuple(sorted(used, key=lambda s: (s.kind, s.layers / s.number)))
 
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """What T is at least for each vector [V], and its parts: divisible layers for the slowest
         stage and the slowest reduction, and the least work."""
         c, h, g, N = self.c, self.h, self.g, self.N
-        work, _ = self.least_work(m, np.ones_like(c, np.int64), self.cap)
+        work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
+        theta = np.maximum(theta, (N + m @ (h / c)) / (m @ (1 / c)))
         phi = np.where(m > 0, g, 0.0).max(axis=1)
-        if c[0] > 0:
-            theta = np.maximum(theta, (N + m @ (h / c)) / (m @ (1 / c)))
         if (g > 0).all():
             phi = np.maximum(phi, N / (m @ (1 / g)))
-        shrink = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds
-        bound = (work + (self.K - 1) * theta + phi) * shrink
-        return bound, theta * shrink, phi * shrink, work
+        bound = (work + (self.K - 1) * theta + phi) * SHRINK
+        return bound, theta * SHRINK, phi * SHRINK, work
 
     def least_time(
         self, m: Ints, start: tuple[float, float, float], limit: float
@@ -286,8 +269,9 @@ class Kinds:
         if first >= last or left >= right:
             return np.inf, m
         thetas, phis = self.thetas[first:last, None], self.phis[None, left:right]
-        caps = np.minimum(self.by_theta[first:last, None], self.most[None, left:right])
-        total, n = self.least_work(m, self.least[None, left:right], caps)
+        least, most = (bound[None, left:right] for bound in self.by_phi)
+        caps = np.minimum(self.by_theta[first:last, None], most)
+        total, n = self.least_work(m, least, caps)
         total = total + more * thetas + phis
         best = np.unravel_index(int(total.argmin()), total.shape)
         return float(total[best]), n[best]
@@ -300,72 +284,44 @@ class Kinds:
         n = m * low
         extra = self.N - n.sum(axis=-1)
         possible = ~((m > 0) & (cap < low)).any(axis=-1) & (extra >= 0)
-        work = np.zeros(extra.shape)
-        for i, (c, h) in enumerate(zip(self.c, self.h, strict=True)):
-            work += m[..., i] * (c * low[..., i] + h)
-        for i, c in enumerate(self.c):
-            more = np.clip(np.minimum(extra, m[..., i] * (cap[..., i] - low[..., i])), 0, None)
-            n[..., i] += more
-            extra = extra - more
-            work += more * c
-        return np.where(possible & (extra == 0), work, np.inf), n
+        room = m * np.maximum(cap - low, 0)
+        before = room.cumsum(axis=-1) - room
+        n = n + np.clip(extra[..., None] - before, 0, room)
+        work = n @ self.c + m @ self.h
+        return np.where(possible & (n.sum(axis=-1) == self.N), work, np.inf), n
 
 
-def _strategy_bounds(
-    figures: SegmentFigures, P: Ints, K: Ints, N: int
-) -> tuple[Floats, Floats, list[Pair]]:
-    """(lower bound on T, on its money) [Q, R] for every pair of types at the ends, and the pairs
-    (last -1: one stage).
+def strategy_bounds(figures: SegmentFigures, P: Ints, K: Ints, N: int) -> tuple[Floats, Floats]:
+    """Lower bounds on T and on its money [R]; +inf where no segments exist.
 
-    +inf where the segments cannot exist. With W the work in layers and theta the slowest stage's
-    time, theta >= W / sum_i(m_i / c_i) and money per second sum_i(m_i rate_i) >= min_i(rate_i c_i)
-    sum_i(m_i / c_i), so that theta's money is at least W min_i(rate_i c_i), however the stages lie.
+    With W the work in layers and theta the slowest stage's time, theta >= W / sum_i(m_i / c_i), and
+    money per second sum_i(m_i rate_i) >= min_i(rate_i c_i) sum_i(m_i / c_i), so that theta's money
+    is at least W min_i(rate_i c_i), however the stages lie. The ends take their seconds from the
+    layers of some type.
     """
-    rows = P.size
     widest = figures.cap.max(axis=0)
     usable = np.where(widest >= 1, figures.most, 0)
-    c, h, g = (np.where(usable > 0, part, np.inf) for part in (figures.c, figures.h, figures.g))
-    speed, left = np.zeros(rows), P.astype(float)
-    room, left_room = np.zeros(rows), P.astype(float)
-    paid, left_paid = np.zeros(rows), P.astype(float)
-    fast, wide, cheap = (
-        np.argsort(key, axis=0) for key in (c, -widest, np.where(usable > 0, figures.rate, np.inf))
-    )
-    every = np.arange(rows)
-    for i in range(len(c)):
-        take = np.minimum(left, usable[fast[i], every])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            speed += np.where(take > 0, take / c[fast[i], every], 0.0)
-        left = left - take
-        take = np.minimum(left_room, usable[wide[i], every])
-        room += take * widest[wide[i], every]
-        left_room = left_room - take
-        take = np.minimum(left_paid, usable[cheap[i], every])
-        paid += take * figures.rate[cheap[i], every]
-        left_paid = left_paid - take
-    possible = (left == 0) & (room >= N) & (P <= N)
-    speed = np.where(speed > 0, speed, np.inf)
-    least_h = h.min(axis=0)
-    # the work once, and the least reduction
-    base = N * c.min(axis=0) + P * least_h + N / P * g.min(axis=0)
-    per_layer = np.where(usable > 0, figures.rate * figures.c, np.inf).min(axis=0)
-    M = len(c)
-    pairs = [(i, -1) for i in range(M)] + [(i, j) for i in range(M) for j in range(M)]
-    bounds, money = np.full((2, len(pairs), rows), np.inf)
-    for q, (i, j) in enumerate(pairs):
-        fine = (
-            possible & (figures.cap[FIRST, i] >= 1) & (figures.most[i] >= 1) & ((P == 1) == (j < 0))
-        )
-        before, behind = figures.ends[0, i], figures.ends[1, i if j < 0 else j]
-        if j >= 0:
-            fine &= (figures.cap[LAST, j] >= 1) & (figures.most[j] >= 1 + (i == j))
-        # Each end takes its stage's time from layers, at that type's speed.
-        work = N + before / figures.c[i] + behind / figures.c[i if j < 0 else j]
-        once = base + before + behind
-        with np.errstate(invalid="ignore"):  # unusable types: inf times 0
-            T = once + (K - 1) * (work / speed + least_h)
-            slowest = np.maximum(work * per_layer, work / speed * paid) + least_h * paid
-            dollars = once * paid + (K - 1) * slowest
-        bounds[q] = np.where(fine, T * (1 - 1e-9), np.inf)
-        money[q] = np.where(fine, dollars * (1 - 2e-9), np.inf)
-    return bounds, money, pairs
+
+    def least(values: Floats) -> Floats:
+        """Over the usable types [R]."""
+        return np.asarray(np.where(usable > 0, values, np.inf).min(axis=0))
+
+    def least_sum(values: Floats) -> Floats:
+        """Over P stages, as many on each type as it has [R]."""
+        order = np.argsort(values, axis=0)
+        room, ordered = (np.take_along_axis(a, order, axis=0) for a in (usable, values))
+        before = room.cumsum(axis=0) - room
+        return np.asarray((np.clip(P - before, 0, room) * ordered).sum(axis=0))
+
+    possible = (usable.sum(axis=0) >= P) & (least_sum(-widest.astype(float)) <= -N)
+    speed, paid = np.maximum(-least_sum(-1 / figures.c), 1e-300), least_sum(figures.rate)
+    ends = least(figures.ends[0]) + least(figures.ends[1])
+    work = N + least(figures.ends[0] / figures.c) + least(figures.ends[1] / figures.c)
+    h = least(figures.h)
+    once = N * least(figures.c) + P * h + N / P * least(figures.g) + ends
+    with np.errstate(invalid="ignore"):  # no usable type: inf times 0
+        T = once + (K - 1) * (work / speed + h)
+        slowest = np.maximum(work * least(figures.rate * figures.c), work / speed * paid) + h * paid
+        money = once * paid + (K - 1) * slowest
+    T, money = T * (1 - 1e-9), money * (1 - 2e-9)
+    return np.where(possible, T, np.inf), np.where(possible, money, np.inf)

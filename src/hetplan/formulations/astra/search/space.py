@@ -3,23 +3,23 @@
 Values that follow from others (data parallelism, overlap flags) are columns too, so that rules can
 name them. A row is a base (degrees, micro-batch) times an option (interleaving, sequence
 parallelism, optimizer, recomputation, offload). Rules over base columns alone are applied to the
-bases, rules over the pipeline size and options to the options of each pipeline size, the rest to
-the joined rows: the same rows survive, far fewer are made.
+bases, rules over the pipeline size and options to the options of each pipeline size, all to the
+joined rows: the same rows survive, far fewer are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search.facts import ModelFacts
-from hetplan.formulations.astra.search.rules import Column, Rule, Values, dropped
+from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
 from hetplan.names import unknown_name
 
 GRANULARITIES = ("selective", "full", "hybrid")
@@ -155,20 +155,13 @@ class Space:
 PARAMETERS = tuple(field.name for field in fields(Space))
 
 
-@dataclass(frozen=True)
-class Schema:
-    """Columns for the rule language: kinds, and vocabularies of the pool at hand."""
-
-    types: tuple[str, ...]
-
-    @cached_property
-    def columns(self) -> dict[str, Column]:
-        """Every column that a rule may name."""
-        columns = {name: Column("number") for name in (*BASE, *OPTIONS, *DERIVED, *CONSTANTS)}
-        columns |= {name: Column("bool") for name in FLAGS}
-        columns |= {name: Column("string", words) for name, words in VOCABULARY.items()}
-        columns["gpu_type"] = Column("string", self.types)
-        return columns
+def rule_columns(types: tuple[str, ...]) -> dict[str, Column]:
+    """Every column that a rule may name. types: the device types of the pool at hand."""
+    columns = {name: Column("number") for name in (*BASE, *OPTIONS, *DERIVED, *CONSTANTS)}
+    columns |= {name: Column("bool") for name in FLAGS}
+    columns |= {name: Column("string", words) for name, words in VOCABULARY.items()}
+    columns["gpu_type"] = Column("string", types)
+    return columns
 
 
 def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
@@ -251,59 +244,39 @@ def strategies(
     """
     rules = list(rules)
     constants = constants_of(facts, global_batch)
-    base, count = _bases(facts, space, constants, gpus=gpus, whole_stages=whole_stages)
-    early, middle, late = _sorted_rules(rules)
-    base = _keep(base, early, constants)
+    base, generated = _bases(facts, space, global_batch, gpus=gpus, whole_stages=whole_stages)
+    base = _keep(base, rules, constants)
     parts: list[Columns] = []
-    generated = 0
-    for pipeline in np.unique(base["pipeline_model_parallel_size"]):
+    for pipeline in np.unique(base["pipeline_model_parallel_size"]).tolist():
         mine = base["pipeline_model_parallel_size"] == pipeline
-        stage_layers = -(-facts.layers // int(pipeline))
-        options = _options(space, int(pipeline), stage_layers)
-        options = _keep(options, middle, constants)
+        options = _keep(_options(space, pipeline, -(-facts.layers // pipeline)), rules, constants)
         parts.append(_joined_rows({name: column[mine] for name, column in base.items()}, options))
-    for pipeline, bases in count.items():
-        generated += bases * _option_count(space, pipeline, -(-facts.layers // pipeline))
-    columns = (
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        if parts
-        else _nothing()
-    )
+    if not parts:
+        return Strategies(nothing().columns, generated)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     _add_late_columns(columns, space, gpu_type)
-    return Strategies(_keep(columns, late, constants), generated)
+    return Strategies(_keep(columns, rules, constants), generated)
 
 
 def _bases(
-    facts: ModelFacts, space: Space, constants: Mapping[str, int], *, gpus: int, whole_stages: bool
-) -> tuple[Columns, dict[int, int]]:
-    """The bases whose derived numbers are whole, and how many bases Table 3 lists for each pipeline
-    size."""
-    pipelines = [
-        p for p in space.pipeline or range(1, facts.layers + 1) if p <= min(gpus, facts.layers)
-    ]
+    facts: ModelFacts, space: Space, global_batch: int, *, gpus: int, whole_stages: bool
+) -> tuple[Columns, int]:
+    """The bases whose derived numbers are whole, and the size of Table 3's whole product."""
+    N = facts.layers
+    pipelines = [p for p in space.pipeline or range(1, N + 1) if p <= min(gpus, N)]
     tensors = [t for t in space.tensor or range(1, facts.heads + 1) if t <= gpus]
     experts = list(space.expert or range(1, (facts.experts or 1) + 1))
-    grid = np.array(
-        list(product(pipelines, tensors, experts, space.micro_batch)), dtype=np.int64
-    ).reshape(-1, 4)
-    p, t, e, b = grid.T
+    grid = np.array(list(product(pipelines, tensors, experts, space.micro_batch)), dtype=np.int64)
+    p, t, e, b = grid.reshape(-1, 4).T
     d = gpus // (p * t)
-    gas = constants["global_batch_size"] // np.maximum(b * d, 1)
-    whole = (
-        (d >= 1)
-        & (d * p * t == gpus)
-        & (gas >= 1)
-        & (gas * b * d == constants["global_batch_size"])
-    )
-    whole &= d % e == 0
+    gas = global_batch // np.maximum(b * d, 1)
+    whole = (d * p * t == gpus) & (gas >= 1) & (gas * b * d == global_batch) & (d % e == 0)
     if whole_stages:
-        whole &= facts.layers % p == 0
+        whole &= N % p == 0
     values = (np.full_like(p, gpus), p, t, e, d, b, gas)
-    per_pipeline = len(tensors) * len(experts) * len(space.micro_batch)
-    return (
-        {name: column[whole] for name, column in zip(BASE, values, strict=True)},
-        dict.fromkeys(pipelines, per_pipeline),
-    )
+    columns = {name: column[whole] for name, column in zip(BASE, values, strict=True)}
+    options = sum(_option_count(space, p, -(-N // p)) for p in pipelines)
+    return columns, len(tensors) * len(experts) * len(space.micro_batch) * options
 
 
 def _options(space: Space, pipeline: int, stage_layers: int) -> Columns:
@@ -340,36 +313,16 @@ def _option_count(space: Space, pipeline: int, stage_layers: int) -> int:
     )
 
 
-def _sorted_rules(rules: list[Rule]) -> tuple[list[Rule], list[Rule], list[Rule]]:
-    """Rules by the earliest level at which all their columns are known."""
-    bases, options = (
-        {*BASE, *CONSTANTS},
-        {*OPTIONS, *DERIVED, *CONSTANTS, "pipeline_model_parallel_size"},
-    )
-    early = [rule for rule in rules if rule.names <= bases]
-    middle = [rule for rule in rules if not rule.names <= bases and rule.names <= options]
-    late = [rule for rule in rules if not rule.names <= bases and not rule.names <= options]
-    return early, middle, late
-
-
 def _keep(columns: Columns, rules: list[Rule], constants: Mapping[str, int]) -> Columns:
-    """The rows that none of the rules drops."""
-    rows = len(next(iter(columns.values())))
-    needed = {name for rule in rules for name in rule.names}
-    table = {
-        name: _values(name, columns[name] if name in columns else constants[name])
-        for name in needed
+    """The rows that none of the rules drops whose parameters are known by now."""
+    at_hand: dict[str, Any] = {**constants, **columns}
+    ready = [rule for rule in rules if rule.names <= at_hand.keys()]
+    needed = {name for rule in ready for name in rule.names}
+    table: Table = {
+        name: np.where(np.equal(at_hand[name], NONE), np.nan, at_hand[name]) for name in needed
     }
-    keep = ~dropped(rules, table, rows)
+    keep = ~dropped(ready, table, len(next(iter(columns.values()))))
     return columns if keep.all() else {name: column[keep] for name, column in columns.items()}
-
-
-def _values(name: str, column: Ints | int) -> Values:
-    data = np.asarray(column)
-    known = data != NONE
-    if name in FLAGS:
-        data = data == 1
-    return Values(data, None if known.all() else known)
 
 
 def _joined_rows(base: Columns, options: Columns) -> Columns:
@@ -381,8 +334,10 @@ def _joined_rows(base: Columns, options: Columns) -> Columns:
     }
 
 
-def _nothing() -> Columns:
-    return {name: np.zeros(0, dtype=np.int64) for name in (*BASE, *OPTIONS, *DERIVED)}
+def nothing() -> Strategies:
+    """A table without rows."""
+    names = (*BASE, *OPTIONS, *DERIVED, *LATE)
+    return Strategies({name: np.zeros(0, dtype=np.int64) for name in names}, 0)
 
 
 def _add_late_columns(columns: Columns, space: Space, gpu_type: int) -> None:

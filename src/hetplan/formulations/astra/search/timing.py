@@ -99,13 +99,9 @@ def block_seconds(
     combined = (tensor * 2**20 + micro_batch) * 2 + sequence_parallel
     distinct, of = np.unique(combined, return_inverse=True)
     keys = [(int(v) >> 21, (int(v) >> 1) & (2**20 - 1), bool(int(v) & 1)) for v in distinct]
-    # Equal blocks are timed once and weighted by how many there are.
-    kinds = list(dict.fromkeys(block.operators for block in facts.blocks))
-    share = [sum(b.operators == kind for b in facts.blocks) / facts.layers for kind in kinds]
-    examples = [next(b for b in facts.blocks if b.operators == kind) for kind in kinds]
     table = np.zeros((7, len(keys)))
     for number, key in enumerate(keys):
-        for weight, block in zip(share, examples, strict=True):
+        for block, weight in facts.different_blocks:
             table[:5, number] += weight * _layer(block, facts, offer, key)
         for figure, layer in ((EMBEDDING, facts.first), (HEAD, facts.last)):
             table[figure, number] = _layer(layer, facts, offer, key)[:2].sum()
