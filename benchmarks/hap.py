@@ -279,12 +279,11 @@ def ratios(limit: float) -> tuple[str, list[dict[str, Any]]]:
              "solve_seconds": inner, "status": result.status, "objective": result.objective}
         )  # fmt: skip
         work = "shared and replicated" if replicated else "shared"
-        how = result.details["ratios"]
         told = "yes" if result.status == "optimal" and inner <= RATIO_SECONDS else "no"
         times = f"{1e3 * inner:.2f}", f"{1e3 * RATIO_SECONDS:g}", told, f"{1e3 * seconds:.2f}"
-        cells.append((devices, stages, types, work, how, *times, result.status))
+        cells.append((devices, stages, types, work, *times, result.status))
     header = (
-        "devices", "stages", "speeds", "work", "by", "ms", "target ms", "met", "ms with reading "
+        "devices", "stages", "speeds", "work", "ms", "target ms", "met", "ms with reading "
                                                                                "and "
                                                                                "checking", "status",
     )  # fmt: skip

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.links import ring

@@ -17,8 +17,8 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Compute, Device, HapData, HapDecision, Memory, Triple
 from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
-from hetplan.formulations.hap.exact.solve import Parameters
-from hetplan.formulations.hap.exact.solve import solve as exact
+from hetplan.formulations.hap.exact import Parameters
+from hetplan.formulations.hap.exact import solve as exact
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.theories import chain, residual
 from hetplan.instances.library import Instance

@@ -12,10 +12,10 @@ import pytest
 from fakes.programs import two_layers
 from fakes.workloads import cluster
 from hetplan.formulations import family
+from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.first import greedy_program
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd.holding import holding_of

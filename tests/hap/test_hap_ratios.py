@@ -18,8 +18,7 @@ from hetplan.formulations.hap.data import (
 )
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.rounding import shard_lengths
+from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.theories import stages_only
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -64,20 +63,12 @@ def given(seed: int, types: int, segments: int, *, shared_only: bool) -> HapData
 
 
 @pytest.mark.parametrize(
-    ("types", "segments", "shared_only", "how"),
-    [
-        (1, 1, False, "one type"),
-        (4, 1, True, "closed form"),
-        (2, 1, False, "breakpoints"),
-        (5, 1, False, "linear programme"),
-        (20, 1, False, "linear programme"),
-        (3, 3, False, "linear programme"),
-    ],
+    ("types", "segments", "shared_only"),
+    [(1, 1, False), (4, 1, True), (2, 1, False), (5, 1, False), (20, 1, False), (3, 3, False)],
 )
-def test_every_way_agrees_with_one_plain_programme(
-    types: int, segments: int, shared_only: bool, how: str
+def test_ratios_are_those_of_one_plain_programme(
+    types: int, segments: int, shared_only: bool
 ) -> None:
-    used = 0
     for seed in range(40):
         data = given(seed, types, segments, shared_only=shared_only)
         result = solve(FAMILY, data, "auto", Run(Options(threads=1)))
@@ -98,8 +89,6 @@ def test_every_way_agrees_with_one_plain_programme(
         best = least_cost(scaled, _signature(scaled, tuple(data.program), segments))
         assert result.status == "optimal", seed
         assert result.objective == pytest.approx(best, rel=1e-8), seed
-        used += result.details["ratios"] == how
-    assert used >= 15
 
 
 def test_cost_does_not_depend_on_the_number_of_equal_devices() -> None:
@@ -115,9 +104,7 @@ def test_proportional_work_needs_few_rows() -> None:
     """Stages of one mixture of work count as one."""
     problem = compile_problem(stages_only(64, 500, 8, replicated=False))
     assert problem.given is not None
-    stages = problem.stages(problem.given)
-    assert len(stages.F) == 1
-    assert best_ratios(problem, stages).how == "closed form"
+    assert len(problem.stages(problem.given).F) == 1
 
 
 def test_rounding_by_hand() -> None:

@@ -13,24 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hap.hap_cases import known, known_limited, least_at, programs, tight
+from hetplan.formulations.hap.byte_prices import first_prices
 from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
-from hetplan.formulations.hap.exact.byte_prices import first_prices
-from hetplan.formulations.hap.exact.cells import coordinates, halves, holds, vertices, whole_cell
-from hetplan.formulations.hap.exact.means import Means, Prices, game
-from hetplan.formulations.hap.exact.opening import Opener
-from hetplan.formulations.hap.exact.search import Cell, Divider, Incumbent, Parameters, sums
-from hetplan.formulations.hap.exact.solve import Parameters as Limits
-from hetplan.formulations.hap.exact.solve import one_segment, solve
-from hetplan.formulations.hap.exact.staging import staged
+from hetplan.formulations.hap.exact import Cell, Divider, Incumbent, Parameters, solve, sums
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.graph import Graph, assembled, build, lengths, work_of
+from hetplan.formulations.hap.means import (
+    Means,
+    Prices,
+    coordinates,
+    game,
+    halves,
+    holds,
+    vertices,
+    whole_cell,
+)
+from hetplan.formulations.hap.opening import Opener
+from hetplan.formulations.hap.staging import staged
 from hetplan.formulations.hap.theories import chain, residual
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers import registry
-from hetplan.solvers.branch_and_bound import Limits as Stops
-from hetplan.solvers.branch_and_bound import Proof, search
+from hetplan.solvers.branch_and_bound import Limits, Proof, search
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
@@ -39,7 +44,7 @@ from hetplan.solvers.run import Run
 def reduced(data: HapData) -> Theory | None:
     """The reduced theory, None where there is nothing to search."""
     found = pose(data, Run(Options(threads=1)))
-    return None if isinstance(found, Outcome) else one_segment(found.theory)
+    return None if isinstance(found, Outcome) else found.theory
 
 
 def graph_of(theory: Theory, *, wide: bool = False) -> Graph:
@@ -57,8 +62,10 @@ def searched(
     incumbent = Incumbent(run, gap=5e-7, theory=theory, objective=above)
     prices = None if theory.problem.capacity is None else first_prices(theory.problem)
     first = Cell(whole_cell(theory.problem), prices=prices)
-    divider = Divider(graph, incumbent, Parameters(fewer=1.0))
-    return incumbent, search([(0.0, first)], divider.expand, incumbent, run, Stops(most_nodes=most))
+    divider = Divider(graph, incumbent)
+    return incumbent, search(
+        [(0.0, first)], divider.expand, incumbent, run, Limits(most_nodes=most)
+    )
 
 
 def check(theory: Theory, best: float, *, wide: bool) -> None:
@@ -294,7 +301,7 @@ def test_large_theories_are_proven(data: HapData, states: int | None, best: floa
 def test_a_graph_of_what_is_below_a_threshold_bounds_up_to_it() -> None:
     """States opened for programs 0.3 % below the incumbent say nothing of those between."""
     data, run = chain(3, 3, 3), Run(Options(threads=1, gap=0.006))
-    found = solve(data, run, Limits(states=1))
+    found = solve(data, run, Parameters(states=1))
     assert found.decision is not None
     judged = evaluate(data, found.decision).objective
     assert judged is not None and found.bound == pytest.approx(0.997 * judged, rel=1e-6)

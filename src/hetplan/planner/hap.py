@@ -19,7 +19,7 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.describe import describe, stages_of
 from hetplan.formulations.hap.pose import Posed, pose
-from hetplan.formulations.hap.rounding import shard_lengths
+from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.one_way import in_one_way
 from hetplan.formulations.hap.spmd.whole import whole_seconds
 from hetplan.planner.candidate import Candidate, Method, joined

@@ -25,9 +25,15 @@ from enum import Enum
 import numpy as np
 
 from hetplan.formulations.hap import astar
-from hetplan.formulations.hap.common import Posed, ended, pose
+from hetplan.formulations.hap.common import (
+    Posed,
+    ended,
+    fitting_program,
+    greedy_program,
+    pose,
+    price_at,
+)
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.first import fitting_program, greedy_program, price_at
 from hetplan.formulations.hap.graph import Graph, build, lengths, path
 from hetplan.formulations.hap.problem import Floats, HapProblem, compile_problem
 from hetplan.formulations.hap.ratios import best_ratios

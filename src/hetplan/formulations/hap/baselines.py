@@ -17,9 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetplan.formulations.hap.common import Posed, pose
+from hetplan.formulations.hap.common import Posed, greedy_program, pose, price_at
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.first import greedy_program, price_at
 from hetplan.formulations.hap.problem import Floats, HapProblem, Step, closure, compile_problem
 from hetplan.formulations.hap.theory import Theory, reduce_theory
 from hetplan.solvers.result import Outcome, Stop

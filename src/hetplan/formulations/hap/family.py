@@ -17,13 +17,13 @@ FAMILY = Family(
     methods=(
         Method(
             "auto",
-            f"{_HERE}.exact.solve:solve",
+            f"{_HERE}.exact:solve",
             True,
             "the fastest way to a proven optimum: `exact`",
         ),
         Method(
             "exact",
-            f"{_HERE}.exact.solve:solve",
+            f"{_HERE}.exact:solve",
             True,
             "branch and bound over cells of ratios, sums over the graph of needs; "
             "ratios alone for a given program",

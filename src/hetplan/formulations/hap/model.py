@@ -32,9 +32,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.hap.common import NONE_FITS, Posed, ended, pose
+from hetplan.formulations.hap.common import (
+    NONE_FITS,
+    Posed,
+    ended,
+    fitting_program,
+    pose,
+    simple_bound,
+)
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.first import fitting_program, simple_bound
 from hetplan.formulations.hap.graph import WIDE, Flags, Graph, choose
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.ratios import best_ratios
@@ -290,7 +296,7 @@ def search(
         if not answer.has_solution:
             break
         found = theory.program(walked(graph, answer.values(s.z)))
-        ratios = best_ratios(problem, problem.stages(found), Run(run.options, None, run.cancel))
+        ratios = best_ratios(problem, problem.stages(found), run)
         if ratios.seconds <= least:
             program, least = found, ratios.seconds
         if answer.stop is not Stop.OPTIMAL or not ratios.impossible:

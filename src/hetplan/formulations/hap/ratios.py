@@ -1,35 +1,30 @@
-"""The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly.
+"""The ratio problem: min over B of t(Q, B) for a fixed program Q, exactly; and whole numbers of
+rows for ratios.
 
-One device type is trivial. With one segment there is a closed form where all work is shared, and
-two types leave one variable, whose breakpoints are searched. All else is a linear programme through
-HiGHS,
+The ratio problem is a linear programme through HiGHS,
 
     min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >=
-    B_kd, sum_d n_d B_kd = 1,   B >= 0,
+    B_kd,  sum_d n_d B_kd = 1,  B >= 0,  and with memory  sum_k A_k B_kd <= W_d - P  for each type d
 
-whose rows (stage, type) are added as they are violated. With memory, ratios that are the best
-without it and fit are the best; others come from the linear programme with the rows
-
-    sum_k A_k B_kd <= W_d - P        for each type d (A, P: the program's shared and fixed bytes).
+(A, P: the program's shared and fixed bytes).
 
 Source: HAP, Section 5.1, eq. 3, and Section 5.2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hetplan.errors import InputError
 from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
-MAX_ROUNDS = 200
-# Rows violated by less than this share of the objective are left out; the bound is unharmed.
-VIOLATION = 1e-11
 # Share of the memory that is left free where a solver's tolerance alone is too much.
 MARGIN = 1e-8
 
@@ -46,7 +41,6 @@ class Ratios:
     ratios: Floats
     seconds: float
     bound: float | None
-    how: str
 
     @property
     def fits(self) -> bool:
@@ -59,142 +53,42 @@ class Ratios:
         return self.bound is not None and not np.isfinite(self.bound)
 
 
-def best_ratios(problem: HapProblem, stages: Stages, run: Run | None = None) -> Ratios:
-    """The optimum for a program's stages."""
-    found = _at_once(problem, stages)
-    if found is not None and problem.fits(stages, found.ratios):
-        return found
-    # what is best for equal devices holds least on the fullest, too
-    if found is not None and problem.K == 1:
-        return _none_fits(problem)
-    return _by_rows(problem, stages, run or Run())
-
-
-def _at_once(problem: HapProblem, stages: Stages) -> Ratios | None:
-    """The optimum without memory where one of the quick ways applies."""
-    if problem.K == 1:
-        return _told(problem, stages, np.tile(problem.even, (problem.g, 1)), "one type")
-    if problem.g == 1 and not stages.F.any():
-        return _told(problem, stages, _all_shared(problem, stages)[None, :], "closed form")
-    if problem.g == 1 and problem.K == 2:
-        return _told(problem, stages, _two_types(problem, stages)[None, :], "breakpoints")
-    return None
-
-
-def _none_fits(problem: HapProblem) -> Ratios:
-    """It is proven that no ratios fit in memory."""
-    return Ratios(np.tile(problem.even, (problem.g, 1)), np.inf, np.inf, "no ratios fit in memory")
-
-
-def _told(problem: HapProblem, stages: Stages, ratios: Floats, how: str) -> Ratios:
-    seconds = problem.seconds(stages, ratios)
-    return Ratios(ratios, seconds, seconds, how)
-
-
-def _all_shared(problem: HapProblem, stages: Stages) -> Floats:
-    """b_d = min(M, t v_d): stages cost (sum S) t in all, collectives comm M; the optimum has M = t
-    v for some speed v, because the cost is piecewise linear in M with its kinks there."""
-    shapes, work = _capped(problem), float(stages.S.sum())
-    busy = (shapes / problem.speeds).max(axis=1)
-    costs = work * busy + float(stages.comm[0]) * shapes.max(axis=1)
-    best: Floats = shapes[int(np.argmin(costs))]
-    return best
-
-
-def _capped(problem: HapProblem) -> Floats:
-    """[K, K]: ratios in proportion to speed, those of types faster than type i as that of i."""
-    shapes = np.minimum(problem.speeds[None, :], problem.speeds[:, None])
-    return np.asarray(shapes / (shapes @ problem.counts)[:, None])
-
-
-def _two_types(problem: HapProblem, stages: Stages) -> Floats:
-    """One variable x, the slower type's ratio, the other being (1 - n_0 x) / n_1: cost is convex
-    and piecewise linear, so its optimum is at an end or a kink; the kinks are bisected by their
-    values."""
-    (v0, v1), (n0, n1) = problem.speeds, problem.counts
-    F, S = stages.F, stages.S[:, 0]
-    slope = S / v0 + S * n0 / (n1 * v1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        kinks = ((F + S / n1) / v1 - F / v0) / slope
-    ends = np.array([0.0, 1.0 / (n0 + n1), 1.0 / n0])
-    points = np.unique(
-        np.concatenate([ends, kinks[np.isfinite(kinks) & (kinks > 0) & (kinks < 1.0 / n0)]])
-    )
-
-    def at(x: float) -> Floats:
-        return np.array([x, max(0.0, (1.0 - n0 * x) / n1)])
-
-    low, high = 0, len(points) - 1
-    while high - low > 2:  # convex along the sorted points
-        middle = (low + high) // 2
-        here, there = (
-            problem.seconds(stages, at(float(points[i]))[None, :]) for i in (middle, middle + 1)
-        )
-        low, high = (low, middle + 1) if here <= there else (middle, high)
-    found = min(
-        (float(points[i]) for i in range(low, high + 1)),
-        key=lambda x: problem.seconds(stages, at(x)[None, :]),
-    )
-    return at(found)
-
-
-def _by_rows(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
-    """Row generation over HiGHS; rows enter where the incumbent ratios violate them."""
-    start = np.tile(problem.proportional, (problem.g, 1))
-    estimate = problem.seconds(stages, start)
-    best, least = start, estimate if problem.fits(stages, start) else np.inf
-    if estimate <= 0 and np.isfinite(least):
-        return _told(problem, stages, start, "nothing to share")
-    # those that bind where ratios follow speed up to one of the speeds
-    points = [np.tile(row, (problem.g, 1)) for row in _capped(problem)]
-    rows = {(s, int(d)) for at in points for s, d in enumerate(_slowest(problem, stages, at))}
+def best_ratios(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
+    """The optimum for a program's stages, also when the time of the run is up."""
+    best = np.tile(problem.proportional, (problem.g, 1))
+    estimate = problem.seconds(stages, best)
+    least = estimate if problem.fits(stages, best) else np.inf
+    if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
+        return Ratios(best, least, least)  # equal ratios hold least on the fullest device, too
+    # this takes milliseconds, whatever is left of the time
+    exactly = Run(replace(run.options, gap=0.0, time_limit=None), cancel=run.cancel)
     bound: float | None = None
     for margin in (0.0, MARGIN):
-        for _ in range(MAX_ROUNDS):
-            model, ratio, T = _programme(problem, stages, rows, estimate, margin)
-            answer = minimise("milp", model, _exactly(run), report=lambda i, b: None)
-            if answer.stop is Stop.INFEASIBLE and not margin:
-                return _none_fits(problem)
-            if answer.x is None or answer.bound is None:
-                break
-            if not margin:
-                bound = answer.bound if bound is None else max(bound, answer.bound)
+        model, ratio = _programme(problem, stages, estimate or 1.0, margin)
+        answer = minimise("milp", model, exactly, report=lambda i, b: None)
+        if not margin:
+            bound = answer.bound
+            if answer.stop is Stop.INFEASIBLE:
+                return Ratios(best, np.inf, np.inf)
+        if answer.x is not None:
             point = np.maximum(answer.values(ratio), 0.0)
             point /= (point @ problem.counts)[:, None]
             seconds = problem.seconds(stages, point)
             if seconds < least and problem.fits(stages, point):
                 best, least = point, seconds
-            busy = (stages.F[:, None] + stages.S @ point) / problem.speeds
-            late = busy - answer.values(T)[:, None] > VIOLATION * estimate
-            new = {(int(s), int(d)) for s, d in np.argwhere(late)} - rows
-            if not new:
-                break
-            rows |= new
         if np.isfinite(least):
             break
-    return Ratios(best, least, bound, "linear programme")
-
-
-def _exactly(run: Run) -> Run:
-    """A part of the run that asks for no gap."""
-    part = run.part()
-    return replace(part, options=replace(part.options, gap=0.0))
-
-
-def _slowest(problem: HapProblem, stages: Stages, ratios: Floats) -> Floats:
-    busy: Floats = ((stages.F[:, None] + stages.S @ ratios) / problem.speeds).argmax(axis=1)
-    return busy
+    return Ratios(best, least, bound)
 
 
 def _programme(
-    problem: HapProblem, stages: Stages, rows: set[tuple[int, int]], estimate: float, margin: float
-) -> tuple[Model, Columns, Columns]:
-    """The linear programme with the given rows, its columns of B [g, K] and of T.
+    problem: HapProblem, stages: Stages, estimate: float, margin: float
+) -> tuple[Model, Columns]:
+    """The linear programme, and its columns of B [g, K].
 
     estimate: about what it costs. margin: share of the memory that is left free.
     """
-    size = estimate if estimate > 0 else 1.0
-    model = Model("hap-ratios", totals=Totals(least=size, largest=size))
+    model = Model("hap-ratios", totals=Totals(least=estimate, largest=estimate))
     ratio = model.continuous("ratio", (problem.g, problem.K))
     top = model.continuous("top", problem.g)
     T = model.seconds("stage", len(stages.F))
@@ -206,11 +100,11 @@ def _programme(
         for d in range(problem.K):
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
     fit_memory(model, problem, stages, ratio, margin)
-    for s, d in sorted(rows):
+    for s, d in np.ndindex(len(stages.F), problem.K):
         values = np.append(1.0, -stages.S[s] / problem.speeds[d])
         fixed = float(stages.F[s] / problem.speeds[d])
         model.row("stage", np.append(T[s], ratio[:, d]), values, lower=fixed)
-    return model, ratio, T
+    return model, ratio
 
 
 def fit_memory(
@@ -226,3 +120,20 @@ def fit_memory(
             parts = stages.shared_bytes / unit
             parts = np.where(parts < SMALLEST, 0.0, parts)
             model.row("memory", ratio[:, d], parts, upper=float(room) / unit)
+
+
+def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
+    """Whole numbers near length * ratios [m] that sum to `length`: the nearest ones, then one up or
+    down where it adds least to the rounding error until the sum is right. Raises InputError for a
+    length below 1. Source: HAP, Section 5.1."""
+    if length < 1:
+        raise InputError("length of a dimension", got=length, expected="at least 1")
+    wanted = np.array(ratios, dtype=float) * length
+    lengths = np.maximum(np.rint(wanted), 0).astype(np.int64)
+    while (off := length - int(lengths.sum())) != 0:
+        step = 1 if off > 0 else -1
+        worse = np.abs(lengths + step - wanted) - np.abs(lengths - wanted)
+        if step < 0:
+            worse[lengths == 0] = np.inf
+        lengths[int(np.argmin(worse))] += step
+    return [int(x) for x in lengths]

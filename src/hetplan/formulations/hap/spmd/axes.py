@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
-from hetplan.formulations.hap.rounding import shard_lengths
+from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.forms import Shape, Way
 from hetplan.formulations.hap.spmd.operators import operator
 from hetplan.formulations.hap.spmd.program import Node, SingleProgram

@@ -1,40 +1,86 @@
-"""Branch and bound over cells of ratios: a lower bound of all programs in a cell, and what the cell
-leaves open.
+"""Problem `hap` to proven optimality, jointly over programs and ratios: the code that proves an
+instance.
 
-Sums over the graph, with means over types in place of the slowest one, bound a cell. Arcs that no
-program below the threshold takes in the cell are left out. When these are few, whole stages become
-arcs (module `staging`), and the bound of a cell that shrinks to a point tends to the least cost
-there. On a canonical graph one mean prices all stages; where dividing cells no longer helps, the
-states that a cell leaves open become a graph of all orders (module `opening`).
+Branch and bound over cells of ratios (module `means`) on the graph of all orders or, where that has
+too many states, on the canonical one (module `graph`). Sums over the graph, with means over types
+in place of the slowest one, bound a cell. Arcs that no program below the threshold takes in the
+cell are left out. When these are few, whole stages become arcs (module `staging`), and the bound of
+a cell that shrinks to a point tends to the least cost there. On a canonical graph one mean prices
+all stages; where dividing cells no longer helps, the states that a cell leaves open become a graph
+of all orders (module `opening`).
+
+With memory, the problem without it comes first: its bound holds, and its optimum may fit; bytes
+then have prices (module `byte_prices`). Where cells are too many (several segments, many device
+types), or leave something open on a small graph, the mixed-integer programme (module `model`) takes
+over from what was found. Source: hetplan, for HAP, Section 3.2.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetplan.formulations.hap.exact.byte_prices import Path, best_prices
-from hetplan.formulations.hap.exact.cells import halves, holds
-from hetplan.formulations.hap.exact.means import Means, Prices, game_value
-from hetplan.formulations.hap.exact.opening import Opener
-from hetplan.formulations.hap.exact.staging import staged
-from hetplan.formulations.hap.graph import Graph, lengths, path, potentials, work_of
+from hetplan.formulations.hap import model
+from hetplan.formulations.hap.byte_prices import Path, best_prices, first_prices
+from hetplan.formulations.hap.common import (
+    NONE_FITS,
+    Posed,
+    ended,
+    first_program,
+    fitting_program,
+    pose,
+    simple_bound,
+)
+from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.graph import (
+    WIDE,
+    Graph,
+    choose,
+    lengths,
+    path,
+    potentials,
+    work_of,
+)
+from hetplan.formulations.hap.means import Means, Prices, game_value, halves, holds, whole_cell
+from hetplan.formulations.hap.opening import Opener
 from hetplan.formulations.hap.problem import Floats, Stages
 from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.formulations.hap.staging import staged
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers import branch_and_bound
-from hetplan.solvers.branch_and_bound import Expansion
+from hetplan.solvers.branch_and_bound import Expansion, Limits, search
+from hetplan.solvers.native import stopped
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+# Rounding in sums of thousands of terms, as a share of the optimum: deduction from bounds.
+ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the search trades; chosen on the packaged instances, chains and residual blocks."""
+    """What the search trades; chosen on the packaged instances, chains, residual blocks and random
+    theories."""
 
-    # Arcs are left out again when no more than this share is missing to the threshold of what was
-    # missing before.
-    fewer: float = 0.6
+    # Nodes of the graph of all orders, and else of the canonical one.
+    states: int = 3_000
+    canonical_states: int = 300_000
+    # Vertices of a cell, and free ratios (segments times types less one), beyond which cells are
+    # too many: the programme is asked at once where the graph of all orders is small.
+    vertices: int = 64
+    free_ratios: int = 5
+    # Cells without progress after which a bound that ignores orders is taken as it is.
+    patience: int = 40
+    # Where the programme can take over: share of the time for cells, and how many they may be on
+    # graphs of so few arcs.
+    share: float = 0.5
+    cells: int = 400
+    few_arcs: int = 2_000
+    # With memory: share of the time for the problem without it.
+    unlimited_share: float = 0.4
     # Stages begun, per arc, beyond which arcs stay single steps.
     stages_per_arc: int = 4
     # All orders are opened where more than this share is left missing by dividing the cell before,
@@ -45,6 +91,88 @@ class Parameters:
     # States met at most when a cell is opened for the first time; twice as many after each time
     # that it was too much.
     open_states: int = 5_000
+
+
+def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Outcome[HapDecision]:
+    """Proven optimum, or with the time limit the best found so far and a proven bound."""
+    posed = pose(data, run)
+    if isinstance(posed, Outcome):
+        return posed
+    theory, problem = posed.theory, posed.problem
+    floor = simple_bound(theory)
+    run.report(bound=floor)
+    incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
+    if problem.capacity is not None:
+        incumbent.objective = problem.most_seconds * (1 + 1e-6) + 1e-300
+    incumbent.price(first_program(theory))
+    if problem.capacity is not None:
+        part = run.part(time_limit=parameters.unlimited_share * run.remaining)
+        unlimited = solve(data.model_copy(update={"memory": None}), part, parameters)
+        floor = max(floor, unlimited.bound or 0.0)
+        if unlimited.decision is not None:
+            incumbent.price(unlimited.decision.program)
+        if floor < incumbent.threshold:
+            incumbent.price(fitting_program(theory, run)[0])
+        run.report(bound=floor)
+    if floor >= incumbent.threshold or incumbent.objective <= 0:
+        return ended(
+            posed, incumbent.decision, run=run, stop=Stop.OPTIMAL, built=time.perf_counter(),
+            bound=min(floor, incumbent.objective),
+        )  # fmt: skip
+    graph = choose(theory, parameters.states, parameters.canonical_states, run)
+    return _searched(posed, incumbent, graph, floor, run, parameters)
+
+
+def _searched(
+    posed: Posed,
+    incumbent: Incumbent,
+    graph: Graph | None,
+    bound: float,
+    run: Run,
+    parameters: Parameters,
+) -> Outcome[HapDecision]:
+    """Cells, then the programme where it may do better."""
+    problem, built = posed.problem, time.perf_counter()
+    small = graph is not None and graph.ordered
+    closes = small and (problem.g > 1 or problem.capacity is not None)
+    too_many = problem.K**problem.g > parameters.vertices or (
+        small and problem.g * (problem.K - 1) > parameters.free_ratios
+    )
+    proven, details = False, dict[str, object]()
+    if graph is not None and not too_many:
+        share = parameters.share if closes else 1.0
+        part = run.part(time_limit=share * run.remaining, quiet=False)
+        incumbent.run = part
+        few = closes and len(graph.head) <= parameters.few_arcs
+        limits = Limits(
+            patience=None if small and problem.capacity is None else parameters.patience,
+            most_nodes=parameters.cells if few else None,
+            rounding=ROUNDING,
+        )
+        prices = None if problem.capacity is None else first_prices(problem)
+        first = Cell(whole_cell(problem), incumbent.ratios, prices=prices)
+        divider = Divider(graph, incumbent, parameters)
+        proof = search([(0.0, first)], divider.expand, incumbent, part, limits)
+        proven, bound = proof.proven, max(bound, proof.bound or 0.0)
+        details = {
+            "states": graph.n, "arcs": len(graph.head), "cells": proof.expanded,
+            "programs": len(incumbent.priced),
+        }  # fmt: skip
+    if not proven and not run.should_stop and (too_many or closes):
+        return model.search(
+            "milp", posed, run, known=incumbent.decision, floor=bound, details=details
+        )
+    stop, message = Stop.LIMIT, "" if small else WIDE
+    if proven:
+        stop, message = Stop.OPTIMAL, ""
+        if incumbent.decision is None:
+            stop, message = Stop.INFEASIBLE, NONE_FITS
+    elif run.should_stop:
+        stop, message = stopped(run), ""
+    return ended(
+        posed, incumbent.decision, run=run, stop=stop, built=built, message=message,
+        bound=None if stop is Stop.INFEASIBLE else bound, details=details,
+    )  # fmt: skip
 
 
 @dataclass
@@ -64,10 +192,10 @@ class Incumbent(branch_and_bound.Incumbent[list[int]]):
             return False
         self.priced.add(tuple(program))
         stages = problem.stages(program)
-        found = best_ratios(problem, stages, self.run)
-        if not (found.fits and self.offer(found.seconds, program)):
+        best = best_ratios(problem, stages, self.run)
+        if not (best.fits and self.offer(best.seconds, program)):
             return False
-        self.stages, self.ratios = stages, found.ratios
+        self.stages, self.ratios = stages, best.ratios
         return True
 
 
@@ -80,10 +208,7 @@ class Cell:
     # A graph that suffices for every part of the cell below the threshold that it was made for;
     # None: the whole one.
     graph: Graph | None = None
-    # Shares of the threshold that were missing: in the cell before, and where arcs were last left
-    # out.
-    missing: float = np.inf
-    missing_then: float = np.inf
+    missing: float = np.inf  # share of the threshold that was missing in the cell before
     # With memory: prices of the cell before, and the paths that they came from.
     prices: Prices | None = None
     paths: tuple[Path, ...] = ()
@@ -119,8 +244,8 @@ class Divider:
                 graph, means, cell.prices, paths, threshold, self.incumbent.run
             )
             cell = replace(cell, prices=prices, paths=tuple(binding))
-            for found in met:
-                self.incumbent.price(found.program)
+            for one in met:
+                self.incumbent.price(one.program)
         elif cell.prices is not None:
             means.adopt(cell.prices)
         if self.incumbent.stages is not None:
@@ -143,14 +268,8 @@ class Divider:
                 graph = opened
                 value, potential, step = sums(graph, means)
                 bound = max(bound, min(value, threshold))
-        cell = replace(cell, missing=missing)
         if graph.ordered and np.isfinite(threshold):
-            missing = 1 - bound / threshold
-            if missing < self.parameters.fewer * cell.missing_then:
-                graph, bound = self._narrowed(
-                    cell, means, graph, (bound, potential, step), threshold
-                )
-                cell = replace(cell, missing_then=missing)
+            graph, bound = self._narrowed(cell, means, graph, (bound, potential, step), threshold)
             bound = min(bound, threshold)
         if bound >= threshold:
             return Expansion(dropped=min(bound, most), progress=self._sure and graph.ordered)
@@ -159,7 +278,8 @@ class Divider:
         kept = None if graph is self.graph else graph
         halved = halves(cell.simplices, self.problem.counts.astype(float), means.point)
         children = [
-            (bound, replace(cell, simplices=half, point=means.point, graph=kept)) for half in halved
+            (bound, replace(cell, simplices=half, point=means.point, graph=kept, missing=missing))
+            for half in halved
         ]
         return Expansion(children, progress=self._sure and graph.ordered)
 
@@ -171,13 +291,12 @@ class Divider:
             size < again * self._failed[0] or missing < again * self._failed[1]
         ):
             return None
-        run = self.incumbent.run
-        step = means.prices(self._steps)
-        found = self._opener.open(step, threshold + means.room, self._limit, run)
-        if found is None:
+        step, run = means.prices(self._steps), self.incumbent.run
+        opened = self._opener.open(step, threshold + means.room, self._limit, run)
+        if opened is None:
             self._limit *= 2
             self._failed = min(size, self._failed[0]), min(missing, self._failed[1])
-        return found
+        return opened
 
     def _narrowed(
         self,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.hap.exact.means import Means, Prices
 from hetplan.formulations.hap.graph import Graph, lengths, path
+from hetplan.formulations.hap.means import Means, Prices
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model, Totals
