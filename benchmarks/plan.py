@@ -24,9 +24,8 @@ from typing import Any
 from harness import markdown, measured, save
 
 from hetplan.planner import STRATEGIES
-from hetplan.planner.candidate import Candidate
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import chosen
+from hetplan.planner.strategy import Candidate, chosen
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.options import Options

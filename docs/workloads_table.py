@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetplan.planner.candidate import Candidate
 from hetplan.planner.library import plan
 from hetplan.planner.ranking import Planning
+from hetplan.planner.strategy import Candidate
 from hetplan.text import seconds_text
 
 PAGE = Path(__file__).with_name("workloads.md")

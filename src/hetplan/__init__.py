@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetplan.planner.candidate import Candidate
     from hetplan.planner.library import plan
     from hetplan.planner.ranking import Planning
+    from hetplan.planner.strategy import Candidate
     from hetplan.profiling.cluster import Cluster, load_cluster
     from hetplan.profiling.models import Model, load_model
     from hetplan.runtime.export import export
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Candidate": "hetplan.planner.candidate",
+    "Candidate": "hetplan.planner.strategy",
     "Cluster": "hetplan.profiling.cluster",
     "Model": "hetplan.profiling.models",
     "Plan": "hetplan.runtime.plan",

@@ -15,9 +15,8 @@ from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose as amp_pose
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
-from hetplan.planner.candidate import Candidate
 from hetplan.planner.ditto import Ditto, place, price
-from hetplan.planner.strategy import propose
+from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload

@@ -23,11 +23,11 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import whole_seconds
 from hetplan.planner.amp import decision_of
-from hetplan.planner.candidate import Candidate, simulated
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.ranking import Planning
-from hetplan.planner.strategy import propose
+from hetplan.planner.search import simulated
+from hetplan.planner.strategy import Candidate, propose
 from hetplan.planner.variant import recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload

@@ -19,11 +19,11 @@ from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.instructions import Run as Operation
 from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
 from hetplan.formulations.hap.spmd.work import products_of
-from hetplan.planner.candidate import moved, simulated
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
 from hetplan.planner.ranking import make_plans
+from hetplan.planner.search import moved, simulated
 from hetplan.planner.strategy import chosen, propose
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
@@ -186,9 +186,9 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
         *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
     }
     slowest = int(np.argmax(best.replayed.timeline.busy))
-    assert explained.busiest["device"] == slowest
+    assert explained.busiest.facts["device"] == slowest
     assert ("busiest", f"device {slowest}") in [
-        (what, told.partition(":")[0]) for what, told in explained.binding(workload)
+        (what, told.partition(":")[0]) for what, told in explained.table(workload).rows
     ]
     # another program of the same devices is another plan
     assert best.plan.program is not None and same_plan(best, best)

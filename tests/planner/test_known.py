@@ -22,6 +22,7 @@ from hetplan.planner.known import (
     SAME,
     SLOWER,
     Known,
+    carried,
     remembering,
     solved,
 )
@@ -31,6 +32,7 @@ from hetplan.planner.what_if import as_before, changed_workload, faster_network,
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import solve
+from hetplan.solvers.result import Result
 from stopping import cancelled_after
 
 NODES = cluster_document()["nodes"]
@@ -67,65 +69,65 @@ def slower(data: AmpData, random: Random) -> AmpData:
     return data.model_copy(update={"bandwidth": rows})
 
 
-def check(name: str, known: Known, data: Any, seen: Counter[str]) -> None:
-    """A known answer is that of solving."""
-    found = known.answer(family(name), data)
-    if found is None:
-        seen["solved"] += 1
-        return
-    fresh = solve(family(name), data, "auto", one_thread())
-    assert found.status == fresh.status and found.seconds == 0.0
-    if fresh.objective is not None:
-        assert found.objective == pytest.approx(fresh.objective, rel=1e-6)
-        assert found.bound is not None and found.bound <= fresh.objective * (1 + 1e-9)
-    seen[found.message] += 1
+class Proven:
+    """A problem solved, and what its proven result says of others."""
+
+    def __init__(self, name: str, data: Any) -> None:
+        self.family, self.data = family(name), data
+        self.result = solve(self.family, data, "auto", one_thread())
+
+    def of(self, data: Any) -> Result[Any] | None:
+        """What is known of changed data."""
+        return carried(self.family, self.data, data, self.result)
+
+    def check(self, data: Any, seen: Counter[str]) -> None:
+        """A known answer is that of solving."""
+        known = self.of(data)
+        if known is None:
+            seen["solved"] += 1
+            return
+        fresh = solve(self.family, data, "auto", one_thread())
+        assert known.status == fresh.status and known.seconds == 0.0
+        if fresh.objective is not None:
+            assert known.objective == pytest.approx(fresh.objective, rel=1e-6)
+            assert known.bound is not None and known.bound <= fresh.objective * (1 + 1e-9)
+        seen[known.message] += 1
 
 
 def test_dittos_templates_on_fewer_nodes() -> None:
     seen: Counter[str] = Counter()
     for batch in (2, 8):  # two micro-batches: no more than two stages, so that nodes are left over
         data = pose_ditto(wide(batch), 1)
-        known = Known([("ditto", data, solve(family("ditto"), data, "auto", one_thread()))])
+        proven = Proven("ditto", data)
         for counts in ([2, 2], [1, 2], [2, 1], [1, 1], [2, 0], [0, 2], [3, 2]):
-            check("ditto", known, with_nodes(data, counts), seen)
-        other = data.model_copy(update={"micro_batches": data.micro_batches + 1})
-        assert known.answer(family("ditto"), other) is None
+            proven.check(with_nodes(data, counts), seen)
+        more = data.model_copy(update={"micro_batches": data.micro_batches + 1})
+        assert proven.of(more) is None
     assert seen[SAME] == 2 and seen[FEWER] >= 1 and seen["solved"] >= 2
-
-
-def test_no_template_before_is_none_now() -> None:
-    data = pose_ditto(wide(8, devices=little()), 1)
-    known = Known([("ditto", data, solve(family("ditto"), data, "auto", one_thread()))])
-    seen: Counter[str] = Counter()
-    check("ditto", known, with_nodes(data, [1, 2]), seen)
-    assert seen == {NONE_LEFT: 1}
+    data, none = pose_ditto(wide(8, devices=little()), 1), Counter[str]()
+    Proven("ditto", data).check(with_nodes(data, [1, 2]), none)
+    assert none == {NONE_LEFT: 1}
 
 
 def test_amps_decisions_on_a_slower_network() -> None:
     data, random, seen = pose_amp(small()), Random(3), Counter[str]()
-    known = Known([("amp", data, solve(family("amp"), data, "auto", one_thread()))])
-    check("amp", known, data, seen)
-    for _ in range(16):
-        check("amp", known, slower(data, random), seen)
+    proven = Proven("amp", data)
+    for changed in (data, *(slower(data, random) for _ in range(16))):
+        proven.check(changed, seen)
     faster = [[2 * value for value in row] for row in data.bandwidth]
-    assert known.answer(family("amp"), data.model_copy(update={"bandwidth": faster})) is None
-    assert known.answer(family("amp"), data.model_copy(update={"global_batch": 16})) is None
+    assert proven.of(data.model_copy(update={"bandwidth": faster})) is None
+    assert proven.of(data.model_copy(update={"global_batch": 16})) is None
     assert seen[SAME] == 1 and seen[SLOWER] >= 1 and seen["solved"] >= 3
-
-
-def test_no_room_is_no_room_on_any_network() -> None:
-    data = pose_amp(small(model="gpt2-xl", devices=little()))
-    known = Known([("amp", data, solve(family("amp"), data, "auto", one_thread()))])
-    faster = [[2 * value for value in row] for row in data.bandwidth]
-    found = known.answer(family("amp"), data.model_copy(update={"bandwidth": faster}))
-    assert found is not None and (found.status, found.message) == ("infeasible", MEMORY)
+    none = pose_amp(small(model="gpt2-xl", devices=little()))
+    known = Proven("amp", none).of(none.model_copy(update={"bandwidth": faster}))
+    assert known is not None and (known.status, known.message) == ("infeasible", MEMORY)
 
 
 def test_only_what_is_proven_is_kept() -> None:
     data, known, slow = pose_amp(small()), Known(), cancelled_after(0)
     with remembering(known):
         assert solved(family("amp"), data, "auto", slow).status not in ("optimal", "infeasible")
-        assert known.results == []
+        assert known.proven == []
         first = solved(family("amp"), data, "auto", one_thread())
         again = solved(family("amp"), data, "auto", one_thread())
     assert again.decision == first.decision and known.decided == [f"amp: {SAME}"]
@@ -152,26 +154,24 @@ def test_what_if_solves_less_and_finds_the_same() -> None:
 @pytest.mark.parametrize("gbit", [1.0, 100.0])
 def test_the_plan_as_it_is_takes_what_the_changed_network_makes_of_it(gbit: float) -> None:
     workload = small()
-    found = what_if(
-        workload, [faster_network(gbit, workload.cluster)], one_thread(), strategies=chosen(["dp"])
-    )
-    (variant,) = found.variants
+    changes = [faster_network(gbit, workload.cluster)]
+    (variant,) = what_if(workload, changes, one_thread(), strategies=chosen(["dp"])).variants
     assert variant.best is not None and variant.best.plan is not None and variant.gain is not None
     seconds = replay(variant.best.plan, variant.workload).seconds
     assert variant.best.predicted_seconds == seconds
     assert (variant.gain > 0) == (gbit > 10)
 
 
-def test_the_plan_as_it_is_stays_where_only_idle_devices_go() -> None:
+@pytest.mark.parametrize(("text", "stays"), [("node1", True), ("1xT4", True), ("node0", False)])
+def test_the_plan_as_it_is_stays_where_only_idle_devices_go(text: str, stays: bool) -> None:
     workload = small()
     planning = make_plans(workload, chosen(["dp"]), one_thread(), criteria=Criteria(on_parts=True))
     fast = next(c for c in planning.candidates if c.name.endswith("@V100-SXM2-16GB"))
-    for text, stays in (("node1", True), ("1xT4", True), ("node0", False)):
-        change = removal(text, workload.cluster)
-        changed = changed_workload(workload, change.cluster)
-        again = as_before(fast, workload, changed, change)
-        assert (again is not None) == stays
-        if again is not None:
-            assert again.plan is not None and again.predicted_seconds == fast.predicted_seconds
-            assert len(again.plan.devices) == len(changed.cluster.devices)
-            assert again.bound is None and again.objective is None
+    change = removal(text, workload.cluster)
+    changed = changed_workload(workload, change.cluster)
+    again = as_before(fast, workload, changed, change)
+    assert (again is not None) == stays
+    if again is not None:
+        assert again.plan is not None and again.predicted_seconds == fast.predicted_seconds
+        assert len(again.plan.devices) == len(changed.cluster.devices)
+        assert again.bound is None and again.objective is None

@@ -16,9 +16,8 @@ from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import AmpProblem, decision_of
-from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.ranking import Criteria, Planning, make_plans
-from hetplan.planner.strategy import Strategy, chosen, propose
+from hetplan.planner.strategy import Candidate, Method, Strategy, chosen, propose
 from hetplan.planner.variant import Part, Variant
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan

@@ -12,11 +12,10 @@ from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AUTO, Amp, AmpProblem, DataParallel, decision_of, placements
-from hetplan.planner.candidate import Candidate, Method, simulated
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Planning
-from hetplan.planner.search import Search
-from hetplan.planner.strategy import propose
+from hetplan.planner.search import Search, simulated
+from hetplan.planner.strategy import Candidate, Method, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
@@ -151,8 +150,8 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     explained, found = planning.explanation, planning.candidates[0].replayed
     assert explained is not None and found is not None
     assert sum(explained.critical.values()) == pytest.approx(found.seconds, rel=1e-9)
-    busiest, tightest = explained.busiest, explained.tightest
-    assert busiest is not None and tightest is not None
+    assert explained.busiest is not None and explained.tightest is not None
+    busiest, tightest = explained.busiest.facts, explained.tightest.facts
     assert busiest["busy_share"] == pytest.approx(max(found.timeline.busy) / found.seconds)
     unit = found.owners.index((busiest["replica"], busiest["stage"]))
     assert found.timeline.busy[unit] == max(found.timeline.busy)

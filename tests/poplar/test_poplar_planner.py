@@ -13,9 +13,8 @@ from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision,
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.formulations.poplar.report import paper_workload
-from hetplan.planner.candidate import Candidate
 from hetplan.planner.poplar import AtStage, Poplar, PoplarSettings
-from hetplan.planner.strategy import propose
+from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.profile import ProfileTable

@@ -46,8 +46,8 @@ from hetplan.text import (
 )
 
 if TYPE_CHECKING:
-    from hetplan.planner.candidate import Candidate
     from hetplan.planner.ranking import Planning
+    from hetplan.planner.strategy import Candidate
     from hetplan.profiling.workload import Workload
 
 

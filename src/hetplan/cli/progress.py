@@ -24,7 +24,7 @@ from hetplan.text import number_text, percent_text, seconds_text
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from hetplan.planner.candidate import Candidate
+    from hetplan.planner.strategy import Candidate
 
 T = TypeVar("T")
 # Seconds: nothing is shown before QUIET; without a terminal a line at FIRST, then ever more rarely.

@@ -29,9 +29,16 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.known import solved
-from hetplan.planner.strategy import NoPlan, Problem, Strategy, new_plan, tensor_stage
+from hetplan.planner.strategy import (
+    Candidate,
+    Method,
+    NoPlan,
+    Problem,
+    Strategy,
+    new_plan,
+    tensor_stage,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica
 from hetplan.solvers.registry import evaluate, solve

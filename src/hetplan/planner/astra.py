@@ -25,9 +25,16 @@ from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as Priced
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import Space
-from hetplan.planner.candidate import Candidate, Method
 from hetplan.planner.known import computed
-from hetplan.planner.strategy import NoPlan, Problem, Strategy, new_plan, tensor_stage
+from hetplan.planner.strategy import (
+    Candidate,
+    Method,
+    NoPlan,
+    Problem,
+    Strategy,
+    new_plan,
+    tensor_stage,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica
 from hetplan.solvers.run import Run

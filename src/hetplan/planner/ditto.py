@@ -46,9 +46,17 @@ from hetplan.formulations.ditto.pose import (
     pose,
 )
 from hetplan.planner.amp import SAME, room
-from hetplan.planner.candidate import Candidate, Method, joined
 from hetplan.planner.known import solved
-from hetplan.planner.strategy import NoPlan, Problem, Strategy, new_plan, tensor_stage
+from hetplan.planner.strategy import (
+    Candidate,
+    Method,
+    NoPlan,
+    Problem,
+    Strategy,
+    joined,
+    new_plan,
+    tensor_stage,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica
 from hetplan.solvers.result import Result

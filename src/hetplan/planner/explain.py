@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.planner.candidate import Candidate
+from hetplan.planner.strategy import Candidate
 from hetplan.profiling.simulator.tasks import COMPUTES, Kind, path_to_end
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
@@ -24,15 +24,23 @@ TIGHT = 0.9  # of a device's memory in use
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What has least to spare: a stage, a network card, a device's memory."""
+
+    text: str  # for people
+    facts: Mapping[str, Any]  # as JSON types
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What the winner's replay and the ranking say; without a replay its first four are empty."""
 
     critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
     # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
     # all devices run together, else None.
-    busiest: Mapping[str, Any] | None
-    card: Mapping[str, Any] | None  # the fullest network card: link, held_share of the iteration
-    tightest: Mapping[str, Any] | None  # device with the least memory left: bytes, limit_bytes
+    busiest: Limit | None
+    card: Limit | None  # the fullest network card: link, held_share of the iteration
+    tightest: Limit | None  # device with the least memory left: bytes, limit_bytes
     winner: Candidate
     runner_up: Candidate | None  # the next best candidate of another plan
     papers: tuple[Candidate, ...]  # the best that each paper's own procedure gave
@@ -42,9 +50,9 @@ class Explanation:
         """As JSON types; candidates by name."""
         return {
             "critical_path": [{"what": what, "seconds": s} for what, s in self.critical.items()],
-            "bottleneck": self.busiest,
-            "slowest_link": self.card,
-            "tightest_memory": self.tightest,
+            "bottleneck": self.busiest and self.busiest.facts,
+            "slowest_link": self.card and self.card.facts,
+            "tightest_memory": self.tightest and self.tightest.facts,
             "closed_form_ratio": self.winner.optimism,
             "runner_up": self.runner_up and self.runner_up.name,
             "runner_up_longer": self.runner_up and longer(self.runner_up, self.winner),
@@ -54,44 +62,25 @@ class Explanation:
 
     def table(self, workload: Workload) -> Table:
         """For people: one line each."""
-        rows: list[tuple[str, str]] = []
-        seconds = self.winner.predicted_seconds or 0.0
-        if self.critical and seconds:
-            shares = [(what, spent / seconds) for what, spent in self.critical.items()]
-            rest = sum(share for _, share in shares[PARTS:])
-            shown = [*shares[:PARTS], *([("other", rest)] if rest > 0 else [])]
-            text = ", ".join(f"{what} {percent_text(share)}" for what, share in shown)
-            rows.append(("decides the iteration", text))
-        if self.winner.optimism is not None:
-            closed = seconds_text(self.winner.closed_form_seconds)
-            ratio = f"{self.winner.optimism:.3g} times that, {seconds_text(seconds)}"
-            rows.append(("closed form", f"{closed}; replayed {ratio}"))
-        rows += self.binding(workload)
-        if self.chosen:
-            rows.append(("chosen", self.chosen))
-        if self.runner_up is not None:
-            rows.append(("runner-up", cost_text(self.runner_up, self.winner, workload)))
-        if self.papers:
-            texts = [cost_text(c, self.winner, workload) for c in self.papers]
-            rows.append(("papers' own", "; ".join(texts)))
-        return Table(f"why {self.winner.name}", ("", ""), tuple(rows))
-
-    def binding(self, workload: Workload) -> list[tuple[str, str]]:
-        """Lines on stage, link and memory."""
-        rows = []
-        if (b := self.busiest) is not None:
-            alone = f"stage {b['stage']} of replica {b['replica']}"
-            of = alone if b["device"] is None else f"device {b['device']}"
-            rows.append(("busiest", f"{of}: computes {percent_text(b['busy_share'])} of the time"))
-        if (c := self.card) is not None:
-            used = percent_text(c["held_share"])
-            rows.append(("fullest link", f"{c['link']}: in use {used} of the time"))
-        if (t := self.tightest) is not None:
-            held, limit, kind = t["bytes"], t["limit_bytes"], workload.cluster.devices[t["device"]]
-            verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
-            text = f"device {t['device']} ({kind.type}): {share_text(held, limit)}; {verdict}"
-            rows.append(("tightest memory", text))
-        return rows
+        winner, seconds = self.winner, self.winner.predicted_seconds or 0.0
+        shares = [(what, spent / seconds) for what, spent in self.critical.items()]
+        rest = sum(share for _, share in shares[PARTS:])
+        shown = [*shares[:PARTS], *([("other", rest)] if rest > 0 else [])]
+        closed = seconds_text(winner.closed_form_seconds)
+        against = f"{winner.optimism or 0.0:.3g} times that, {seconds_text(seconds)}"
+        costs = [cost_text(c, winner, workload) for c in self.papers]
+        rows = {
+            "decides the iteration": ", ".join(f"{w} {percent_text(share)}" for w, share in shown),
+            "closed form": f"{closed}; replayed {against}" if winner.optimism else "",
+            "busiest": self.busiest and self.busiest.text,
+            "fullest link": self.card and self.card.text,
+            "tightest memory": self.tightest and self.tightest.text,
+            "chosen": self.chosen,
+            "runner-up": self.runner_up and cost_text(self.runner_up, winner, workload),
+            "papers' own": "; ".join(costs),
+        }
+        lines = tuple((what, text) for what, text in rows.items() if text)
+        return Table(f"why {winner.name}", ("", ""), lines)
 
 
 def explain(
@@ -101,10 +90,7 @@ def explain(
     than the fastest, where the cheapest was asked for."""
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
-    papers: dict[str, Candidate] = {}
-    for candidate in candidates:
-        if candidate.method.paper and candidate.plan:
-            papers.setdefault(candidate.strategy, candidate)
+    papers = {c.strategy: c for c in reversed(candidates) if c.method.paper and c.plan}
     within = f"{number_text(percent)} % slower than {fastest.name}"
     took = seconds_text(fastest.predicted_seconds)
     slower = winner > 0 and percent is not None
@@ -113,10 +99,10 @@ def explain(
         critical={} if run is None else critical_parts(run),
         busiest=None if run is None else busiest(run),
         card=None if run is None else fullest_card(run, workload),
-        tightest=None if run is None else tightest(run),
+        tightest=None if run is None else tightest(run, workload),
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
-        papers=tuple(papers.values()),
+        papers=tuple(c for c in candidates if c is papers.get(c.strategy)),
         chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
     )
 
@@ -162,17 +148,17 @@ def label_of(run: Replay, kind: Kind, unit: int) -> str:
     return f"stage {stage}{of} {does}"
 
 
-def busiest(run: Replay) -> dict[str, Any]:
+def busiest(run: Replay) -> Limit:
     """The stage, or the device of a program, that computes longest."""
     unit = int(np.argmax(run.timeline.busy))
-    return {
-        **dict(zip(("replica", "stage"), run.owners[unit], strict=True)),
-        "busy_share": float(run.timeline.busy[unit]) / run.seconds,
-        "device": run.devices[unit][0] if run.by_device else None,
-    }
+    (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit]) / run.seconds
+    device = run.devices[unit][0] if run.by_device else None
+    who = f"stage {stage} of replica {replica}" if device is None else f"device {device}"
+    facts = {"replica": replica, "stage": stage, "busy_share": busy, "device": device}
+    return Limit(f"{who}: computes {percent_text(busy)} of the time", facts)
 
 
-def fullest_card(run: Replay, workload: Workload) -> dict[str, Any] | None:
+def fullest_card(run: Replay, workload: Workload) -> Limit | None:
     """The side of a node's network card that is held longest."""
     held = run.timeline.port_seconds
     if not len(held) or held.max() <= 0:
@@ -180,23 +166,28 @@ def fullest_card(run: Replay, workload: Workload) -> dict[str, Any] | None:
     node, receives = divmod(int(np.argmax(held)), 2)
     rate = workload.cluster.nodes[node].network_bandwidth * 8 / 1e9
     link = f"node {node} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
-    return {"link": link, "held_share": float(held.max()) / run.seconds}
+    used = float(held.max()) / run.seconds
+    text = f"{link}: in use {percent_text(used)} of the time"
+    return Limit(text, {"link": link, "held_share": used})
 
 
-def tightest(run: Replay) -> dict[str, Any]:
+def tightest(run: Replay, workload: Workload) -> Limit:
     """Where the largest share of memory is in use."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
-    return dict(zip(("device", "bytes", "limit_bytes"), (device, *sizes[device]), strict=True))
+    held, limit = sizes[device]
+    verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
+    of = f"device {device} ({workload.cluster.devices[device].type})"
+    facts = {"device": device, "bytes": held, "limit_bytes": limit}
+    return Limit(f"{of}: {share_text(held, limit)}; {verdict}", facts)
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:
     """`amp/auto 347 ms (+11 %), $0.06 per million tokens`."""
-    more = longer(candidate, best)
+    more, money = longer(candidate, best), candidate.money_per_million_tokens(workload)
     text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
     if more is not None:
         text += f" ({100 * more:+.3g} %)"
-    money = candidate.money_per_million_tokens(workload)
     if money is not None:
         text += f", ${number_text(money, 3)} per million tokens"
     return text if candidate.fits_memory else f"{text}, does not fit"

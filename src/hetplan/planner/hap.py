@@ -22,8 +22,17 @@ from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.one_way import in_one_way
 from hetplan.formulations.hap.spmd.whole import whole_seconds
-from hetplan.planner.candidate import Candidate, Method, joined
-from hetplan.planner.strategy import NoPlan, Problem, Strategy, labelled, new_plan, tensor_stage
+from hetplan.planner.strategy import (
+    Candidate,
+    Method,
+    NoPlan,
+    Problem,
+    Strategy,
+    joined,
+    labelled,
+    new_plan,
+    tensor_stage,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica
 from hetplan.runtime.spmd_decision import write_program

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -41,19 +41,8 @@ MEMORY = "memory does not depend on the network"
 class Known:
     """What is proven so far."""
 
-    results: list[tuple[str, Any, Result[Any]]] = field(default_factory=list)  # family, data
-    searches: list[tuple[object, Any]] = field(default_factory=list)  # key, what was computed
+    proven: list[tuple[str, Any, Any]] = field(default_factory=list)  # what, its data, the answer
     decided: list[str] = field(default_factory=list)  # a line for each that was not solved
-
-    def answer(self, family: Family, data: Any) -> Result[Any] | None:
-        """The proven result of the family's exact method on `data`, None where no theorem gives
-        it."""
-        for name, before, result in reversed(self.results):
-            now = carried(family, before, data, result) if name == family.name else None
-            if now is not None:
-                self.decided.append(f"{name}: {now.message}")
-                return now
-        return None
 
 
 _KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)
@@ -71,30 +60,29 @@ def remembering(known: Known) -> Iterator[Known]:
 
 def solved(family: Family, data: Any, method: str, run: Run) -> Result[Any]:
     """The method's result; of the exact one (`auto`) not run where the answer is known."""
-    known = _KNOWN.get() if method == "auto" else None
-    if known is None:
-        return solve(family, data, method, run)
-    answer = known.answer(family, data)
-    if answer is not None:
-        return answer
+    known = (_KNOWN.get() if method == "auto" else None) or Known()
+    for name, before, result in reversed(known.proven):
+        now = carried(family, before, data, result) if name == family.name else None
+        if now is not None:
+            known.decided.append(f"{name}: {now.message}")
+            return now
     result = solve(family, data, method, run)
     if result.status in ("optimal", "infeasible"):
-        known.results.append((family.name, data, result))
+        known.proven.append((family.name, data, result))
     return result
 
 
 def computed(what: str, key: object, proven: Callable[[T], bool], compute: Callable[[], T]) -> T:
     """`compute()`, not run where it was proven for an equal key: theorem (1) for what is no
     family's problem."""
-    known = _KNOWN.get()
-    for before, value in known.searches if known is not None else ():
-        if before == key and known is not None:
+    known = _KNOWN.get() or Known()
+    for name, before, value in known.proven:
+        if (name, before) == (what, key):
             known.decided.append(f"{what}: {SAME}")
-            kept: T = value
-            return kept
+            return cast(T, value)
     value = compute()
-    if known is not None and proven(value):
-        known.searches.append((key, value))
+    if proven(value):
+        known.proven.append((what, key, value))
     return value
 
 

@@ -20,8 +20,16 @@ from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, Posed, pose, pose_lowest_stage
 from hetplan.formulations.poplar.zero import STAGES
-from hetplan.planner.candidate import Candidate, Method, joined
-from hetplan.planner.strategy import NoPlan, Problem, Strategy, labelled, new_plan
+from hetplan.planner.strategy import (
+    Candidate,
+    Method,
+    NoPlan,
+    Problem,
+    Strategy,
+    joined,
+    labelled,
+    new_plan,
+)
 from hetplan.profiling.measured import BatchCurve, load_batch_curve, load_collectives
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage

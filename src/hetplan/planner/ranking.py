@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.candidate import Candidate, joined
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.search import OnCandidate, Search
-from hetplan.planner.strategy import Strategy, chosen
+from hetplan.planner.strategy import Candidate, Strategy, chosen, joined
 from hetplan.planner.variant import MOST_TYPES, Variant, parts
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.workload import Workload

@@ -22,10 +22,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.candidate import Candidate, moved
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.search import OnCandidate
-from hetplan.planner.strategy import Strategy
+from hetplan.planner.search import OnCandidate, moved
+from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan

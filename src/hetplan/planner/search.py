@@ -4,26 +4,33 @@ tightened where the replay needs more memory; and with recomputation where memor
 A family's memory model may be simpler than the replay's (tensor ranks that keep some activations
 whole, working memory of recomputation). What it proves holds with the replay's, too. Where its plan
 does not fit in the replay, the strategy is asked for one within the replay's memory.
+
+A strategy's closed form prices what its paper prices. The replay counts the rest: network cards
+that the ranks of a node share, gradients sent back, tied weights, the optimizer's step,
+recomputation's working memory. It is the figure that plans of different strategies compare by.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hetplan.planner.candidate import Candidate, Method, joined, moved, shortest, simulated
-from hetplan.planner.strategy import Strategy, propose
-from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, useful_modes
+from hetplan.errors import UnsupportedError
+from hetplan.planner.strategy import Candidate, Method, Strategy, joined, propose
+from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, renumbered, useful_modes
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import Prediction
+from hetplan.runtime.replay import Replay, replay
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
-from hetplan.text import seconds_text
+from hetplan.text import seconds_text, share_text
 
 FREE = "recomputation not tried: without memory limits nothing is faster"
 WITHIN = "solved within the memory that the replay counts"
 UNLIMITED = 1e18  # more bytes than any device has
+MOST_PASSES = 1_000_000  # of micro-batches through stages: more take minutes to replay
 
 OnCandidate = Callable[[Candidate], None]
 
@@ -191,3 +198,93 @@ def share(budget: Run, parts: int) -> Run:
     """A run with one of so many parts of what is left of a budget; without a limit there is
     none."""
     return budget.part(time_limit=budget.remaining / parts, quiet=False)
+
+
+def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
+    """The one with the shortest predicted iteration, the first of equals."""
+    timed = [c for c in candidates if c.predicted_seconds is not None]
+    return min(timed, key=lambda c: c.predicted_seconds or 0.0, default=None)
+
+
+def simulated(candidate: Candidate, workload: Workload) -> Candidate:
+    """The candidate with the replay's seconds and memory; one that cannot be replayed keeps its own
+    and says so. Its plan says what is predicted of it."""
+    plan = candidate.plan
+    if plan is None:
+        return candidate
+    try:
+        passes = sum(r.steps * len(r.stages) * len(r.stages[0].layers) for r in plan.replicas)
+        if passes > MOST_PASSES:
+            raise UnsupportedError(
+                "too many micro-batches to replay",
+                where=plan.name,
+                got=passes,
+                expected=f"{MOST_PASSES} passes",
+            )
+        own = replay(plan, workload)
+    except UnsupportedError as error:
+        text = f"not replayed, the iteration is that of the closed form: {error}"
+        candidate = replace(candidate, message=joined(candidate.message, text))
+    else:
+        excess = misfit(candidate, own, workload)
+        candidate = replace(
+            candidate,
+            predicted_seconds=own.seconds,
+            closed_form_seconds=candidate.predicted_seconds,
+            fits_memory=candidate.fits_memory is True and not excess,
+            peak_bytes=own.peak_bytes,
+            replayed=own,
+            message=joined(candidate.message, excess),
+        )
+    prediction = Prediction(
+        strategy=candidate.strategy,
+        method=candidate.label,
+        predicted_seconds=candidate.predicted_seconds,
+        closed_form_seconds=candidate.closed_form_seconds,
+        objective=candidate.objective,
+        bound=candidate.bound,
+    )
+    return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
+
+
+def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
+    """Why the replayed plan does not fit where its strategy says that it does; nothing where it
+    fits.
+
+    Devices that the strategy itself lets exceed their limit have been tried with that batch, which
+    is more than a prediction.
+    """
+    if candidate.fits_memory is not True or candidate.peak_bytes is None:
+        return ""
+    sizes = zip(own.peak_bytes, own.limit_bytes, candidate.peak_bytes, strict=True)
+    excess = [held - limit if held > limit >= said else 0.0 for held, limit, said in sizes]
+    if not any(excess):
+        return ""
+    device = excess.index(max(excess))
+    return (
+        f"does not fit when replayed: device {device} ({workload.cluster.devices[device].type}) "
+        f"holds {share_text(own.peak_bytes[device], own.limit_bytes[device])}"
+    )
+
+
+def moved(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
+    """A candidate of another cluster on devices of the workload's, replayed there.
+
+    numbers: as in `renumbered`. What is not replayed at first is not replayed here either.
+    """
+    assert candidate.plan is not None
+    plan = renumbered(candidate.plan, workload, numbers)
+    if candidate.replayed is not None:
+        own = replay(plan, workload)
+        return replace(
+            candidate,
+            plan=plan,
+            predicted_seconds=own.seconds,
+            peak_bytes=own.peak_bytes,
+            replayed=own,
+        )
+    peaks = [0.0] * len(workload.cluster.devices)
+    for number, held in zip(numbers, candidate.peak_bytes or (), strict=True):
+        if number >= 0:
+            peaks[number] = held
+    return replace(candidate, plan=plan, peak_bytes=tuple(peaks))

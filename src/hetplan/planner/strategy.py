@@ -1,27 +1,146 @@
-"""What a strategy has to offer, and how it is asked.
+"""What a strategy has to offer, how it is asked, and the candidates that it answers with.
 
-Adding one is a file with a class, and a line in `hetplan.planner.STRATEGIES`.
-`planner/data_parallel.py` is the shortest.
+A candidate is what one method of one strategy proposes for a workload, or why it proposes nothing.
+
+Adding one is a file with a class, and a line in `hetplan.planner.STRATEGIES`. `DataParallel` in
+`planner/amp.py` is the shortest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.names import unknown_name
 from hetplan.planner import ALL, STRATEGIES
-from hetplan.planner.candidate import Candidate, Method
+from hetplan.planner.variant import PLAIN, Variant
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, PlanDevice, PlanWorkload, Replica, Stage
+from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
+from hetplan.solvers.result import Result, relative_gap
 from hetplan.solvers.run import Progress, Run
+from hetplan.text import Table
 
 # Strategy -> name -> value, as JSON types.
 Settings = Mapping[str, Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to solve what a strategy poses."""
+
+    name: str
+    exact: bool = False  # proves its answers, given time
+    quick: bool = False  # answers at once, so that a complete ranking stands early
+    paper: bool = False  # the paper's own procedure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One row of the ranking; what is not known is None."""
+
+    strategy: str
+    method: Method
+    status: str  # as in results (`optimal`, `feasible` …), of the strategy's own problem
+    variant: Variant = PLAIN
+    predicted_seconds: float | None = None  # of an iteration: by the replay, before by the formula
+    closed_form_seconds: float | None = None  # by the strategy's formula, once replayed
+    objective: float | None = None  # of the strategy's own problem
+    bound: float | None = None  # of the same; a bound of one strategy is none for another
+    fits_memory: bool | None = None
+    peak_bytes: tuple[float, ...] | None = None  # [D] held by each device of the cluster
+    solve_seconds: float = 0.0
+    details: Mapping[str, object] = field(default_factory=dict)  # the evaluator's, for people
+    plan: Plan | None = None
+    message: str = ""  # the reason where there is no plan, or anything worth telling
+    tables: tuple[Table, ...] = ()  # the plan, for people
+    replayed: Replay | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of_result(cls, strategy: str, method: Method, result: Result[Any]) -> Candidate:
+        """What a result says beside its decision."""
+        return cls(
+            strategy=strategy,
+            method=method,
+            status=result.status,
+            bound=result.bound,
+            solve_seconds=result.seconds,
+            message=result.message,
+        )
+
+    @property
+    def label(self) -> str:
+        """The method and the variant: `auto+full@T4`."""
+        return self.method.name + self.variant.label
+
+    @property
+    def name(self) -> str:
+        """`amp/auto+full@T4`."""
+        return f"{self.strategy}/{self.label}"
+
+    @property
+    def optimism(self) -> float | None:
+        """How many times longer the replay takes than the closed form says; None where one is
+        missing."""
+        if self.predicted_seconds is None or not self.closed_form_seconds:
+            return None
+        return self.predicted_seconds / self.closed_form_seconds
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - bound) / objective; None when either is unknown."""
+        return relative_gap(self.objective, self.bound)
+
+    def tokens_per_second(self, workload: Workload) -> float | None:
+        """Tokens (images) per second of training."""
+        if not self.predicted_seconds:
+            return None
+        return workload.tokens_per_iteration / self.predicted_seconds
+
+    def money_per_million_tokens(self, workload: Workload) -> float | None:
+        """US dollars per million tokens for the devices that the plan uses; None where a price is
+        unknown."""
+        if self.plan is None or self.predicted_seconds is None:
+            return None
+        types = [self.plan.devices[device].type for device in self.plan.ranks]
+        prices = [workload.cluster.specs[name].price_per_hour for name in types]
+        known = [price for price in prices if price is not None]
+        if len(known) < len(prices):
+            return None
+        return sum(known) / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
+
+    def document(self, workload: Workload) -> Mapping[str, Any]:
+        """As JSON types."""
+        return {
+            "strategy": self.strategy,
+            "method": self.label,
+            "status": self.status,
+            "predicted_seconds": self.predicted_seconds,
+            "objective": self.objective,
+            "bound": self.bound,
+            "gap": self.gap,
+            "fits_memory": self.fits_memory,
+            "peak_bytes": None if self.peak_bytes is None else list(self.peak_bytes),
+            "tokens_per_second": self.tokens_per_second(workload),
+            "money_per_million_tokens": self.money_per_million_tokens(workload),
+            "solve_seconds": self.solve_seconds,
+            "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
+            "message": self.message,
+            "closed_form_seconds": self.closed_form_seconds,
+            "replayed": self.replayed is not None,
+            "recomputation": None if self.plan is None else self.plan.recomputation,
+            "precision": self.variant.precision or workload.precision,
+            "details": dict(self.details),
+        }
+
+
+def joined(*texts: str) -> str:
+    """Messages behind each other; empty ones are left out."""
+    return "; ".join(filter(None, texts))
 
 
 class Problem(Protocol):
@@ -100,8 +219,8 @@ def chosen(names: Sequence[str] | None = None, settings: Settings | None = None)
         if name not in STRATEGIES:
             raise unknown_name("unknown strategy", name, STRATEGIES)
     kinds: dict[str, Any] = {name: load(STRATEGIES[name]) for name in names}
-    known = [f"{n}.{field}" for n, kind in kinds.items() for field in kind.Settings.model_fields]
-    for setting in (f"{name}.{field}" for name, values in settings.items() for field in values):
+    known = [f"{n}.{key}" for n, kind in kinds.items() for key in kind.Settings.model_fields]
+    for setting in (f"{name}.{key}" for name, values in settings.items() for key in values):
         if setting not in known:
             expected = f"one of {', '.join(known)}" if known else "none: these strategies have none"
             raise InputError("no such setting", got=setting, expected=expected)

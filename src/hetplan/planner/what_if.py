@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.candidate import Candidate, moved, shortest
 from hetplan.planner.known import Known, remembering
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.search import OnCandidate
-from hetplan.planner.strategy import Strategy
+from hetplan.planner.search import OnCandidate, moved, shortest
+from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.variant import Part
 from hetplan.profiling.catalogue import device
 from hetplan.profiling.cluster import GBIT, Cluster, Node
