@@ -35,6 +35,7 @@ from hetplan.profiling.measured import (
     fit_line,
 )
 from hetplan.profiling.models import load_model
+from hetplan.profiling.operators import Shape
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Provenance
 from hetplan.runtime.costs import Costs
@@ -89,9 +90,9 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_features_are_finite_and_tell_sizes_apart() -> None:
-    one, other = (efficiency.features(1, m, 64, 64, 3 * m) for m in (64, 128))
+    one, other = (efficiency.features(Shape(1, m, 64, 64), 3 * m) for m in (64, 128))
     assert np.isfinite(one).all() and one != other
-    assert efficiency.features(0, 0, 0, 0, 100)[0] == 0
+    assert efficiency.features(Shape(0, 0, 0, 0), 100)[0] == 0
 
 
 class TestTrees:

@@ -35,19 +35,6 @@ def test_all_models_but_one_have_a_published_count() -> None:
     assert rounded == {"glm-67b", "llama-0.5b", "bert-1.1b"}
 
 
-def test_glm_130b_has_the_parameters_of_its_release() -> None:
-    """Shapes of the released configuration and code; the name counts the embedding at both ends of
-    the pipeline."""
-    h, inner, blocks, vocabulary = 12288, 32768, 70, 150528
-    attention = h * 3 * h + 3 * h + h * h + h
-    feed_forward = h * 2 * inner + 2 * inner + inner * h + h  # GeGLU
-    embedding = vocabulary * h
-    model = load_model("glm-130b")
-    assert model.params == embedding + blocks * (attention + feed_forward + 4 * h) + 2 * h
-    assert model.params + embedding == pytest.approx(130e9, rel=0.005)
-    assert model.layers[-1].tied_params == embedding
-
-
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_chains_are_well_formed(name: str) -> None:
     model = load_model(name)
@@ -60,12 +47,6 @@ def test_chains_are_well_formed(name: str) -> None:
     )
     assert model.tensor_degree_fits(1) and BUILT_IN[name].source
     assert 0 < model.backward_flops() <= 2 * model.forward_flops()
-
-
-def test_amp_model_is_gpt2_medium_with_its_padded_vocabulary() -> None:
-    amp, medium = load_model("gpt2-amp"), load_model("gpt2-medium")
-    assert amp.params - medium.params == (52256 - 50257) * 1024
-    assert amp.layers[1:-1] == medium.layers[1:-1] and len(amp.layers) == 26
 
 
 @pytest.mark.parametrize(
@@ -82,8 +63,7 @@ def test_block_follows_the_published_formulas(hidden: int, heads: int, sequence:
     assert block.saved_bytes("fp16") == s * h * 34 + 5 * a * s * s
     assert block.replicated_saved_bytes("fp16") == 10 * s * h
     # Shoeybi et al. 2019, Section 3: two all-reduces forward, two backward, of s h elements.
-    assert block.tensor_bytes("fp16") == 4 * 2 * s * h
-    assert block.activation_bytes("fp32") == 4 * s * h
+    assert block.tensor_bytes("fp16") == 4 * 2 * s * h and block.output == s * h
     assert block.params == 12 * h * h + 13 * h
 
 
@@ -106,19 +86,17 @@ def test_whole_model_flops_of_gpt3_formula() -> None:
 
 
 def test_grouped_queries_and_fused_attention_save_less() -> None:
-    llama, wide = (
-        load_model("llama3-8b").layers[1],
-        load_model("llama2-7b", sequence=8192).layers[1],
+    llama, short, wide = (
+        load_model(name, sequence=sequence).layers[1]
+        for name, sequence in (("llama3-8b", 8192), ("llama2-7b", 4096), ("llama2-7b", 8192))
     )
-    keys = {
-        layer: next(t for t in layer.saved if t.name == "keys and values").elements
+    keys = [
+        next(t.elements for t in layer.saved if t.name == "keys and values")
         for layer in (llama, wide)
-    }
-    assert keys[wide] == 4 * keys[llama]
+    ]
+    assert keys[1] == 4 * keys[0]
     # No s x s tensor is kept: saved bytes grow linearly with the sequence.
-    assert load_model("llama2-7b", sequence=8192).layers[1].saved_bytes("fp16") == 2 * load_model(
-        "llama2-7b", sequence=4096
-    ).layers[1].saved_bytes("fp16")
+    assert wide.saved_bytes("fp16") == 2 * short.saved_bytes("fp16")
 
 
 # He et al. 2016, Table 1; torchvision's model table for vit_b_16: multiply-adds.
@@ -362,26 +340,22 @@ FILES = {config["model_type"]: config for config, _, _ in CHECKPOINTS.values()} 
 }
 
 
+LLAMA_SIZES = {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+}
 ESSENTIAL = {
     "gpt2": {"vocab_size", "n_embd", "n_layer", "n_head"},
-    "llama": {
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-    },
+    "llama": LLAMA_SIZES,
+    "mistral": LLAMA_SIZES,
+    "mixtral": LLAMA_SIZES | {"num_local_experts", "num_experts_per_tok"},
     "opt": {"vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads"},
+    "bert": LLAMA_SIZES,
+    "calculon": CALCULON.keys() - {"model_type"},
 }
-
-
-ESSENTIAL["calculon"] = CALCULON.keys() - {"model_type"}
-
-
-ESSENTIAL["mistral"] = ESSENTIAL["bert"] = ESSENTIAL["llama"]
-
-
-ESSENTIAL["mixtral"] = ESSENTIAL["llama"] | {"num_local_experts", "num_experts_per_tok"}
 
 
 def test_calculons_blocks_are_gpts() -> None:
@@ -391,17 +365,29 @@ def test_calculons_blocks_are_gpts() -> None:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_parameters_equal_the_published_count(name: str) -> None:
-    config, count, _ = CHECKPOINTS[name]
-    assert load_model(from_config(config, name="x")).params == count
+def test_a_published_file_has_its_parameters_and_what_it_leaves_out_is_told(name: str) -> None:
+    config, count, assumed = CHECKPOINTS[name]
+    model = load_model(from_config(config, name="x", where="c"))
+    assert model.params == count
+    parts = ", ".join(f"{key} = {json.dumps(value)}" for key, value in assumed.items())
+    assert model.notes == ((f"c: assumed, as transformers does: {parts}",) if parts else ())
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_what_a_published_file_leaves_out_is_told_in_one_line(name: str) -> None:
-    config, _, assumed = CHECKPOINTS[name]
-    told = ", ".join(f"{key} = {json.dumps(value)}" for key, value in assumed.items())
-    notes = load_model(from_config(config, name="x", where="x/config.json")).notes
-    assert notes == ((f"x/config.json: assumed, as transformers does: {told}",) if assumed else ())
+@pytest.mark.parametrize(
+    ("config", "key", "value"),
+    [
+        (MISTRAL, "sliding_window", "4096"),
+        (MIXTRAL, "sliding_window", "null"),
+        (MISTRAL, "num_key_value_heads", "8"),
+        (LLAMA3, "num_key_value_heads", "32"),
+        (LLAMA3, "max_position_embeddings", "2048"),
+        (GPT2_XL, "n_positions", "1024"),
+        (OPT_350M, "word_embed_proj_dim", "1024"),
+    ],
+)
+def test_defaults_are_those_of_the_family(config: dict[str, Any], key: str, value: str) -> None:
+    rest = {other: given for other, given in config.items() if other != key}
+    assert f"{key} = {value}" in from_config(rest, name="x").notes[0]
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -418,45 +404,10 @@ def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
             assert from_config(rest, name="x").notes or key not in KEYS[kind]
 
 
-def test_all_missing_dimensions_are_named_at_once() -> None:
-    message = (
-        r"^c: vocab_size: key is missing \(expected the number of tokens in the vocabulary, "
-        r"which every gpt2 "
-        r"configuration gives; n_embd, n_layer, n_head missing too\)$"
-    )
-    with pytest.raises(InputError, match=message):
-        from_config({"model_type": "gpt2"}, name="x", where="c")
-
-
-def test_defaults_are_those_of_the_family() -> None:
-    def leaving_out(config: dict[str, Any], *keys: str) -> str:
-        rest = {key: value for key, value in config.items() if key not in keys}
-        (note,) = from_config(rest, name="x").notes
-        return note
-
-    assert "sliding_window = 4096" in leaving_out(MISTRAL, "sliding_window")
-    assert "sliding_window = null" in leaving_out(MIXTRAL, "sliding_window")
-    assert "num_key_value_heads = 8" in leaving_out(MISTRAL, "num_key_value_heads")
-    assert "num_key_value_heads = 32" in leaving_out(LLAMA3, "num_key_value_heads")
-    assert "max_position_embeddings = 2048" in leaving_out(LLAMA3, "max_position_embeddings")
-    assert "n_positions = 1024" in leaving_out(GPT2_XL, "n_positions")
-    assert "word_embed_proj_dim = 1024" in leaving_out(OPT_350M, "word_embed_proj_dim")
-
-
 def test_biases_count_where_the_file_has_them() -> None:
-    plain, biased = (
-        load_model(from_config({**LLAMA3, "attention_bias": a, "mlp_bias": a}, name="x")).params
-        for a in (False, True)
-    )
-    assert biased - plain == 32 * ((4096 + 2 * 1024 + 4096) + (2 * 14336 + 4096))
-
-
-def test_same_chain_as_the_built_in() -> None:
-    assert (
-        load_model(from_config(LLAMA3, name="x")).layers
-        == load_model("llama3-8b", sequence=4096).layers
-    )
-    assert load_model(from_config(BERT, name="x")).layers == load_model("bert-base").layers
+    biased = from_config({**LLAMA3, "attention_bias": True, "mlp_bias": True}, name="x")
+    added = 32 * ((4096 + 2 * 1024 + 4096) + (2 * 14336 + 4096))
+    assert load_model(biased).params == CHECKPOINTS["Meta-Llama-3-8B"][1] + added
 
 
 def test_default_sequence_is_the_context_capped() -> None:
@@ -468,28 +419,34 @@ def test_default_sequence_is_the_context_capped() -> None:
 
 def test_sliding_window_bounds_attention() -> None:
     windowed, full = (
-        from_config(MISTRAL, name="x"),
-        from_config({**MISTRAL, "sliding_window": None}, name="x"),
+        from_config({**MISTRAL, "sliding_window": window}, name="x") for window in (4096, None)
     )
     assert load_model(windowed, sequence=4096).layers == load_model(full, sequence=4096).layers
-    assert (
-        load_model(windowed, sequence=8192).forward_flops()
-        < load_model(full, sequence=8192).forward_flops()
-    )
+    flops = [load_model(spec, sequence=8192).forward_flops() for spec in (windowed, full)]
+    assert flops[0] < flops[1]
 
 
-def test_found_by_file_or_folder_and_named_after_it(tmp_path: Path) -> None:
+def test_files_and_folders_of_models(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
+        load_model(str(tmp_path / "nowhere.json"))
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
+        load_model(tmp_path)
     folder = tmp_path / "my-gpt"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(GPT2_XL))
+    for path in (folder / "config.json", tmp_path / "small.json"):
+        path.write_text(json.dumps(GPT2_XL))
     assert load_model(folder).name == load_model(str(folder / "config.json")).name == "my-gpt"
-    (tmp_path / "small.json").write_text(json.dumps(GPT2_XL))
     assert load_model(str(tmp_path / "small.json")).name == "small"
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (
+            {"model_type": "gpt2"},
+            r"^config: vocab_size: key is missing \(expected the number of tokens in the "
+            r"vocabulary, which every gpt2 configuration gives; n_embd, n_layer, n_head missing too\)$",
+        ),
         ([1], "not an object"),
         ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),
         (
@@ -515,10 +472,3 @@ def test_found_by_file_or_folder_and_named_after_it(tmp_path: Path) -> None:
 def test_errors_of_configurations(config: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_config(config, name="x")
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere\.json: no such file"):
-        load_model(str(tmp_path / "nowhere.json"))
-    with pytest.raises(InputError, match=r"config\.json: no such file"):
-        load_model(tmp_path)

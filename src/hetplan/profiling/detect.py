@@ -25,6 +25,7 @@ SLOTS = re.compile(
     r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$"
 )
 BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*)$")
+OUTER_COMMA = re.compile(r",(?![^\[]*\])")  # outside of brackets
 WORD = re.compile(r"[a-z]+\d+[a-z]*|\d+\w*|[a-z]+")
 
 
@@ -67,7 +68,7 @@ def read_hostfile(path: str) -> list[Host]:
 def slurm_hosts(text: str) -> list[Host]:
     """Hosts of a Slurm node list, such as `gpu[01-04,07],login1`; raises InputError."""
     names: list[str] = []
-    for part in _split(text):
+    for part in filter(None, map(str.strip, OUTER_COMMA.split(text))):
         names += _expand(part, text)
         if len(names) > MOST_HOSTS:
             raise InputError(
@@ -79,17 +80,6 @@ def slurm_hosts(text: str) -> list[Host]:
     if not names:
         raise InputError("no node", where="node list", got=text, expected="such as gpu[01-04]")
     return [Host(name) for name in dict.fromkeys(names)]
-
-
-def _split(text: str) -> list[str]:
-    """Parts at commas outside of brackets."""
-    parts, depth, begun = [], 0, 0
-    for i, c in enumerate(f"{text},"):
-        depth += (c == "[") - (c == "]")
-        if c == "," and depth == 0:
-            parts.append(text[begun:i].strip())
-            begun = i + 1
-    return [part for part in parts if part]
 
 
 def _expand(part: str, text: str) -> list[str]:
@@ -165,16 +155,14 @@ def cluster_document(
             intra_gbit=host.intra_gbit or local.intra_gbit or PCIE_GBIT,
             network_gbit=host.network_gbit or local.network_gbit or ETHERNET_GBIT,
         )
-        if full.device is None:
-            raise InputError(
-                "device type is not known", where=host.name, expected="--device NAME, or GPUs here"
-            )
-        if full.devices is None:
-            raise InputError(
-                "number of devices is not known",
-                where=host.name,
-                expected="--devices N, or GPUs here",
-            )
+        for known, what, option in (
+            (full.device, "device type", "--device NAME"),
+            (full.devices, "number of devices", "--devices N"),
+        ):
+            if known is None:
+                raise InputError(
+                    f"{what} is not known", where=host.name, expected=f"{option}, or GPUs here"
+                )
         entry = {
             "count": 1,
             "devices": full.devices,
@@ -193,18 +181,14 @@ def local_network_gbit(root: Path = Path("/sys/class")) -> float | None:
     """The fastest link of this host that is up, in Gbit/s: InfiniBand ports, else Ethernet; None
     where none tells."""
     rates = [_leading(path) for path in root.glob("infiniband/*/ports/*/rate")]
-    speeds = [
-        speed / 1000 for path in root.glob("net/*/speed") if (speed := _leading(path)) is not None
-    ]
-    speeds_known = [rate for rate in rates if rate is not None] or speeds
-    return max((rate for rate in speeds_known if rate > 0), default=None)
+    speeds = [_leading(path) / 1000 for path in root.glob("net/*/speed")]
+    return max(rates, default=0.0) or max([*speeds, 0.0]) or None
 
 
-def _leading(path: Path) -> float | None:
-    """The number that a file begins with; an interface that is down has none."""
+def _leading(path: Path) -> float:
+    """The number that a file begins with; 0 for an interface that is down, which has none."""
     try:
-        text = path.read_text()
+        match = re.match(r"\d+(\.\d+)?", path.read_text().strip())
     except OSError:
-        return None
-    match = re.match(r"-?\d+(\.\d+)?", text.strip())
-    return float(match[0]) if match else None
+        return 0.0
+    return float(match[0]) if match else 0.0

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.profiling.measured import OPERATIONS, Collectives
-from hetplan.profiling.operators import Counted, Matmul, Operator, Precision
+from hetplan.profiling.operators import Operator, Precision, Shape
 from hetplan.profiling.profile import Provenance
 from hetplan.schema import (
     Document,
@@ -157,9 +157,9 @@ class MeasuredOperator(StrictModel):
     spread_seconds: Seconds = 0.0
 
     @property
-    def flops(self) -> float:
-        """Of the products."""
-        return 2 * self.count * self.m * self.k * self.n
+    def shape(self) -> Shape:
+        """Its products, all 0 for an elementwise operator."""
+        return Shape(self.count, self.m, self.k, self.n)
 
 
 class OperatorData(Document):
@@ -218,13 +218,11 @@ def packaged(device: str, precision: str) -> EfficiencyFile | None:
     return None
 
 
-def features(count: float, m: float, k: float, n: float, elements: float) -> list[float]:
+def features(shape: Shape, elements: float) -> list[float]:
     """What trees see of an operator: logarithms of its sizes, FLOPs, elements and of FLOPs per
     element."""
-    flops = 2 * count * m * k * n
-    return [
-        float(np.log2(1 + value)) for value in (count, m, k, n, elements, flops, flops / elements)
-    ]
+    sizes = (shape.count, shape.m, shape.k, shape.n, elements)
+    return [float(np.log2(1 + v)) for v in (*sizes, shape.flops, shape.flops / elements)]
 
 
 def train(data: OperatorData, seed: int = 0) -> EfficiencyFile:
@@ -235,8 +233,8 @@ def train(data: OperatorData, seed: int = 0) -> EfficiencyFile:
         chosen = [op for op in data.operators if op.kind == kind]
         if len(chosen) < OF_OPERATORS.least:
             continue
-        rows = np.array([features(op.count, op.m, op.k, op.n, op.elements) for op in chosen])
-        flops = np.array([op.flops for op in chosen])
+        rows = np.array([features(op.shape, op.elements) for op in chosen])
+        flops = np.array([op.shape.flops for op in chosen])
         moved = np.array([op.elements for op in chosen]) * data.element_bytes
         ideal = np.maximum(flops / data.flops_per_second, moved / data.bytes_per_second)
         seconds = np.array([op.seconds for op in chosen])
@@ -277,30 +275,17 @@ class Learned:
         self, op: Operator, micro_batch: int, tensor: int, element_bytes: int
     ) -> float | None:
         """Forward seconds of an operator, None where its kind was not trained."""
-        count, m, k, n, moved = sizes_of(op, micro_batch, tensor)
-        booster = self._boosters.get("product" if count else "elementwise")
+        shape = op.shape(micro_batch, tensor) or Shape(0, 0, 0, 0)
+        moved = max(op.moved(micro_batch, tensor), 1.0)
+        booster = self._boosters.get("product" if shape.count else "elementwise")
         if booster is None:
             return None
-        rows = np.array([features(count, m, k, n, moved)])
+        rows = np.array([features(shape, moved)])
         ideal = max(
-            2 * count * m * k * n / self.file.flops_per_second,
+            shape.flops / self.file.flops_per_second,
             moved * element_bytes / self.file.bytes_per_second,
         )
         return ideal / float(shares(OF_OPERATORS, booster, rows)[0])
-
-
-def sizes_of(
-    op: Operator, micro_batch: int, tensor: int
-) -> tuple[float, float, float, float, float]:
-    """(count, m, k, n, elements moved) of an operator; the first four 0 for what is no product."""
-    if isinstance(op, Counted):
-        sizes = (0.0, 0.0, 0.0, 0.0) if op.product is None else op.product.at(micro_batch)
-        return (*sizes, max(op.all_moved(micro_batch), 1.0))
-    moved = max(op.moved(micro_batch, tensor), 1.0)
-    if isinstance(op, Matmul):
-        shape = op.shape(micro_batch, tensor)
-        return float(shape.count), float(shape.m), float(shape.k), float(shape.n), moved
-    return 0.0, 0.0, 0.0, 0.0, moved
 
 
 class LinkEfficiencyFile(Document):

@@ -26,15 +26,13 @@ from hetplan.files import read_json
 from hetplan.profiling.operators import (
     TRACED,
     Counted,
-    Growth,
     Layer,
     Precision,
     Saved,
-    Sizes,
 )
 from hetplan.profiling.profile import Date
 from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.zoo import ModelSpec, text_model
+from hetplan.profiling.zoo import BERT, LLAMA, ModelSpec, text_model
 from hetplan.schema import Count, Document, Name, NonNegative, PositiveCount, StrictModel, parse
 
 # Contexts of 32k and more are for inference; pre-training runs at a few thousand tokens.
@@ -155,24 +153,13 @@ KEYS: dict[str, dict[str, Key]] = {
 }
 CALCULON_KEYS = tuple(key for key in KEYS["calculon"] if key != "vocab_size")
 
-# RMSNorm, SwiGLU and rotary positions, no biases unless a key says so.
-LLAMA: dict[str, Any] = {
-    "rotary": True,
-    "gated": True,
-    "norm": "rms",
-    "dropout": False,
-    "attention": "fused",
-    "attention_bias": False,
-    "output_bias": False,
-    "feed_forward_bias": False,
-}
 # model type -> what all its models have, where that is not GPT-2's.
 ALWAYS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "mixtral": LLAMA,
     "opt": {"position_offset": 2},
-    "bert": {"embedding_norm": True, "final_norm": False, "head": "bert"},
+    "bert": BERT,
 }
 
 
@@ -279,8 +266,8 @@ def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> No
 
 FORMAT = "hetplan-model"
 # (fixed, each sample's)
-Line = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
-Product = Annotated[tuple[Line, Line, Line, Line], Strict(False)]
+LinePair = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
+LinePairs = Annotated[tuple[LinePair, LinePair, LinePair, LinePair], Strict(False)]
 
 
 class OperatorEntry(StrictModel):
@@ -289,9 +276,9 @@ class OperatorEntry(StrictModel):
 
     name: Name
     backward: bool
-    read: Line
-    written: Line
-    product: Product | None = None
+    read: LinePair
+    written: LinePair
+    product: LinePairs | None = None
     ruled: bool = True
 
 
@@ -333,7 +320,9 @@ class ModelFile(Document):
 
     def chain(self) -> tuple[Layer, ...]:
         """As layers."""
-        lists = [tuple(map(_counted, entries)) for entries in self.operator_lists]
+        lists = [
+            tuple(Counted(**dict(entry)) for entry in entries) for entries in self.operator_lists
+        ]
         last = len(self.layers) - 1
         return tuple(
             Layer(
@@ -384,28 +373,3 @@ class ModelFile(Document):
             lambda tensor: tensor == 1,
             notes=tuple(filter(None, (note,))),
         )
-
-
-def entry(op: Counted) -> OperatorEntry:
-    """An operator as the file has it."""
-    product = None
-    if op.product is not None:
-        p = op.product
-        product = (_pair(p.count), _pair(p.m), _pair(p.k), _pair(p.n))
-    return OperatorEntry(
-        name=op.name,
-        backward=op.backward,
-        read=_pair(op.read),
-        written=_pair(op.written),
-        product=product,
-        ruled=op.ruled,
-    )
-
-
-def _pair(growth: Growth) -> tuple[float, float]:
-    return growth.fixed, growth.each
-
-
-def _counted(op: OperatorEntry) -> Counted:
-    product = None if op.product is None else Sizes(*(Growth(*pair) for pair in op.product))
-    return Counted(op.name, op.backward, Growth(*op.read), Growth(*op.written), product, op.ruled)

@@ -20,33 +20,31 @@ Precision = Literal["fp16", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 
 
-@dataclass(frozen=True)
-class Growth:
-    """fixed + each * samples."""
+ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
-    fixed: float
-    each: float
-
-    def at(self, samples: int) -> float:
-        """For a micro-batch."""
-        return self.fixed + self.each * samples
+Split = Literal["none", "k", "n", "count"]
+Line = tuple[float, float]  # (a, b): a + b * samples
+Product = tuple[Line, Line, Line, Line]  # count, m, k, n
 
 
-NOTHING = Growth(0.0, 0.0)
+def at(line: Line, samples: int) -> float:
+    """A size for a micro-batch."""
+    return line[0] + line[1] * samples
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """`count` products of an m x k with a k x n matrix."""
+class Shape:
+    """`count` products of an m x k with a k x n matrix, as one device computes them."""
 
-    count: Growth
-    m: Growth
-    k: Growth
-    n: Growth
+    count: float
+    m: float
+    k: float
+    n: float
 
-    def at(self, samples: int) -> tuple[float, float, float, float]:
-        """(count, m, k, n) of a micro-batch."""
-        return self.count.at(samples), self.m.at(samples), self.k.at(samples), self.n.at(samples)
+    @property
+    def flops(self) -> float:
+        """2 m k n per product."""
+        return 2.0 * self.count * self.m * self.k * self.n
 
 
 @dataclass(frozen=True)
@@ -59,49 +57,20 @@ class Counted:
 
     name: str
     backward: bool
-    read: Growth
-    written: Growth
-    product: Sizes | None = None
+    read: Line
+    written: Line
+    product: Product | None = None
     ruled: bool = True
 
-    def flops(self, samples: int = 1) -> float:
-        """2 count m k n; 0 for what is no product."""
+    def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape | None:
+        """Its products; None for what is none."""
         if self.product is None:
-            return 0.0
-        count, m, k, n = self.product.at(samples)
-        return 2.0 * count * m * k * n
-
-    def all_moved(self, samples: int = 1) -> float:
-        """Elements read and written, in whichever pass it is."""
-        return self.read.at(samples) + self.written.at(samples)
+            return None
+        return Shape(*(at(line, micro_batch) for line in self.product))
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
-        """Elements moved in the forward pass."""
-        return 0.0 if self.backward else self.all_moved(micro_batch)
-
-    def moved_back(self, micro_batch: int = 1, tensor: int = 1) -> float:
-        """Elements moved in the backward pass."""
-        return self.all_moved(micro_batch) if self.backward else 0.0
-
-
-ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
-
-Split = Literal["none", "k", "n", "count"]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """`count` products of an m x k with a k x n matrix, as one device computes them."""
-
-    count: int
-    m: int
-    k: int
-    n: int
-
-    @property
-    def flops(self) -> float:
-        """2 m k n per product."""
-        return 2.0 * self.count * self.m * self.k * self.n
+        """Elements read and written, in whichever pass it is."""
+        return at(self.read, micro_batch) + at(self.written, micro_batch)
 
 
 @dataclass(frozen=True)
@@ -166,6 +135,9 @@ class Elementwise:
     backward: int
     split: bool = False
 
+    def shape(self, micro_batch: int = 1, tensor: int = 1) -> None:
+        """It is no product."""
+
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
         """Elements moved in the forward pass by one device."""
         return float(micro_batch * _share(self.forward, tensor if self.split else 1))
@@ -187,11 +159,12 @@ def launches(op: Operator) -> tuple[int, int]:
 
 def flops_of(op: Operator) -> tuple[float, float]:
     """FLOPs of matrix products for one sample: forward, backward."""
+    shape = op.shape()
+    if shape is None:
+        return 0.0, 0.0
     if isinstance(op, Counted):
-        return (0.0, op.flops()) if op.backward else (op.flops(), 0.0)
-    if isinstance(op, Matmul):
-        return op.shape().flops, op.shape().flops * op.backward_products
-    return 0.0, 0.0
+        return (0.0, shape.flops) if op.backward else (shape.flops, 0.0)
+    return shape.flops, shape.flops * launches(op)[1]
 
 
 @dataclass(frozen=True)
@@ -257,18 +230,6 @@ class Layer:
     def backward_flops(self) -> float:
         """FLOPs of the matrix products, backward."""
         return sum(flops_of(op)[1] for op in self.operators)
-
-    def param_bytes(self, precision: Precision) -> float:
-        """Bytes of the owned parameters."""
-        return float(self.params * ELEMENT_BYTES[precision])
-
-    def tied_param_bytes(self, precision: Precision) -> float:
-        """Bytes of the parameters shared with an earlier layer."""
-        return float(self.tied_params * ELEMENT_BYTES[precision])
-
-    def activation_bytes(self, precision: Precision) -> float:
-        """Bytes sent to the next layer."""
-        return float(self.output * ELEMENT_BYTES[precision])
 
     def saved_bytes(self, precision: Precision) -> float:
         """Bytes kept for the backward pass, no recomputation."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import Model
+from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, layer_time
 from hetplan.schema import derived
@@ -68,13 +69,13 @@ def predict(
 
 def profile_layers(model: Model) -> list[ProfileLayer]:
     """The device-independent part of a profile of `model`."""
-    p = model.precision
+    p, width = model.precision, ELEMENT_BYTES[model.precision]
     return [
         ProfileLayer(
             name=layer.name,
-            param_bytes=layer.param_bytes(p),
-            tied_param_bytes=layer.tied_param_bytes(p),
-            activation_bytes=layer.activation_bytes(p),
+            param_bytes=float(layer.params * width),
+            tied_param_bytes=float(layer.tied_params * width),
+            activation_bytes=float(layer.output * width),
             tensor_bytes=layer.tensor_bytes(p),
             saved_bytes=layer.saved_bytes(p),
             replicated_saved_bytes=layer.replicated_saved_bytes(p),

@@ -29,7 +29,15 @@ from hetplan.schema import (
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
-class Provenance(StrictModel):
+class WithoutEmpty(StrictModel):
+    """Written without the keys that hold None or an empty list."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value not in (None, [])}
+
+
+class Provenance(WithoutEmpty):
     """Where the numbers come from. calibrated: whether measurements corrected a prediction.
 
     learned: device types predicted with an efficiency learned from measured operators; others have
@@ -41,14 +49,6 @@ class Provenance(StrictModel):
     date: Date
     calibrated: bool = False
     learned: list[Name] = Field(default_factory=list)
-
-    @model_serializer(mode="wrap")
-    def _without_learned(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written without the key where nothing was learned."""
-        content: dict[str, Any] = handler(self)
-        if not content.get("learned"):
-            content.pop("learned", None)
-        return content
 
 
 class ProfileLayer(StrictModel):
@@ -99,7 +99,7 @@ class Readings(StrictModel):
     peak_bytes: list[Bytes] | None = None
 
 
-class ProfileTable(StrictModel):
+class ProfileTable(WithoutEmpty):
     """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of
     measured tables."""
 
@@ -109,14 +109,6 @@ class ProfileTable(StrictModel):
     forward_seconds: SecondsRow
     backward_seconds: SecondsRow
     readings: Readings | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_readings(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A table without readings is written without the key."""
-        content: dict[str, Any] = handler(self)
-        if content.get("readings") is None:
-            content.pop("readings", None)
-        return content
 
     def spread(self) -> list[float] | None:
         """Forward + backward spread per layer [L], None where nothing was measured."""

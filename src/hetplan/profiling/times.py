@@ -128,30 +128,15 @@ class Rates:
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
     """The roofline of one operator, forward and backward."""
+    seconds = op.moved(micro_batch, tensor) * rates.element_seconds
+    shape = op.shape(micro_batch, tensor)
+    if shape is not None:
+        seconds = max(tiled_flops(shape, rates.tile) / rates.flops_per_s, seconds)
     if isinstance(op, Counted):
-        return one_pass(op, counted_seconds(op, rates, micro_batch))
-    moved = op.moved(micro_batch, tensor) * rates.element_seconds
+        return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
     if isinstance(op, Matmul):
-        flops = tiled_flops(op.shape(micro_batch, tensor), rates.tile)
-        forward = max(flops / rates.flops_per_s, moved)
-        return LayerTime(forward, forward * op.backward_products)
-    return LayerTime(moved, op.moved_back(micro_batch, tensor) * rates.element_seconds)
-
-
-def counted_seconds(op: Counted, rates: Rates, samples: int) -> float:
-    """The roofline of a traced operator."""
-    moved = op.all_moved(samples) * rates.element_seconds
-    if op.product is None:
-        return moved
-    count, m, k, n = op.product.at(samples)
-    return max(
-        2.0 * count * _tiled(m, rates.tile) * k * _tiled(n, rates.tile) / rates.flops_per_s, moved
-    )
-
-
-def one_pass(op: Counted, seconds: float) -> LayerTime:
-    """Seconds in the pass of a traced operator."""
-    return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
+        return LayerTime(seconds, seconds * op.backward_products)
+    return LayerTime(seconds, op.moved_back(micro_batch, tensor) * rates.element_seconds)
 
 
 def learned_time(
@@ -163,25 +148,19 @@ def learned_time(
     element_bytes: int,
 ) -> LayerTime:
     """What was learned of an operator's forward pass, and the plain roofline's ratio of its
-    passes."""
+    passes; of a traced operator the seconds of its only pass."""
     seconds = learned.seconds(op, micro_batch, tensor, element_bytes)
     if seconds is None:
         return plain
-    if isinstance(op, Counted):
-        return one_pass(op, seconds)
-    return LayerTime(
-        seconds, seconds * (plain.backward / plain.forward if plain.forward > 0 else 0.0)
-    )
+    if plain.forward == 0:
+        return LayerTime(0.0, seconds if plain.backward > 0 else 0.0)
+    return LayerTime(seconds, seconds * plain.backward / plain.forward)
 
 
 def tiled_flops(shape: Shape, tile: int) -> float:
     """FLOPs with m and n rounded up to whole tiles."""
-    return 2.0 * shape.count * _tiled(shape.m, tile) * _tiled(shape.n, tile) * shape.k
-
-
-def _tiled(size: float, tile: int) -> float:
-    """Rounded up to whole tiles."""
-    return -(-size // tile) * tile
+    m, n = (-(-size // tile) * tile for size in (shape.m, shape.n))
+    return 2.0 * shape.count * m * n * shape.k
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
@@ -191,26 +170,7 @@ def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float
     latency: seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022), equation 3,
     without the latency.
     """
-    _check(size, bandwidth, latency)
-    if ranks < 1:
-        raise InputError("ranks is not usable", got=ranks, expected="at least 1")
     return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
-
-
-def transfer_seconds(size: float, bandwidth: float, latency: float = 0.0) -> float:
-    """Time of one message of `size` bytes: size / b + a."""
-    _check(size, bandwidth, latency)
-    return size / bandwidth + latency
-
-
-def _check(size: float, bandwidth: float, latency: float) -> None:
-    """Refuse sizes, bandwidths and latencies that are no such thing (NaN included)."""
-    if not size >= 0:
-        raise InputError("size is not usable", got=size, expected="at least 0 bytes")
-    if not bandwidth > 0:
-        raise InputError("bandwidth is not usable", got=bandwidth, expected="more than 0 bytes/s")
-    if not latency >= 0:
-        raise InputError("latency is not usable", got=latency, expected="at least 0 seconds")
 
 
 Recomputation = Literal["none", "selective", "full"]

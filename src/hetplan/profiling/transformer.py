@@ -16,7 +16,7 @@ split in embedding and head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Reduce, Saved
 
@@ -94,6 +94,17 @@ class Transformer:
         """Whether Megatron's split works: heads, key-value heads and feed-forward size divide
         evenly."""
         return all(size % tensor == 0 for size in (self.heads, self.kv_heads, self.feed_forward))
+
+
+def transformer(
+    layers: int, hidden: int, heads: int, feed_forward: int, **others: Any
+) -> Transformer:
+    """A shape whose heads share the hidden size, each with its own key and value; `others` are
+    further fields, or these two."""
+    usual = {"kv_heads": heads, "head_dim": hidden // heads}
+    return Transformer(
+        layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward, **(usual | others)
+    )
 
 
 def bert_head_params(t: Transformer) -> int:

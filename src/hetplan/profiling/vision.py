@@ -8,44 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Saved
-from hetplan.profiling.transformer import Transformer, block, norm
+from hetplan.profiling.transformer import Transformer, block, norm, transformer
 
-VGG19 = (
-    64,
-    64,
-    0,
-    128,
-    128,
-    0,
-    256,
-    256,
-    256,
-    256,
-    0,
-    512,
-    512,
-    512,
-    512,
-    0,
-    512,
-    512,
-    512,
-    512,
-    0,
-)
+# Widths of 3x3 convolutions; 0: pooling.
+VGG19 = (*(64, 64, 0, 128, 128, 0), *((256,) * 4), 0, *((512,) * 4), 0, *((512,) * 4), 0)
 
 
 def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
     """A transformer encoder without vocabulary or dropout."""
-    shape: dict[str, Any] = {
-        "vocabulary": 0,
-        "kv_heads": heads,
-        "head_dim": hidden // heads,
-        "dropout": False,
-    }
-    return Transformer(
-        hidden=hidden, layers=layers, heads=heads, feed_forward=feed_forward, **(shape | changes)
-    )
+    shape = {"vocabulary": 0, "dropout": False, **changes}
+    return transformer(layers, hidden, heads, feed_forward, **shape)
 
 
 def vit_layers(

@@ -7,19 +7,17 @@ A `ModelSpec` is a model without a sequence length; `chain` gives its layers for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
 from hetplan.profiling.operators import Layer
-from hetplan.profiling.transformer import Experts, Transformer, transformer_layers
+from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
 from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers
 
 # Far beyond any context; the squares in attention stay within what files may carry.
 LONGEST_SEQUENCE = 10**8
-
-POPLAR = "size named in Poplar (AAAI 2025); shape chosen by hetplan"
 
 
 @dataclass(frozen=True)
@@ -103,67 +101,63 @@ def text_model(
     )
 
 
+# GPT-2 (Radford et al. 2019): learned positions, biases, tied head, dropout.
+GPT2: dict[str, Any] = {"vocabulary": 50257, "positions": 1024}
+# Llama (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases.
+LLAMA: dict[str, Any] = {
+    "rotary": True,
+    "gated": True,
+    "norm": "rms",
+    "dropout": False,
+    "attention": "fused",
+    "attention_bias": False,
+    "output_bias": False,
+    "feed_forward_bias": False,
+}
+# BERT with its pre-training heads (Devlin et al. 2019).
+BERT: dict[str, Any] = {"embedding_norm": True, "final_norm": False, "head": "bert"}
+# GLM-130B's kind (Zeng et al. 2023): DeepNorm, GeGLU, rotary positions, biases, tied head.
+GLM: dict[str, Any] = {
+    "vocabulary": 150528,
+    "rotary": True,
+    "gated": True,
+    "dropout": False,
+    "attention": "fused",
+}
+
+
+def gpt2(layers: int, hidden: int, heads: int, **changes: Any) -> Transformer:
+    """A model of GPT-2's kind."""
+    return transformer(layers, hidden, heads, 4 * hidden, **{**GPT2, **changes})
+
+
+def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
+    """A model of Llama's kind, with a head of its own."""
+    kind = {**LLAMA, "vocabulary": 32000, "tied": False, **changes}
+    return transformer(layers, hidden, heads, feed_forward, **kind)
+
+
+def bert(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
+    """A model of BERT's kind."""
+    kind = {**BERT, "vocabulary": 30522, "positions": 512, "types": 2, **changes}
+    return transformer(layers, hidden, heads, feed_forward, **kind)
+
+
 def checkpoint(params: int, repository: str) -> Published:
     """The exact count of a checkpoint on the Hugging Face hub."""
     return Published(params, f"Hugging Face hub, {repository}")
 
 
-def gpt2(layers: int, hidden: int, heads: int, **changes: Any) -> Transformer:
-    """GPT-2 (Radford et al. 2019): learned positions, biases, tied head, dropout."""
-    shape = Transformer(
-        vocabulary=50257, hidden=hidden, layers=layers, heads=heads, feed_forward=4 * hidden,
-        kv_heads=heads, head_dim=hidden // heads, positions=1024,
-    )  # fmt: skip
-    return replace(shape, **changes)
+def torchvision(params: int, name: str) -> Published:
+    """The exact count in torchvision's table of weights."""
+    return Published(params, f"torchvision {name}, IMAGENET1K_V1")
 
 
-def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
-    """Llama (Touvron et al. 2023): RMSNorm, SwiGLU, rotary positions, no biases, untied head."""
-    shape = Transformer(
-        vocabulary=32000,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        feed_forward=feed_forward,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        rotary=True,
-        gated=True,
-        norm="rms",
-        attention_bias=False,
-        output_bias=False,
-        feed_forward_bias=False,
-        tied=False,
-        dropout=False,
-        attention="fused",
-    )
-    return replace(shape, **changes)
-
-
-def bert(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
-    """BERT with its pre-training heads (Devlin et al. 2019)."""
-    shape = Transformer(
-        vocabulary=30522, hidden=hidden, layers=layers, heads=heads, feed_forward=feed_forward,
-        kv_heads=heads, head_dim=hidden // heads, positions=512, types=2, embedding_norm=True,
-        final_norm=False, head="bert",
-    )  # fmt: skip
-    return replace(shape, **changes)
-
-
-def glm(layers: int, hidden: int, heads: int, feed_forward: int) -> Transformer:
-    """GLM-130B's kind (Zeng et al. 2023): DeepNorm, GeGLU, rotary positions, biases, tied head."""
-    return Transformer(
-        vocabulary=150528,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        feed_forward=feed_forward,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        rotary=True,
-        gated=True,
-        dropout=False,
-        attention="fused",
+def vit(name: str, shape: Transformer, published: Published) -> ModelSpec:
+    """ViT with patches of 16 on 224 x 224 images, 1000 classes."""
+    source, fits = "Dosovitskiy et al. 2021, Table 1", shape.tensor_degree_fits
+    return ModelSpec(
+        name, source, None, lambda _: vit_layers(shape), fits, published, encoder=shape
     )
 
 
@@ -182,133 +176,156 @@ def transgan() -> ModelSpec:
     )
 
 
-def vit(name: str, shape: Transformer, published: Published) -> ModelSpec:
-    """ViT with patches of 16 on 224 x 224 images, 1000 classes."""
-    source = "Dosovitskiy et al. 2021, Table 1"
-    fits = shape.tensor_degree_fits
-    return ModelSpec(
-        name, source, None, lambda _: vit_layers(shape), fits, published, encoder=shape
-    )
+AMP = "AMP (NeurIPS 2022), Section 4.1: L = 24, H = 1024; vocabulary padded as in its release"
+ASTRA = "size named in Astra; shape chosen by hetplan"
+DEVLIN = "Devlin et al. 2019, Section 3"
+HAP = "HAP (EuroSys 2024), Section 7: BERT-base, top-2 experts in every second block; 8 experts"
+LLAMA_2 = "Touvron et al. 2023 (Llama 2), Appendix A.2"
+LLAMA_3 = "Grattafiori et al. 2024 (Llama 3), Table 3"
+POPLAR = "size named in Poplar (AAAI 2025); shape chosen by hetplan"
+RADFORD = "Radford et al. 2019, Table 2"
+SIMONYAN = "Simonyan and Zisserman 2015, Table 1 (E)"
+TINY_LLAMA = "TinyLlama (Zhang et al. 2024), Table 1"
+ZENG = "Zeng et al. 2023 (GLM-130B), Section 2; release, configs/model_glm_130b.sh"
 
+NAMED_BY_POPLAR = "the name, in Poplar's experiments"
+# grouped queries and a larger vocabulary
+LLAMA_3_SHAPE: dict[str, Any] = {"kv_heads": 8, "vocabulary": 128256}
+GPT2_MEDIUM_PARAMS, BERT_BASE_PARAMS = 354_823_168, 110_106_428
+# HAP's Table 1 (84 + 36 m million parameters on m devices) is of a narrower BERT whose width the
+# paper does not state; here it is BERT-base, and 8 experts in six of its blocks.
+EXPERTS = Experts(count=8, active=2, every=2)
+EXPERT_PARAMS = 6 * (7 * (2 * 768 * 3072 + 3072 + 768) + 8 * 768)
 
-def torchvision(params: int, name: str) -> Published:
-    """The exact count in torchvision's table of weights."""
-    return Published(params, f"torchvision {name}, IMAGENET1K_V1")
-
-
-def gpt_models() -> list[ModelSpec]:
-    """GPT-2 in its four sizes and as AMP trains it."""
-    radford = "Radford et al. 2019, Table 2"
-    amp = "AMP (NeurIPS 2022), Section 4.1: L = 24, H = 1024; vocabulary padded as in its release"
-    padded = Published(
-        354_823_168 + 1999 * 1024, "gpt2-medium and the rows that pad its 50257 tokens to 52256"
-    )
-    return [
-        text_model("gpt2", radford, 1024, gpt2(12, 768, 12), checkpoint(124_439_808, "gpt2")),
-        text_model(
-            "gpt2-medium", radford, 1024, gpt2(24, 1024, 16), checkpoint(354_823_168, "gpt2-medium")
+MODELS = (
+    text_model("gpt2", RADFORD, 1024, gpt2(12, 768, 12), checkpoint(124_439_808, "gpt2")),
+    text_model(
+        "gpt2-medium",
+        RADFORD,
+        1024,
+        gpt2(24, 1024, 16),
+        checkpoint(GPT2_MEDIUM_PARAMS, "gpt2-medium"),
+    ),
+    text_model(
+        "gpt2-large", RADFORD, 1024, gpt2(36, 1280, 20), checkpoint(774_030_080, "gpt2-large")
+    ),
+    text_model("gpt2-xl", RADFORD, 1024, gpt2(48, 1600, 25), checkpoint(1_557_611_200, "gpt2-xl")),
+    text_model(
+        "gpt2-amp",
+        AMP,
+        1024,
+        gpt2(24, 1024, 16, vocabulary=52256),
+        Published(
+            GPT2_MEDIUM_PARAMS + 1999 * 1024,
+            "gpt2-medium and the rows that pad its 50257 tokens to 52256",
         ),
-        text_model(
-            "gpt2-large", radford, 1024, gpt2(36, 1280, 20), checkpoint(774_030_080, "gpt2-large")
+    ),
+    text_model(
+        "glm-67b",
+        ASTRA,
+        2048,
+        transformer(80, 8192, 64, 22528, **GLM),
+        Published(67e9, "the name, in Astra's tables; no such model is released"),
+    ),
+    # The released GLM-130B has 128.7e9 parameters: its head shares the embedding. 130e9, its name,
+    # is reached within 0.5 % only by counting the embedding twice, as the first and the last
+    # pipeline stage hold it.
+    text_model(
+        "glm-130b",
+        ZENG,
+        2048,
+        transformer(70, 12288, 96, 32768, **GLM),
+        Published(240 * 2**30 / 2, "released fp16 checkpoint: 240 GiB (zai-org/GLM-130B#80)"),
+    ),
+    text_model(
+        "llama-0.5b",
+        POPLAR,
+        2048,
+        llama(21, 1280, 20, 3456),
+        Published(0.5e9, NAMED_BY_POPLAR),
+    ),
+    text_model(
+        "llama-1.1b",
+        TINY_LLAMA,
+        2048,
+        llama(22, 2048, 32, 5632, kv_heads=4),
+        checkpoint(1_100_048_384, "TinyLlama/TinyLlama_v1.1"),
+    ),
+    text_model(
+        "llama2-7b",
+        LLAMA_2,
+        4096,
+        llama(32, 4096, 32, 11008),
+        checkpoint(6_738_415_616, "meta-llama/Llama-2-7b-hf"),
+    ),
+    text_model(
+        "llama2-13b",
+        LLAMA_2,
+        4096,
+        llama(40, 5120, 40, 13824),
+        checkpoint(13_015_864_320, "meta-llama/Llama-2-13b-hf"),
+    ),
+    text_model(
+        "llama2-70b",
+        LLAMA_2,
+        4096,
+        llama(80, 8192, 64, 28672, kv_heads=8),
+        checkpoint(68_976_648_192, "meta-llama/Llama-2-70b-hf"),
+    ),
+    text_model(
+        "llama3-8b",
+        LLAMA_3,
+        8192,
+        llama(32, 4096, 32, 14336, **LLAMA_3_SHAPE),
+        checkpoint(8_030_261_248, "meta-llama/Meta-Llama-3-8B"),
+    ),
+    text_model(
+        "llama3-70b",
+        LLAMA_3,
+        8192,
+        llama(80, 8192, 64, 28672, **LLAMA_3_SHAPE),
+        checkpoint(70_553_706_496, "meta-llama/Meta-Llama-3-70B"),
+    ),
+    text_model(
+        "bert-base",
+        DEVLIN,
+        512,
+        bert(12, 768, 12, 3072),
+        checkpoint(BERT_BASE_PARAMS, "google-bert/bert-base-uncased with both heads"),
+    ),
+    text_model(
+        "bert-large",
+        DEVLIN,
+        512,
+        bert(24, 1024, 16, 4096),
+        checkpoint(336_226_108, "google-bert/bert-large-uncased with both heads"),
+    ),
+    text_model(
+        "bert-1.1b", POPLAR, 512, bert(20, 2048, 32, 8448), Published(1.1e9, NAMED_BY_POPLAR)
+    ),
+    text_model(
+        "bert-moe",
+        HAP,
+        512,
+        bert(12, 768, 12, 3072, experts=EXPERTS),
+        Published(
+            BERT_BASE_PARAMS + EXPERT_PARAMS,
+            "bert-base with the experts and routers that are added to it",
         ),
-        text_model(
-            "gpt2-xl", radford, 1024, gpt2(48, 1600, 25), checkpoint(1_557_611_200, "gpt2-xl")
-        ),
-        text_model("gpt2-amp", amp, 1024, gpt2(24, 1024, 16, vocabulary=52256), padded),
-    ]
-
-
-def glm_models() -> list[ModelSpec]:
-    """GLM-130B and a smaller one of its kind.
-
-    The released GLM-130B has 128.7e9 parameters: its head shares the embedding. 130e9, its name, is
-    reached within 0.5 % only by counting the embedding twice, as the first and the last pipeline
-    stage hold it.
-    """
-    zeng = "Zeng et al. 2023 (GLM-130B), Section 2; release, configs/model_glm_130b.sh"
-    astra = "size named in Astra; shape chosen by hetplan"
-    download = Published(240 * 2**30 / 2, "released fp16 checkpoint: 240 GiB (zai-org/GLM-130B#80)")
-    named = Published(67e9, "the name, in Astra's tables; no such model is released")
-    return [
-        text_model("glm-67b", astra, 2048, glm(80, 8192, 64, 22528), named),
-        text_model("glm-130b", zeng, 2048, glm(70, 12288, 96, 32768), download),
-    ]
-
-
-def llama_models() -> list[ModelSpec]:
-    """Llama 2, Llama 3, TinyLlama, and Poplar's small one."""
-    llama2 = "Touvron et al. 2023 (Llama 2), Appendix A.2"
-    llama3 = "Grattafiori et al. 2024 (Llama 3), Table 3"
-    tiny = "TinyLlama (Zhang et al. 2024), Table 1"
-    wide = {"kv_heads": 8, "vocabulary": 128256}
-    meta = {
-        size: checkpoint(params, f"meta-llama/{repository}")
-        for size, params, repository in (
-            ("2-7b", 6_738_415_616, "Llama-2-7b-hf"),
-            ("2-13b", 13_015_864_320, "Llama-2-13b-hf"),
-            ("2-70b", 68_976_648_192, "Llama-2-70b-hf"),
-            ("3-8b", 8_030_261_248, "Meta-Llama-3-8B"),
-            ("3-70b", 70_553_706_496, "Meta-Llama-3-70B"),
-        )
-    }
-    small = Published(0.5e9, "the name, in Poplar's experiments")
-    tinyllama = checkpoint(1_100_048_384, "TinyLlama/TinyLlama_v1.1")
-    return [
-        text_model("llama-0.5b", POPLAR, 2048, llama(21, 1280, 20, 3456), small),
-        text_model("llama-1.1b", tiny, 2048, llama(22, 2048, 32, 5632, kv_heads=4), tinyllama),
-        text_model("llama2-7b", llama2, 4096, llama(32, 4096, 32, 11008), meta["2-7b"]),
-        text_model("llama2-13b", llama2, 4096, llama(40, 5120, 40, 13824), meta["2-13b"]),
-        text_model(
-            "llama2-70b", llama2, 4096, llama(80, 8192, 64, 28672, kv_heads=8), meta["2-70b"]
-        ),
-        text_model("llama3-8b", llama3, 8192, llama(32, 4096, 32, 14336, **wide), meta["3-8b"]),
-        text_model("llama3-70b", llama3, 8192, llama(80, 8192, 64, 28672, **wide), meta["3-70b"]),
-    ]
-
-
-def bert_models() -> list[ModelSpec]:
-    """BERT, Poplar's larger one, and HAP's mixture of experts.
-
-    HAP's Table 1 (84 + 36 m million parameters on m devices) is of a narrower BERT whose width the
-    paper does not state; here it is BERT-base, and 8 experts in six of its blocks.
-    """
-    devlin = "Devlin et al. 2019, Section 3"
-    hap = "HAP (EuroSys 2024), Section 7: BERT-base, top-2 experts in every second block; 8 experts"
-    moe = Experts(count=8, active=2, every=2)
-    base = checkpoint(110_106_428, "google-bert/bert-base-uncased with both heads")
-    large = checkpoint(336_226_108, "google-bert/bert-large-uncased with both heads")
-    added = 6 * (7 * (2 * 768 * 3072 + 3072 + 768) + 8 * 768)
-    experts = Published(
-        base.params + added, "bert-base with the experts and routers that are added to it"
-    )
-    named = Published(1.1e9, "the name, in Poplar's experiments")
-    return [
-        text_model("bert-base", devlin, 512, bert(12, 768, 12, 3072), base),
-        text_model("bert-large", devlin, 512, bert(24, 1024, 16, 4096), large),
-        text_model("bert-1.1b", POPLAR, 512, bert(20, 2048, 32, 8448), named),
-        text_model("bert-moe", hap, 512, bert(12, 768, 12, 3072, experts=moe), experts),
-    ]
-
-
-def image_models() -> list[ModelSpec]:
-    """ViT, VGG and AMP's generator, whose parameters nobody has published."""
-    simonyan = "Simonyan and Zisserman 2015, Table 1 (E)"
-    vgg19 = torchvision(143_667_240, "vgg19")
-    return [
-        vit("vit-base", encoder(768, 12, 12, 3072), torchvision(86_567_656, "vit_b_16")),
-        vit("vit-large", encoder(1024, 24, 16, 4096), torchvision(304_326_632, "vit_l_16")),
-        ModelSpec(
-            "vgg19", simonyan, None, lambda _: vgg_layers(), lambda tensor: tensor == 1, vgg19
-        ),
-        transgan(),
-    ]
-
-
-BUILT_IN: dict[str, ModelSpec] = {
-    model.name: model
-    for models in (gpt_models, glm_models, llama_models, bert_models, image_models)
-    for model in models()
-}
+    ),
+    vit("vit-base", encoder(768, 12, 12, 3072), torchvision(86_567_656, "vit_b_16")),
+    vit("vit-large", encoder(1024, 24, 16, 4096), torchvision(304_326_632, "vit_l_16")),
+    ModelSpec(
+        "vgg19",
+        SIMONYAN,
+        None,
+        lambda _: vgg_layers(),
+        lambda tensor: tensor == 1,
+        torchvision(143_667_240, "vgg19"),
+    ),
+    transgan(),
+)
+BUILT_IN = {model.name: model for model in MODELS}
 
 
 def built_in(name: str) -> ModelSpec:

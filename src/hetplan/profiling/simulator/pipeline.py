@@ -402,15 +402,3 @@ def simulate_stages(
         last = tasks.add((devices,), kind=Kind.OPTIMIZER, unit=units, seconds=updates)
         tasks.order(np.broadcast_to(joint[-1:], (devices,)) if join[-1] else work[-1], last)
     return simulate(tasks.build(devices))
-
-
-def closed_form(replica: Replica) -> float:
-    """(M - 1) max_s (f + b) + sum_s (f + b) + transfers of one micro-batch there and back: the
-    papers' formula.
-
-    For one chunk and equal micro-batches (the first one's times count); what AMP's eq. 5 and
-    Astra's eq. 22 charge.
-    """
-    stage = replica.pass_seconds.sum(axis=1)[:, 0, 0]
-    hops, latency = replica.hop_seconds[:, :, 0].sum(), 2 * replica.hop_latency.sum()
-    return float((replica.micro_batches - 1) * stage.max() + stage.sum() + hops + latency)

@@ -13,15 +13,15 @@ import datetime
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line
-from hetplan.profiling.model_files import LayerEntry, ModelFile, entry
-from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Growth, Precision, Sizes
+from hetplan.profiling.model_files import LayerEntry, ModelFile, OperatorEntry
+from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Line, Precision
 from hetplan.runtime.tracing.counter import Call, Counter, Fused, Layers, storage
 from hetplan.runtime.tracing.private import (
     DataDependentOutputException,
@@ -91,7 +91,7 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
         sequence=few.tokens,
         precision=precision,
         layers=layers,
-        operator_lists=[[entry(op) for op in own] for own in lists],
+        operator_lists=[[OperatorEntry(**asdict(op)) for op in own] for own in lists],
     )
 
 
@@ -100,7 +100,8 @@ def counted(a: Call, b: Call, width: int, where: str) -> Counted:
     one, other = joined(a.products), joined(b.products)
     product = None
     if one is not None and other is not None:
-        product = Sizes(*(growth(x, y, where) for x, y in zip(one, other, strict=True)))
+        count, m, k, n = (growth(x, y, where) for x, y in zip(one, other, strict=True))
+        product = count, m, k, n
     read = growth(a.read / width, b.read / width, where)
     written = growth(a.written / width, b.written / width, where)
     return Counted(a.name, a.backward, read, written, product, a.ruled)
@@ -115,7 +116,7 @@ def joined(products: Sequence[Product]) -> Product | None:
     return (count, m, work / (count * m * n), n) if count * m * n else (0.0, 0.0, 0.0, 0.0)
 
 
-def growth(few: float, more: float, where: str) -> Growth:
+def growth(few: float, more: float, where: str) -> Line:
     """The straight line through sizes at 2 and at 3 samples."""
     each = more - few
     fixed = few - SAMPLES[0] * each
@@ -125,12 +126,12 @@ def growth(few: float, more: float, where: str) -> Growth:
             got=f"{few:g} for 2 samples, {more:g} for 3",
             expected="samples that do not influence each other",
         )  # fmt: skip
-    return Growth(max(fixed, 0.0), each)
+    return max(fixed, 0.0), each
 
 
 def one_sample(few: float, more: float, where: str) -> float:
     """The size at one sample, what does not grow included."""
-    return growth(few, more, where).at(1)
+    return sum(growth(few, more, where))
 
 
 def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Passes:

@@ -139,7 +139,7 @@ class ModelFacts:
     def boundary_bytes(self) -> float:
         """Bytes per sample between two blocks: what a stage sends on, and what full recomputation
         keeps."""
-        return self.blocks[0].activation_bytes(self.precision)
+        return float(self.blocks[0].output * ELEMENT_BYTES[self.precision])
 
 
 def model_facts(model: Model) -> ModelFacts:
