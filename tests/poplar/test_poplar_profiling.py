@@ -15,7 +15,6 @@ from hetplan.formulations.poplar.awareness import (
     MemoryReading,
     OutOfMemoryOnDevice,
     explore,
-    explore_cluster,
     linear_curve,
     natural_spline,
     spline_curve,
@@ -97,16 +96,6 @@ def test_algorithm_1_on_a_device_that_is_no_curve() -> None:
     assert explore(Live(67.0)).largest == 11
     assert explore(Live(14.0)).largest == 0  # the forward pass fits, the backward pass does not
     assert explore(Live(12.0)).largest == 0
-
-
-def test_the_stage_is_raised_until_every_device_holds_a_sample() -> None:
-    def devices_at(stage: int) -> list[Live]:
-        return [Live(10.0 + 3.0 * stage), Live(100.0)]
-
-    stage, found = explore_cluster(devices_at)
-    assert stage == 2 and [aware.largest for aware in found] == [1, 18]
-    with pytest.raises(InputError, match="device 0 cannot run one sample"):
-        explore_cluster(lambda stage: [Live(11.0)])
 
 
 def test_the_paper_measures_few_points_and_plans_on_splines() -> None:

@@ -15,10 +15,15 @@ from pydantic import AfterValidator, Field
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import NoStageFits
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.describe import describe, pieces_of
-from hetplan.formulations.poplar.pose import Assumptions, Posed, pose, pose_lowest_stage
+from hetplan.formulations.poplar.pose import (
+    Assumptions,
+    NoStageFits,
+    Posed,
+    pose,
+    pose_lowest_stage,
+)
 from hetplan.formulations.poplar.zero import STAGES
 from hetplan.planner.strategy import (
     Candidate,

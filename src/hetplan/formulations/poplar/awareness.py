@@ -4,9 +4,9 @@ t(1..mbs) through the measured points.
 A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU,
 or a curve. The estimate from one forward pass bounds the search; doubling brackets the largest
 micro-batch, binary search finds it, and every pass that fits is a measured point. Where not even
-one sample fits on some device, the ZeRO stage is raised. Departures from the printed algorithm,
-without which it does not end: the binary search keeps `low` at a batch that ran and moves by at
-least one.
+one sample fits on some device, the ZeRO stage is raised (`pose`). Departures from the printed
+algorithm, without which it does not end: the binary search keeps `low` at a batch that ran and
+moves by at least one.
 Poplar divides each measured time by its batch, lays a natural cubic spline through these speeds and
 reads the curve at every batch. Splines swing: between two measurements they may claim a step faster
 than both, which `dips` reports.
@@ -16,7 +16,7 @@ appendix "Cubic Spline Interpolation".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,10 +28,6 @@ from hetplan.formulations.poplar.problem import Floats
 
 class OutOfMemoryOnDevice(HetplanError):
     """A pass of that micro-batch does not fit on the device."""
-
-
-class NoStageFits(InputError):
-    """Some device holds not even one sample at any ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -130,25 +126,6 @@ def explore(device: TrialDevice) -> Awareness:
     return Awareness(low, points, tuple(tried))
 
 
-def explore_cluster(
-    devices_at: Callable[[int], Sequence[TrialDevice]], first_stage: int = 0
-) -> tuple[int, list[Awareness]]:
-    """The first ZeRO stage (from `first_stage`) at which every device holds a sample, and what was
-    found.
-
-    devices_at(stage): the devices as they are under that stage (their free memory depends on it).
-    Raises NoStageFits when some device holds nothing even at stage 3.
-    """
-    for stage in range(first_stage, 4):
-        found = [explore(device) for device in devices_at(stage)]
-        empty = [i for i, awareness in enumerate(found) if awareness.largest == 0]
-        if not empty:
-            return stage, found
-    raise NoStageFits(
-        f"device {empty[0]} cannot run one sample at any ZeRO stage", expected="more memory"
-    )
-
-
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
     """The natural cubic spline through (x, y), evaluated at `at` (outside [x0, xn]: the end
     pieces).
@@ -226,38 +203,18 @@ def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
     return batches, np.array([points[int(b)] for b in batches])
 
 
-@dataclass(frozen=True)
-class Dip:
-    """Batches first..last of an interpolated curve lie below both measurements around them.
-
-    lowest: the least interpolated seconds among them; measured: the smaller of the two
-    measurements, in seconds.
-    """
-
-    first: int
-    last: int
-    lowest: float
-    measured: float
-
-    def __str__(self) -> str:
-        place = (
-            f"batch {self.first}"
-            if self.first == self.last
-            else f"batches {self.first} to {self.last}"
-        )
-        both = f"both neighbouring measurements ({self.measured:.4g} s)"
-        return f"{place}: {self.lowest:.4g} s, below {both}"
-
-
-def dips(points: Mapping[int, float], curve: Floats) -> list[Dip]:
-    """Where `curve` [mbs + 1] falls below both measurements around it, one entry per gap between
+def dips(points: Mapping[int, float], curve: Floats) -> list[str]:
+    """Where `curve` [mbs + 1] falls below both measurements around it, a line per gap between
     two."""
     batches, seconds = _sorted_points(points)
-    found = []
+    lines = []
     for a, b, ta, tb in zip(batches, batches[1:], seconds, seconds[1:], strict=False):
         inside = np.arange(int(a) + 1, min(int(b), len(curve)))
         low = min(ta, tb)
         below = inside[curve[inside] < low * (1 - 1e-12)]
         if len(below):
-            found.append(Dip(int(below[0]), int(below[-1]), float(curve[below].min()), float(low)))
-    return found
+            first, last = below[[0, -1]].tolist()
+            place = f"batch {first}" if first == last else f"batches {first} to {last}"
+            both = f"both neighbouring measurements ({low:.4g} s)"
+            lines.append(f"{place}: {curve[below].min():.4g} s, below {both}")
+    return lines

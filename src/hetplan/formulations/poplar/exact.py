@@ -1,7 +1,7 @@
 """The exact method (and `auto`): milliseconds whatever the number of devices, curves of any shape.
 
 ZeRO 0, 1. Sets k groups of n_k equal devices; A_k(T) = { g : h_k(g) <= T } the shares that a device
-takes within T seconds (h: `shares`). Find the least T for which G is a sum of n_1 members of
+takes within T seconds (h: `plans`). Find the least T for which G is a sum of n_1 members of
 A_1(T), n_2 of A_2(T), ... A_k(T) only grows with T, so a binary search over the values of h is
 right for any curve; where curves fall, A_k(T) has holes, and the sum itself is searched for
 (`fill`).
@@ -31,27 +31,23 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.fill import Effort, Filled, Pool, additions, fill, least_losses
+from hetplan.formulations.poplar.fill import Effort, Pool, additions, fill, least_losses
 from hetplan.formulations.poplar.plans import (
     known_before,
-    loads_of,
-    shares_decision,
-    steps_decision,
+    largest_shares,
+    pools_of,
+    share_seconds,
+    shares_within,
+    steps_within,
+    sufficient_time,
 )
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
     Floats,
-    Group,
     Ints,
     PoplarProblem,
     compile_problem,
-)
-from hetplan.formulations.poplar.shares import (
-    busiest,
-    largest_shares,
-    share_seconds,
-    sufficient_time,
 )
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
@@ -87,7 +83,7 @@ def solve_shares(
     most = largest_shares(problem, latest)
     if sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)) > effort.shares:
         return None
-    curves = [share_seconds(g.seconds, m)[0] for g, m in zip(problem.groups, most, strict=True)]
+    curves = [share_seconds(g.seconds, m) for g, m in zip(problem.groups, most, strict=True)]
     earliest = problem.total / problem.speed * (1 - 1e-12)
     times = np.unique(np.concatenate([*curves, [latest]]))
     times = times[(times >= earliest) & (times <= latest)]
@@ -114,21 +110,12 @@ def solve_shares(
     if not reached(times[first]):  # mostly it is
         first = bisect.bisect_left(times, True, lo=first + 1, hi=len(times) - 1, key=reached)
     limit = float(times[first])
-    longest = [
-        busiest(g.seconds, len(c) - 1, limit) for g, c in zip(problem.groups, curves, strict=True)
-    ]
-    pools = [
-        Pool.of(group.count, group.peak * worth, np.isfinite(worth))
-        for group, (worth, _) in zip(problem.groups, longest, strict=True)
-    ]
-    filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)
-    assert filled is not None, "shares that reach the sum were found at this time"
-    loads = [loads_of(pool.most, row) for pool, row in zip(pools, filled.losses, strict=True)]
+    decision, tie = shares_within(problem, limit, effort)
     return Outcome(
         stop=Stop.OPTIMAL,
-        decision=shares_decision(problem, loads, lambda k, g: int(longest[k][1][g])),
+        decision=decision,
         bound=limit + problem.comm,
-        details={"groups": len(curves), "times": len(times), "tie_break": filled.tie_break},
+        details={"groups": len(curves), "times": len(times), "tie_break": tie},
     )
 
 
@@ -200,18 +187,6 @@ def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
     return np.minimum(most, problem.total)
 
 
-def pools_of(problem: PoplarProblem, limit: float, count: int = 1) -> list[Pool]:
-    """The admissible micro-batches of each group in `count` steps of time `limit`, worth busy time
-    at peak speed."""
-
-    def pool(group: Group) -> Pool:
-        seconds = group.seconds[: problem.total + 1]
-        within = seconds <= limit * (1 + SAME_TIME)
-        return Pool.of(group.count * count, group.peak * seconds, within)
-
-    return [pool(group) for group in problem.groups]
-
-
 def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[PoplarDecision] | None:
     """ZeRO 2 and 3; None where tables would be too large."""
     times = np.unique(np.concatenate([g.seconds[1 : problem.total + 1] for g in problem.groups]))
@@ -241,17 +216,14 @@ def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[Pop
     if counts is None:
         counts = Counter(times[grows][cover.chosen].tolist())
         tie = "proven for these step times"
-    filled = fill_steps(problem, counts, effort)
-    if filled is None:
+    plan_of = steps_within(problem, counts, effort)
+    if plan_of is None:
         known = known_before(problem)
         return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=bound, message=TOO_LARGE)
-    rows, losses = [], iter(filled.losses)
-    for limit, count in counts.items():
-        pools = pools_of(problem, limit)
-        rows.append((count, [loads_of(pool.most, next(losses)) for pool in pools]))
+    decision, filled = plan_of
     return Outcome(
         stop=Stop.OPTIMAL,
-        decision=steps_decision(problem, rows),
+        decision=decision,
         bound=bound,
         details={
             "groups": len(problem.groups),
@@ -293,10 +265,3 @@ def useful_steps(
         columns.append((np.full(len(able), limit), waste, int(most[j]) - able))
     seconds, wastes, sizes = zip(*columns, strict=True)
     return np.concatenate(seconds), np.concatenate(wastes), np.concatenate(sizes)
-
-
-def fill_steps(problem: PoplarProblem, counts: Counter[float], effort: Effort) -> Filled | None:
-    """Exactly G samples in steps of these times, at the least under-utilisation; None where that is
-    impossible."""
-    pools = [pool for limit, count in counts.items() for pool in pools_of(problem, limit, count)]
-    return fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)

@@ -57,7 +57,7 @@ FAMILY = Family(
         ),
         Method(
             "deepspeed",
-            f"{_HERE}.baselines:deepspeed",
+            f"{_HERE}.paper:deepspeed",
             False,
             "one micro-batch for all",
             "Poplar, baseline 3",
@@ -65,7 +65,7 @@ FAMILY = Family(
         ),
         Method(
             "whale",
-            f"{_HERE}.baselines:whale",
+            f"{_HERE}.paper:whale",
             False,
             "shares by peak fp32 FLOP/s",
             "Poplar, baseline 4",

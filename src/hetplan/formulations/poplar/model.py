@@ -11,29 +11,34 @@ Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps th
 (3) sum over l with tau_k(l) >= v_j of y[k, l]  <=  n_k s_j    for each group, each of its times v_j
 min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
 (3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a
-step that is long enough, and no variable says which. Of several plans of the least time a solver
-finds one; only the method `exact` looks for the least under-utilisation among them.
+step that is long enough, and no variable says which. Only the steps' times are read from an answer:
+what the devices take in them follows by the tie rule of `plans`.
 Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.plans import alone, known_before, shares_decision, steps_decision
+from hetplan.formulations.poplar.fill import Effort
+from hetplan.formulations.poplar.plans import (
+    alone,
+    known_before,
+    largest_shares,
+    share_seconds,
+    shares_within,
+    steps_within,
+    sufficient_time,
+)
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     Floats,
-    Ints,
     PoplarProblem,
     compile_problem,
 )
-from hetplan.formulations.poplar.shares import largest_shares, share_seconds, sufficient_time
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
 from hetplan.solvers.result import Outcome, Stop
@@ -49,8 +54,7 @@ TOO_LARGE = (
 
 @dataclass(frozen=True)
 class Levels:
-    """seconds[k][l - 1] = tau; times [J] ascending; batch[k][l]: the micro-batch behind a share
-    (ZeRO 0, 1).
+    """seconds[k][l - 1] = tau; times [J] ascending.
 
     ceiling: time of some plan, without the one C of ZeRO 0, 1; floor: no plan takes less. Both in
     seconds.
@@ -58,7 +62,6 @@ class Levels:
 
     problem: PoplarProblem
     seconds: tuple[Floats, ...]
-    batch: tuple[Ints, ...]
     times: Floats
     floor: float
     ceiling: float
@@ -92,7 +95,6 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
     floor = problem.total / problem.speed * (1 - 1e-12)
     if problem.stepwise:
         seconds = [group.seconds[1 : problem.total + 1] for group in problem.groups]
-        batch: list[Ints] = []
         ceiling = min(alone(problem, group)[0] for group in problem.groups)
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
     else:
@@ -100,14 +102,14 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
         most = largest_shares(problem, ceiling)
         if sum(most) > MAX_LOADS:
             return None
-        tables = [
-            share_seconds(group.seconds, m) for group, m in zip(problem.groups, most, strict=True)
+        seconds = [
+            share_seconds(group.seconds, m)[1:]
+            for group, m in zip(problem.groups, most, strict=True)
         ]
-        seconds, batch = [h[1:] for h, _ in tables], [b for _, b in tables]
     times = np.unique(np.concatenate(seconds))
     times = times[times <= ceiling * (1 + 1e-12)]
     size = sum(len(row) for row in seconds) + len(times)
-    levels = Levels(problem, tuple(seconds), tuple(batch), times, floor, ceiling)
+    levels = Levels(problem, tuple(seconds), times, floor, ceiling)
     return levels if size <= MAX_LOADS else None
 
 
@@ -145,51 +147,16 @@ def build(levels: Levels, run: Run | None = None) -> Model:
 
 
 def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
-    """The decision of an answer."""
-    loads = [
-        Counter({l: n for l, n in enumerate(answer.counts(f"y{k}").tolist(), 1) if n})
-        for k in range(len(levels.seconds))
-    ]
-    return decode(levels, loads, answer.counts("s").tolist())
-
-
-def decode(
-    levels: Levels, loads: Sequence[Counter[int]], at_least: Sequence[int]
-) -> PoplarDecision:
-    """A decision from y[k, l] as loads[k] = {l: devices} and s_j as at_least[j]."""
-    problem = levels.problem
+    """The decision behind the steps of an answer, by the tie rule of `plans`."""
+    problem, at_least = levels.problem, answer.counts("s")
     if not problem.stepwise:
-        rows = [
-            row + Counter({0: group.count - row.total()})
-            for group, row in zip(problem.groups, loads, strict=True)
-        ]
-        return shares_decision(problem, rows, lambda k, g: int(levels.batch[k][g]))
-    queues = [
-        sorted(row.items(), key=lambda item: float(seconds[item[0] - 1]))
-        for row, seconds in zip(loads, levels.seconds, strict=True)
-    ]
-    steps = []
-    following = [*at_least[1:], 0]
-    for count in reversed([here - after for here, after in zip(at_least, following, strict=True)]):
-        # the longest steps take the longest loads first: Hall's condition makes that work
-        if count:
-            pairs = [group.count * count for group in problem.groups]
-            steps.append((count, [_take(queue, n) for queue, n in zip(queues, pairs, strict=True)]))
-    return steps_decision(problem, steps)
-
-
-def _take(queue: list[tuple[int, int]], pairs: int) -> Counter[int]:
-    """The last `pairs` entries of a queue; what is missing takes nothing."""
-    taken: Counter[int] = Counter()
-    while queue and pairs:
-        load, times = queue.pop()
-        used = min(times, pairs)
-        taken[load] += used
-        pairs -= used
-        if times > used:
-            queue.append((load, times - used))
-    taken[0] += pairs
-    return taken
+        limit = float(levels.times[int(at_least.sum()) - 1])
+        return shares_within(problem, limit, Effort())[0]
+    counts = (at_least - np.append(at_least[1:], 0)).tolist()
+    taken = {t: n for t, n in zip(levels.times.tolist(), counts, strict=True) if n}
+    plan = steps_within(problem, taken, Effort())
+    assert plan is not None, "the solver's loads add up to the batch"
+    return plan[0]
 
 
 def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outcome[PoplarDecision]:

@@ -1,4 +1,5 @@
-"""The paper's own method: Algorithm 1 on each device's curve, splines, then Algorithm 2.
+"""The paper's own method: Algorithm 1 on each device's curve, splines, then Algorithm 2; and its
+baselines, DeepSpeed's equal micro-batches and Whale's shares by peak fp32 FLOP/s.
 
 ZeRO 0, 1  speed_i = highest speed of the spline; g_i = floor(G speed_i / sum speed); the rest one
            by one to the device of the greatest under-utilisation u_i = (T - t_i) speed_i, T = max
@@ -8,14 +9,22 @@ ZeRO 2, 3  for every time t of the splines: b_i = the largest batch of at most t
 As printed, line 9 divides a time by a speed and calls it idle time, and line 14 takes the minimum;
 the text says "using equation (2) and (3)", "nodes with relatively lower workload", which is what is
 done here. gas is printed as a plain quotient; steps are whole, so it is rounded up. All choices
-look at the splines, the plan is priced on the curves. Source: Poplar (AAAI 2025), Algorithms 1 and
-2.
+look at the splines, the plan is priced on the curves.
+
+DeepSpeed (Rasley et al. 2020) gives every device the same micro-batch in every step; the paper
+tuned it to the largest that fits everywhere. Whale (Jia et al. 2022) gives each device a part of
+every step in proportion to its peak FLOP/s in single precision, whatever precision is trained in;
+the paper scaled it to the largest that fits everywhere. Neither can use a device on which nothing
+fits. Where the global batch is no multiple of a step, the last step is smaller in the same
+proportions.
+Source: Poplar (AAAI 2025), Algorithms 1 and 2, "Models and Baselines".
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import Final
 
 import numpy as np
 
@@ -26,15 +35,17 @@ from hetplan.formulations.poplar.awareness import (
     explore,
     spline_curve,
 )
-from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
+from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.plans import shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
+    SAME_TIME,
     Floats,
     Ints,
     PoplarProblem,
     compile_problem,
 )
+from hetplan.profiling.catalogue import catalogue
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -42,8 +53,9 @@ from hetplan.solvers.run import Run
 # speaks of "the range that maximizes the GPU's compute capability" and states no width; this one is
 # hetplan's.
 PEAK_SHARE = 0.98
-# Times that differ by less than this part are equal.
-SAME_TIME = 1e-9
+# "Whale uses single-precision floating point operations per second (FLOPs) as cost model" (Poplar,
+# introduction).
+WHALE_PRECISION: Final = "fp32"
 
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
@@ -160,3 +172,89 @@ def _trimmed(
         excess -= len(loaded)
     ends = np.cumsum(counts)
     return [Counter(each[end - n : end].tolist()) for end, n in zip(ends, counts, strict=True)]
+
+
+def deepspeed(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
+    """The same micro-batch everywhere, the largest that fits on all devices."""
+    return _in_proportion(data, np.ones(len(data.devices)), "")
+
+
+def whale(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
+    """Micro-batches and shares in proportion to peak fp32 FLOP/s."""
+    weights, message = peak_flops(data)
+    return _in_proportion(data, weights, message)
+
+
+def peak_flops(data: PoplarData) -> tuple[Floats, str]:
+    """[n] peak FLOP/s of the devices, from the instance or else the catalogue (WHALE_PRECISION).
+
+    Where a device has neither, all devices fall back on the highest speed of their curves, which
+    flatters Whale; the message says so.
+    """
+    known = catalogue()
+    found: list[float] = []
+    for device in data.devices:
+        if device.flops_per_second is not None:
+            found.append(device.flops_per_second)
+        elif device.name in known:
+            found.append(known[device.name].peak_flops(WHALE_PRECISION, name=device.name))
+        else:
+            peaks = [
+                max((b / t for b, t in enumerate(d.step_seconds, 1)), default=0.0)
+                for d in data.devices
+            ]
+            return np.array(
+                peaks
+            ), f"no peak FLOP/s known for {device.name!r}: measured speeds instead"
+    return np.array(found), ""
+
+
+def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[PoplarDecision]:
+    """Micro-batches floor(scale x weight), at least 1, for the largest scale at which they fit
+    everywhere."""
+    begun = time.perf_counter()
+    largest = np.array([len(device.step_seconds) for device in data.devices])
+    empty = np.flatnonzero(largest == 0)
+    if len(empty) == len(largest):  # no method has a plan then
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
+    if len(empty):
+        name = data.devices[empty[0]].name
+        return Outcome(
+            stop=Stop.DONE,
+            message=f"device {empty[0]} ({name}) holds no sample, and all must take part",
+        )
+    scale = float(np.min(largest / weights))
+    batches = np.minimum(
+        np.maximum(1, np.floor(scale * weights * (1 + 1e-12)).astype(np.int64)), largest
+    )
+    if data.stepwise:
+        decision = PoplarDecision(steps=_steps(data.global_batch, batches))
+    else:
+        loads = rounded(data.global_batch, weights)
+        shares = [
+            Share(samples=g, micro_batch=b)
+            for g, b in zip(loads.tolist(), batches.tolist(), strict=True)
+        ]
+        decision = PoplarDecision(devices=shares)
+    spent = time.perf_counter() - begun
+    return Outcome(stop=Stop.DONE, decision=decision, solve_seconds=spent, message=message)
+
+
+def _steps(total: int, batches: Ints) -> list[Step]:
+    full, rest = divmod(total, int(batches.sum()))
+    steps = [Step(count=full, micro_batches=batches.tolist())] if full else []
+    if rest:
+        steps.append(
+            Step(count=1, micro_batches=rounded(rest, batches.astype(np.float64)).tolist())
+        )
+    return steps
+
+
+def rounded(total: int, weights: Floats) -> Ints:
+    """Integers in proportion to `weights` that add up to `total`: floors, then the largest
+    remainders."""
+    exact = total * (weights / weights.sum())
+    floors: Ints = np.floor(exact * (1 - 1e-14)).astype(np.int64)  # never more than `total` in sum
+    order = np.argsort(floors - exact, kind="stable")
+    floors[order[: total - int(floors.sum())]] += 1
+    return floors

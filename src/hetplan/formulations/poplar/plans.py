@@ -1,21 +1,29 @@
-"""Plans: from counts per group of equal devices to a decision that names every device, and what is
-known of a problem before any search.
+"""Plans: from counts per group of equal devices to a decision that names every device; the least
+under-utilisation of a given time; and what is known of a problem before any search.
 
+Shares  A share of g samples in micro-batches of b takes w(g, b) = floor(g / b) t(b) + t(g mod b)
+        seconds, added as the evaluator adds it, so that both agree to the bit;
+        h(g) = min_b w(g, b).
+Ties    Every exact method ends here: of the plans of its time (ZeRO 2, 3: of its steps' times) the
+        one of least under-utilisation, eq. 4 (`fill`).
 Bound   G / (sum of peak speeds) and C for each step that is needed at least (one for ZeRO 0 and 1):
         no device is ever faster than its peak p_k = max_b b / t_k(b).
 Plan    ZeRO 0, 1: shares by peak speed, rounded either way. ZeRO 2, 3: one group alone, its best
         micro-batches, then single samples.
-Source: hetplan, for Poplar eq. 1 (AAAI 2025).
+Source: hetplan, for Poplar eq. 1 to 4 (AAAI 2025).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarDecision, Share, Step
-from hetplan.formulations.poplar.problem import Group, PoplarProblem
-from hetplan.formulations.poplar.shares import fastest
+from hetplan.formulations.poplar.fill import Effort, Filled, Pool, fill
+from hetplan.formulations.poplar.problem import SAME_TIME, Floats, Group, Ints, PoplarProblem
 from hetplan.solvers.general import Known
 
 # Bounds are computed in another order than the evaluator's sums.
@@ -40,65 +48,31 @@ def shares_decision(
     return PoplarDecision(devices=shares)
 
 
-Run = tuple[int, int]  # micro-batch, how many (device, step) pairs take it
-
-
 def steps_decision(
     problem: PoplarProblem, rows: Sequence[tuple[int, Sequence[Mapping[int, int]]]]
 ) -> PoplarDecision:
     """ZeRO 2 and 3. rows: (steps, loads), loads[k] = {b: (device, step) pairs of group k}.
 
-    The pairs of a group add up to steps x n_k. They are dealt out in descending order of b, which
-    keeps the number of different steps small; steps that stay empty are left out.
+    The pairs of a group add up to steps x n_k. In descending order of b they fill one step after
+    the other, so that only those differ in which some group's b changes; steps that stay empty are
+    left out.
     """
     steps: list[Step] = []
     for count, loads in rows:
-        queues = [sorted(row.items()) for row in loads]  # the largest last, where pop() is
-        left = count
-        while left:
-            micro_batches = [0] * problem.devices
-            equal = left
-            dealt = [
-                _deal(group, queue) for group, queue in zip(problem.groups, queues, strict=True)
-            ]
-            equal = min([left, *(times for _, times in dealt)])
-            for group, queue, (pieces, _) in zip(problem.groups, queues, dealt, strict=True):
-                members = iter(group.members)
-                for batch, devices in pieces:
-                    for _ in range(devices):
-                        micro_batches[next(members)] = batch
-                    _take(queue, batch, devices * equal)
-            if any(micro_batches):
-                steps.append(Step(count=equal, micro_batches=micro_batches))
-            left -= equal
+        sizes = [sorted((b for b, times in row.items() if times), reverse=True) for row in loads]
+        ends = [np.cumsum([row[b] for b in own]) for own, row in zip(sizes, loads, strict=True)]
+        changes = {0, count}
+        for group, last in zip(problem.groups, ends, strict=True):
+            changes |= {*(last // group.count).tolist(), *(-(-last // group.count)).tolist()}
+        for here, after in pairwise(sorted(changes)):
+            micro_batches = np.zeros(problem.devices, np.int64)
+            for group, own, last in zip(problem.groups, sizes, ends, strict=True):
+                pairs = here * group.count + np.arange(group.count)
+                chosen = np.searchsorted(last, pairs, side="right")
+                micro_batches[list(group.members)] = np.array(own)[chosen]
+            if micro_batches.any():
+                steps.append(Step(count=after - here, micro_batches=micro_batches.tolist()))
     return PoplarDecision(steps=steps)
-
-
-def _deal(group: Group, queue: list[Run]) -> tuple[list[Run], int]:
-    """One step's micro-batches of a group, the largest left, and how often that step can be
-    repeated."""
-    pieces: list[Run] = []
-    open_devices, repeat = group.count, 0
-    for batch, pairs in reversed(queue):
-        devices = min(open_devices, pairs)
-        pieces.append((batch, devices))
-        repeat = pairs // devices if repeat == 0 else min(repeat, pairs // devices)
-        open_devices -= devices
-        if open_devices == 0:
-            break
-    return pieces, repeat
-
-
-def _take(queue: list[Run], batch: int, pairs: int) -> None:
-    """Remove pairs of this micro-batch; entries keep their order."""
-    for i in range(len(queue) - 1, -1, -1):
-        if queue[i][0] == batch:
-            rest = queue[i][1] - pairs
-            if rest:
-                queue[i] = (batch, rest)
-            else:
-                queue.pop(i)
-            return
 
 
 def loads_of(most: int, losses: Counter[int]) -> Counter[int]:
@@ -175,3 +149,113 @@ def steps_of_one_group(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
         if steps
     ]
     return steps_decision(problem, rows), seconds
+
+
+def _by_micro_batch(seconds: Floats, most: int) -> Iterator[tuple[int, Floats]]:
+    """(b, w(b..most, b)) for every micro-batch, the largest first; seconds [mbs + 1]: t."""
+    for b in range(min(len(seconds) - 1, most), 0, -1):
+        shares = np.arange(b, most + 1)
+        yield b, shares // b * seconds[b] + seconds[shares % b]
+
+
+def share_seconds(seconds: Floats, most: int) -> Floats:
+    """h(g) for g = 0..most."""
+    best = np.full(most + 1, np.inf)
+    best[0] = 0.0
+    for b, work in _by_micro_batch(seconds, most):
+        np.minimum(best[b:], work, out=best[b:])
+    return best
+
+
+def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
+    """H(g) = max_b w(g, b) within limit for g = 0..most, and the largest b that attains it.
+
+    -inf and 0 where no b keeps within the limit. Both comparisons allow SAME_TIME of the limit.
+    """
+    best, batch = np.full(most + 1, -np.inf), np.zeros(most + 1, np.int64)
+    best[0], slack = 0.0, SAME_TIME * limit
+    for b, work in _by_micro_batch(seconds, most):
+        longer = (work <= limit + slack) & (work > best[b:] + slack)
+        best[b:][longer] = work[longer]
+        batch[b:][longer] = b
+    return best, batch
+
+
+def fastest(group: Group, samples: int) -> tuple[float, int]:
+    """h(samples) and the largest micro-batch that attains it, without a table."""
+    if samples == 0:
+        return 0.0, 0
+    batches = np.arange(1, min(group.largest, samples) + 1)
+    times = samples // batches * group.seconds[batches] + group.seconds[samples % batches]
+    least = float(times.min())
+    return least, 1 + int(np.flatnonzero(times <= least * (1 + SAME_TIME))[-1])
+
+
+def sufficient_time(problem: PoplarProblem) -> float:
+    """A time by which G is reached for certain: shares by peak speed, rounded either way, or one
+    group alone.
+
+    The latter where some device is so slow that a single sample takes longer than all of them
+    elsewhere.
+    """
+
+    def either(group: Group, samples: int) -> float:
+        return max(fastest(group, samples)[0], fastest(group, samples + 1)[0])
+
+    ideal = problem.total / problem.speed
+    proportional = max(either(group, int(ideal * group.peak)) for group in problem.groups)
+    alone = [either(group, problem.total // group.count) for group in problem.groups]
+    return min(proportional, *alone)
+
+
+def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:
+    """Per group a share that no device exceeds within `limit` seconds: h(g) >= g / p."""
+    return [min(problem.total, int(limit * g.peak * (1 + 1e-12)) + 1) for g in problem.groups]
+
+
+def shares_within(
+    problem: PoplarProblem, limit: float, effort: Effort
+) -> tuple[PoplarDecision, str]:
+    """ZeRO 0, 1: the plan of least under-utilisation within `limit` seconds, which some plan keeps
+    to; and how far that is proven."""
+    most = largest_shares(problem, limit)
+    longest = [busiest(g.seconds, m, limit) for g, m in zip(problem.groups, most, strict=True)]
+    pools = [
+        Pool.of(group.count, group.peak * worth, np.isfinite(worth))
+        for group, (worth, _) in zip(problem.groups, longest, strict=True)
+    ]
+    filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)
+    assert filled is not None, "some shares reach the sum within this time"
+    loads = [loads_of(pool.most, row) for pool, row in zip(pools, filled.losses, strict=True)]
+    decision = shares_decision(problem, loads, lambda k, g: int(longest[k][1][g]))
+    return decision, filled.tie_break
+
+
+def steps_within(
+    problem: PoplarProblem, counts: Mapping[float, int], effort: Effort
+) -> tuple[PoplarDecision, Filled] | None:
+    """ZeRO 2, 3: the plan of least under-utilisation with so many steps of each time; None where
+    they cannot take exactly G samples."""
+    by_time = [pools_of(problem, limit, count) for limit, count in counts.items()]
+    pools = [pool for row in by_time for pool in row]
+    filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)
+    if filled is None:
+        return None
+    losses = iter(filled.losses)
+    rows = [
+        (count, [loads_of(pool.most, next(losses)) for pool in row])
+        for count, row in zip(counts.values(), by_time, strict=True)
+    ]
+    return steps_decision(problem, rows), filled
+
+
+def pools_of(problem: PoplarProblem, limit: float, count: int = 1) -> list[Pool]:
+    """The admissible micro-batches of each group in `count` steps of time `limit`, worth busy time
+    at peak speed."""
+
+    def pool(group: Group) -> Pool:
+        seconds = group.seconds[: problem.total + 1]
+        within = seconds <= limit * (1 + SAME_TIME)
+        return Pool.of(group.count * count, group.peak * seconds, within)
+
+    return [pool(group) for group in problem.groups]

@@ -18,16 +18,21 @@ import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.awareness import (
-    CurveDevice,
     dips,
-    explore_cluster,
     linear_curve,
     spline_curve,
 )
-from hetplan.formulations.poplar.baselines import WHALE_PRECISION
 from hetplan.formulations.poplar.data import Device, PoplarData
+from hetplan.formulations.poplar.paper import WHALE_PRECISION
 from hetplan.formulations.poplar.problem import Floats
-from hetplan.formulations.poplar.zero import Communication, Shards, States, communication, parts
+from hetplan.formulations.poplar.zero import (
+    STAGES,
+    Communication,
+    Shards,
+    States,
+    communication,
+    parts,
+)
 from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.measured import BatchCurve, Collectives, check_curve
 from hetplan.profiling.profile import Profile
@@ -39,6 +44,10 @@ Interpolation = Literal["linear", "spline"]
 LONGEST_CURVE = 4096
 # A curve measured within less than this part of what the cluster's device has is worth a word.
 MUCH_LESS = 0.9
+
+
+class NoStageFits(InputError):
+    """Some device holds not even one sample at any ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -258,22 +267,16 @@ def _unfit(
     )
 
 
-def pose_lowest_stage(
-    workload: Workload, assumed: Assumptions | None = None, *, first_stage: int = 0
-) -> Posed:
-    """The lowest ZeRO stage at which every device holds a sample, found as Algorithm 1 does.
+def pose_lowest_stage(workload: Workload, assumed: Assumptions | None = None) -> Posed:
+    """The lowest ZeRO stage at which every device holds a sample, as Algorithm 1 chooses it.
 
     Raises NoStageFits when some device holds nothing even at stage 3, InputError as `pose` does.
     """
-
-    def devices_at(stage: int) -> list[CurveDevice]:
-        return [
-            CurveDevice(device.step_seconds)
-            for device in pose(workload, stage, assumed).data.devices
-        ]
-
-    stage, _ = explore_cluster(devices_at, first_stage)
-    return pose(workload, stage, assumed)
+    for stage in STAGES:
+        posed = pose(workload, stage, assumed)
+        if posed.holds_everywhere:
+            return posed
+    raise NoStageFits("a device cannot run one sample at any ZeRO stage", expected="more memory")
 
 
 def measured_points(profile: Profile, device: str) -> dict[int, float]:
