@@ -10,9 +10,8 @@ from typing import Any
 
 from fakes.workloads import small
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.job import Job
+from hetplan.runtime.job import Job, Measured
 from hetplan.runtime.launch import launch
-from hetplan.runtime.measured import Measured
 from hetplan.runtime.rehearsals import PLANS, plan
 from hetplan.runtime.virtual import Rehearsal
 

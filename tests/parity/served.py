@@ -42,7 +42,7 @@ NEEDED = (
     "hetplan.cli.main",
     "hetplan.runtime.__main__",
     "hetplan.runtime.launch",
-    "hetplan.runtime.execution.rank",
+    "hetplan.runtime.execution.worker",
     "parity.cases",
     "parity.faulty",
 )

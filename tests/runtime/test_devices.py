@@ -18,9 +18,8 @@ from hetplan.runtime.execution import transport  # noqa: E402
 from hetplan.runtime.execution.messages import streams  # noqa: E402
 from hetplan.runtime.execution.places import Layout  # noqa: E402
 from hetplan.runtime.execution.transport import Transport, lane_numbers  # noqa: E402
-from hetplan.runtime.job import Job  # noqa: E402
-from hetplan.runtime.measured import Measured  # noqa: E402
-from hetplan.runtime.watch import Recorder  # noqa: E402
+from hetplan.runtime.job import Job, Measured, StepReport  # noqa: E402
+from hetplan.runtime.watch import Watch  # noqa: E402
 from parity.cases import CASES, Case, R, S, even  # noqa: E402
 
 PLAN = Case(
@@ -80,8 +79,6 @@ def test_a_job_gets_its_device_before_ranks_are_forked(monkeypatch: pytest.Monke
 
 def notes(job: Job) -> tuple[str, ...]:
     """Of a run's table."""
-    from hetplan.runtime.job import StepReport
-
     report = StepReport(0, 1.0, 0.0, 1.0, 0.5, 0.5, 0.0, 1)
     return Measured(job, [[report]] * PLAN.world_size).table().notes
 
@@ -126,8 +123,8 @@ def test_nccl_needs_a_gpu_for_every_rank(
 
 
 def test_times_end_when_the_device_is_done() -> None:
-    watch, waited = Recorder(), []
-    watch.settle = lambda: waited.append(watch.state()[0])
+    watch, waited = Watch(), []
+    watch.settle = lambda: waited.append(watch.state()["what"])
     watch.begins("forward", 0, 0)
     watch.ends("forward", 0, 0)
     assert waited == ["start", "forward"]

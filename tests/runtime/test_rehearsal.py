@@ -21,8 +21,7 @@ from hetplan.profiling.profile import Profile
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.runtime import rehearsals
-from hetplan.runtime.job import Job, StepReport
-from hetplan.runtime.measured import Measured
+from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.plan import save_plan
 from hetplan.runtime.rehearsals import FAST, PLANS, SLOW, SLOWED, Rehearsed, rank_correlation
 from hetplan.runtime.replay import replay

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hetplan.runtime.hung import at_work, cpu_seconds, descendants, starved, thread_states
+from hetplan.runtime.watch import at_work, cpu_seconds, descendants, starved, thread_states
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hetplan.runtime import hung
-from hetplan.runtime.hung import PATIENCE, Activity, Rank, find_hung
+from hetplan.runtime import launch
 from hetplan.runtime.job import Job
-from hetplan.runtime.launch import FORK, RankError, Supervisor
+from hetplan.runtime.launch import FORK, Rank, RankError, Supervisor, find_hung
+from hetplan.runtime.watch import PATIENCE, Activity
 from parity.cases import CASES, Case, R, even
 
 pytest.importorskip("torch", reason="torch is an extra of hetplan")
@@ -52,8 +52,8 @@ def verdict(
     **changes: Any,
 ) -> str | None:
     """What is said of them."""
-    monkeypatch.setattr(hung, "at_work", lambda pid: at_work)
-    monkeypatch.setattr(hung, "starved", lambda pid, spent, limit: starved)
+    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
+    monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: starved)
     found = find_hung(list(enumerate(ranks)), replace(JOB, **changes))
     return None if found is None else f"rank {found.number}: {found.text}"
 

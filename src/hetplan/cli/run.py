@@ -222,15 +222,16 @@ def run(
 
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
-    from hetplan.runtime.job import check_folder_given, check_numbers
+    from hetplan.runtime.job import Measured, check_options
     from hetplan.runtime.launch import launch, launch_elastic
-    from hetplan.runtime.measured import Measured
     from hetplan.runtime.plan import load_plan
 
     folder, every = checkpoints.checkpoint, checkpoints.every
-    check_numbers(training.steps, training.learning_rate, training.hang_after, every, time_scale)
     survival.check(checkpoints)
-    check_folder_given(folder, every, resume=checkpoints.resume)
+    check_options(
+        training.steps, training.learning_rate, training.hang_after, folder, every,
+        resume=checkpoints.resume, time_scale=time_scale,
+    )  # fmt: skip
     loaded = load_plan(plan)
     required = virtual or survival.elastic
     rehearsing = Rehearsing(setting, virtual, time_scale, required, quiet)

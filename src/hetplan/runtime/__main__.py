@@ -14,11 +14,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, one_line
+from hetplan.errors import HetplanError, InputError, one_line
 from hetplan.runtime.devices import on_devices
-from hetplan.runtime.job import Job, check_folder_given, check_numbers
+from hetplan.runtime.job import Job, Measured, StepReport, check_options
+from hetplan.runtime.launch import RankError, torch_to_run
 from hetplan.runtime.plan import check_world, load_plan
+from hetplan.runtime.watch import Watch
 
 
 def parsed(arguments: Sequence[str] | None) -> Job:
@@ -45,18 +48,15 @@ def parsed(arguments: Sequence[str] | None) -> Job:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
-        "--hang-after", type=float, default=10.0, metavar="SECONDS",
+        "--hang-after", type=float, default=10.0, metavar="SECONDS", dest="hang_seconds",
         help="a rank whose pass makes no progress counts as hung",
     )  # fmt: skip
-    given = parser.parse_args(arguments)
-    check_numbers(given.steps, given.learning_rate, given.hang_after, given.every)
-    check_folder_given(given.checkpoint, given.every, resume=given.resume)
-    return Job(
-        plan=load_plan(given.plan), steps=given.steps, factory=given.factory, model=given.model,
-        optimizer=given.optimizer, learning_rate=given.learning_rate, seed=given.seed,
-        checkpoint=given.checkpoint, every=given.every, resume=given.resume, device=given.device,
-        hang_seconds=given.hang_after,
+    options = vars(parser.parse_args(arguments))
+    check_options(
+        options["steps"], options["learning_rate"], options["hang_seconds"],
+        options["checkpoint"], options["every"], resume=options["resume"],
     )  # fmt: skip
+    return Job(plan=load_plan(options.pop("plan")), **options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,54 +92,35 @@ def check_environment(job: Job) -> None:
 def serve(job: Job) -> None:
     """Join the group, train, tell. Raises InputError where the port is taken, RankError for an
     error of this rank's."""
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError:
-        raise UnsupportedError(
-            "running plans needs torch: pip install 'hetplan[runtime]'"
-        ) from None
-    from hetplan.runtime.execution.rank import error_text, is_lost, look_after
-    from hetplan.runtime.execution.worker import check_job, train
-    from hetplan.runtime.launch import RankError
-    from hetplan.runtime.measured import Measured
-    from hetplan.runtime.watch import Recorder
+    torch = torch_to_run()
+    from torch import distributed as dist
+
+    from hetplan.runtime.execution.worker import check_job, error_text, is_lost, look_after, train
 
     check_job(job)
-    torch.set_num_threads(
-        max(1, torch.get_num_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    )
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // local_ranks))
     try:
         dist.init_process_group("gloo")
     except dist.DistNetworkError as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise InputError(f"cannot meet at {place}: {one_line(str(error))[:200]}") from None
-    reports: list[object] = []
+        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise InputError(f"cannot meet at {meeting}: {one_line(str(error))[:200]}") from None
+    reports: list[StepReport] = []
+    watch, place = Watch(), job.plan.rank_text(dist.get_rank())
     try:
-        watch = Recorder()
-        place = job.plan.rank_text(dist.get_rank())
         with asked_to_stop() as stopping, look_after(watch, job.hang_seconds, place):
             train(job, watch, reports.append, stopping)
     except HetplanError:
         raise
     except Exception as error:
         text = f"lost a peer: {error_text(error)}" if is_lost(error) else error_text(error)
-        raise RankError(f"{job.plan.rank_text(dist.get_rank())}: {text}") from error
-    everyone: list[list[object]] | None = (
-        [[] for _ in range(job.plan.world_size)] if dist.get_rank() == 0 else None
-    )
+        raise RankError(f"{place}: {text}") from error
+    everyone: list[Any] | None = [None] * job.plan.world_size if dist.get_rank() == 0 else None
     dist.gather_object(reports, everyone)
     if everyone is not None:
-        table = Measured(job, everyone).table()  # type: ignore[arg-type]
-        print(
-            "\n".join(
-                [
-                    table.title,
-                    *("  ".join(row) for row in (table.header, *table.rows)),
-                    *table.notes,
-                ]
-            )
-        )
+        table = Measured(job, everyone).table()
+        rows = ("  ".join(row) for row in (table.header, *table.rows))
+        print("\n".join((table.title, *rows, *table.notes)))
     dist.destroy_process_group()
 
 

@@ -1,61 +1,66 @@
-"""A training run as it is asked for, and what its ranks report."""
+"""A training run: as it is asked for, what its ranks report, and what it measured beside what was
+predicted (a table, a JSON document, a trace for Perfetto)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
+from statistics import median
 from typing import Any, Literal
 
 from hetplan.errors import InputError
 from hetplan.runtime.plan import Plan
+from hetplan.runtime.replay import trace_document
 from hetplan.runtime.virtual import Rehearsal
-
-Optimizer = Literal["sgd", "adamw"]
-Device = Literal["auto", "cpu", "cuda"]
+from hetplan.text import Table, number_text, percent_text, seconds_text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every rank needs to know.
-
-    factory: `module:function` that makes the model from the plan (see `execution.chain`); None: the
-    reference model `model` (a name or a config.json, default the plan's), or a narrow stand-in in a
-    rehearsal. rehearsal: predicted times, slept on `virtual` devices. hang_seconds: without
-    progress for so long, a rank counts as hung (longer where its passes are). checkpoint: folder,
-    written `every` so many steps and at the end; resume: begin with what the folder holds. device:
-    cuda gives local rank r GPU r modulo the machine's; shared_gpus: that number, where there are
-    more local ranks.
-    """
+    """What every rank needs to know."""
 
     plan: Plan
     steps: int = 10
     factory: str | None = None
+    """`module:function` that makes the model from the plan (see `execution.chain`). None: the
+    reference model `model`, or a narrow stand-in in a rehearsal."""
     model: str | None = None
+    """A name or a config.json, default the plan's."""
     rehearsal: Rehearsal | None = None
+    """Predicted times, slept on `virtual` devices."""
     virtual: bool = False
-    optimizer: Optimizer = "adamw"
+    optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: float = 1e-3
     seed: int = 0
     hang_seconds: float = 10.0
+    """Without progress for so long, a rank counts as hung (longer where its passes are)."""
     checkpoint: str | None = None
+    """Folder, written `every` so many steps and at the end."""
     every: int | None = None
     resume: bool = False
-    device: Device = "auto"
+    """Begin with what the folder holds."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """cuda gives local rank r GPU r modulo the machine's."""
     shared_gpus: int = 0
+    """The machine's GPUs, where there are more local ranks than those."""
 
 
-def check_numbers(
+def check_options(
     steps: int,
     learning_rate: float,
     hang_after: float,
+    checkpoint: object,
     every: int | None,
+    *,
+    resume: bool,
     time_scale: float | None = None,
 ) -> None:
-    """Raise InputError for options out of range."""
-    if steps < 1:
-        raise InputError("--steps", got=steps, expected="1 step or more")
-    if every is not None and every < 1:
-        raise InputError("--every", got=every, expected="1 step or more")
+    """Raise InputError for options out of range, and for those that mean nothing without a folder
+    of checkpoints."""
+    for name, steps_ in (("--steps", steps), ("--every", every)):
+        if steps_ is not None and steps_ < 1:
+            raise InputError(name, got=steps_, expected="1 step or more")
     for name, value in (
         ("--time-scale", time_scale),
         ("--learning-rate", learning_rate),
@@ -63,12 +68,8 @@ def check_numbers(
     ):
         if value is not None and not 0 < value < 1e9:
             raise InputError(name, got=value, expected="a positive number")
-
-
-def check_folder_given(checkpoint: object, every: int | None, *, resume: bool) -> None:
-    """Raise InputError for options that mean nothing without a folder of checkpoints."""
-    for name, given in (("--resume", resume), ("--every", every is not None)):
-        if given and checkpoint is None:
+    for name, asked in (("--resume", resume), ("--every", every is not None)):
+        if asked and checkpoint is None:
             raise InputError(f"{name} needs --checkpoint with a folder")
 
 
@@ -92,10 +93,6 @@ class StepReport:
     peak_bytes: int
     events: list[tuple[str, int, int, float, float]] = field(default_factory=list)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
-
 
 Report = Callable[[StepReport], None]
 
@@ -111,6 +108,206 @@ class Loss:
     plan: str
     seconds: float
 
+
+LISTED = 64  # ranks that the table shows
+WARM_UP = 1  # steps that are not counted: connections are made, memory is touched
+LATE = 1.1  # of the predicted seconds: a rehearsal that this machine did not keep up with
+SLOW = 1.5  # of what the others take, compared with their predictions: a rank that is named
+
+
+@dataclass(frozen=True)
+class Measured:
+    """reports [ranks][steps]. Figures are medians over the steps behind the first.
+
+    lost: nodes lost before these steps; earlier: step -> loss of what ran until then.
+    """
+
+    job: Job
+    reports: Sequence[Sequence[StepReport]]
+    lost: Sequence[Loss] = ()
+    earlier: Mapping[int, float] = field(default_factory=dict)
+
+    def counted(self, rank: int) -> Sequence[StepReport]:
+        """The steps that count."""
+        steps = self.reports[rank]
+        return steps[min(WARM_UP, len(steps) - 1) :]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of an iteration, from when all ranks begin until the last one is done."""
+        steps: Iterable[tuple[StepReport, ...]]
+        steps = zip(*map(self.counted, range(len(self.reports))), strict=True)
+        return median(max(r.end for r in step) - max(r.begin for r in step) for step in steps)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """By step."""
+        losses = {**self.earlier, **{report.step: report.loss for report in self.reports[0]}}
+        return dict(sorted(losses.items()))
+
+    def busy(self, rank: int) -> float:
+        """Seconds of forward and backward passes."""
+        return median(report.forward + report.backward for report in self.counted(rank))
+
+    def waits(self, rank: int) -> float:
+        """Seconds of waiting for messages and for the others at the end."""
+        return median(report.waits for report in self.counted(rank))
+
+    @property
+    def bubble(self) -> float:
+        """Share of the ranks' time without a pass."""
+        ranks = len(self.reports)
+        return 1.0 - sum(map(self.busy, range(ranks))) / (ranks * self.seconds)
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds of an iteration, of the plan's devices or, of virtual ones, here; None without a
+        prediction."""
+        return None if self.job.rehearsal is None else self.job.rehearsal.seconds
+
+    def predicted_busy(self, rank: int) -> float | None:
+        """Seconds of passes of a rank's stage."""
+        return None if self.job.rehearsal is None else self.job.rehearsal.busy(rank)
+
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
+        """As JSON types; seconds."""
+        predicted = self.predicted
+        return {
+            "plan": self.job.plan.name,
+            "origin": self.job.plan.origin,
+            "virtual": self.job.virtual,
+            "device": self.job.device,
+            "time_scale": None if self.job.rehearsal is None else self.job.rehearsal.scale,
+            "predicted_seconds": predicted,
+            "measured_seconds": self.seconds,
+            "error": None if predicted is None else self.seconds / predicted - 1.0,
+            "bubble": self.bubble,
+            "steps": [
+                {"step": step, "loss": loss if isfinite(loss) else None}
+                for step, loss in self.losses.items()
+            ],
+            "lost_nodes": [asdict(loss) for loss in self.lost],
+            "ranks": [
+                {
+                    "rank": p.rank,
+                    "replica": p.replica,
+                    "stage": p.stage,
+                    "row_group": p.group,
+                    "tensor_rank": p.tensor,
+                    "predicted_busy_seconds": self.predicted_busy(p.rank),
+                    "busy_seconds": self.busy(p.rank),
+                    "waiting_seconds": self.waits(p.rank),
+                    "peak_bytes": self.reports[p.rank][-1].peak_bytes,
+                }
+                for p in self.job.plan.places
+            ],
+        }
+
+    def table(self) -> Table:
+        """One line per rank."""
+        plan = self.job.plan
+        rows = [
+            (
+                str(p.rank),
+                str(p.replica),
+                str(p.stage),
+                f"{p.group}.{p.tensor}",
+                f"{plan.devices[p.device].type} on node {plan.devices[p.device].node}",
+                seconds_text(self.predicted_busy(p.rank)),
+                seconds_text(self.busy(p.rank)),
+                seconds_text(self.waits(p.rank)),
+            )
+            for p in plan.places[:LISTED]
+        ]
+        header = ("rank", "replica", "stage", "part", "device", "passes, predicted", "measured",
+                  "waits")  # fmt: skip
+        right = (0, 1, 2, 5, 6, 7)
+        return Table(self._title(), header, tuple(rows), tuple(self._notes()), right=right)
+
+    def _title(self) -> str:
+        job, plan = self.job, self.job.plan
+        where = "GPUs" if job.device == "cuda" else "this machine"
+        if job.virtual and job.rehearsal is not None:
+            scale = seconds_text(1 / job.rehearsal.scale)
+            where = f"virtual devices, 1 s here for {scale} there"
+        return f"{plan.name}, {plan.origin or 'plan'}: {plan.world_size} ranks on {where}"
+
+    def _notes(self) -> list[str]:
+        job, predicted, losses = self.job, self.predicted, list(self.losses.items())
+        notes = [
+            f"measured: {seconds_text(self.seconds)} per iteration, "
+            f"{percent_text(self.bubble)} of it without passes"
+        ]
+        if predicted is not None:
+            more = " on the plan's devices"
+            if job.virtual:
+                more = f", off by {percent_text(self.seconds / predicted - 1)}"
+            notes.append(f"predicted: {seconds_text(predicted)} per iteration{more}")
+        if job.shared_gpus:
+            gpus = "1 GPU" if job.shared_gpus == 1 else f"{job.shared_gpus} GPUs"
+            notes.append(
+                f"ranks share {gpus}: what they exchange goes through the host's memory (gloo)"
+            )
+        notes += [note for note in (self.late(), self.slowest()) if note is not None]
+        notes += [
+            f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost
+        ]
+        if job.virtual and job.plan.schedule == "spmd":
+            notes.append("nothing is trained: programs are rehearsed")
+        else:
+            (first, before), (last, after) = losses[0], losses[-1]
+            notes.append(
+                f"loss {number_text(before)} at step {first}, {number_text(after)} at step {last}"
+            )
+        if len(self.reports) > LISTED:
+            notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
+        return notes
+
+    def late(self) -> str | None:
+        """What to do where this machine is too slow or too busy for a rehearsal's real work and
+        messages."""
+        if not self.job.virtual or self.job.rehearsal is None:
+            return None
+        ratio = self.seconds / self.job.rehearsal.seconds
+        if ratio < LATE:
+            return None
+        scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
+        return (
+            "late: this machine did not keep up with the ranks' work and messages; "
+            f"--time-scale {scale} may do"
+        )
+
+    def slowest(self) -> str | None:
+        """A rank that takes far longer than predicted, compared with the others.
+
+        In a rehearsal only where iterations are late, too: else it was this machine's load, in time
+        that was free.
+        """
+        if self.job.virtual and self.late() is None:
+            return None
+        ratios = []
+        for rank in range(len(self.reports)):
+            predicted = self.predicted_busy(rank)
+            if predicted:
+                ratios.append((self.busy(rank) / predicted, rank))
+        if len(ratios) < 2:
+            return None
+        usual = median(ratio for ratio, _ in ratios)
+        worst, rank = max(ratios)
+        if worst < SLOW * usual:
+            return None
+        place = self.job.plan.rank_text(rank)
+        return f"slow: {place} took {worst:.3g} times its prediction, the others {usual:.3g}"
+
+    def trace(self) -> dict[str, Any]:
+        """The last step as a trace; a row is a rank."""
+        begin = min(e[3] for rank in self.reports for e in rank[-1].events)
+        rows, spans = [], []
+        for rank, p in enumerate(self.job.plan.places):
+            rows.append(
+                (p.replica, rank, f"rank {rank}: stage {p.stage}, part {p.group}.{p.tensor}")
+            )
+            for what, _, batch, start, end in self.reports[rank][-1].events:
+                name = f"{what} {batch}" if what in ("forward", "backward", "receive") else what
+                spans.append((p.replica, rank, name, what, start - begin, end - begin))
+        return trace_document(rows, spans)

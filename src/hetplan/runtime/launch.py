@@ -7,30 +7,63 @@ cause is told, not its consequences.
 An elastic run outlives its nodes: where a rank is lost, its node is, and the run goes on from the
 last complete checkpoint, under a plan for the nodes that are left; whoever starts it says how to
 get one. A rank that fails by an error of its own ends the run as ever: the error would come again.
+
+When a rank counts as hung follows from what it last said of itself, and whether its process
+computes. Progress is a layer's pass or a collective. A rank that makes none is not at fault while
+it waits for another one, waits for a core, or computes for not much longer than it has before; what
+does nothing of that hangs. What others delay is no fault of a process: one that gives no sign may
+do nothing, or would if it got a core.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import multiprocessing.connection
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection as pipes
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError
-from hetplan.runtime.devices import on_devices
-from hetplan.runtime.hung import PATIENCE, Rank, find_hung
-from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.measured import Measured
+from hetplan.runtime.devices import on_devices, torch_here
+from hetplan.runtime.job import Job, Loss, Measured, StepReport
 from hetplan.runtime.virtual import Shared
+from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
 
-FORK = multiprocessing.get_context("fork")
+FORK = get_context("fork")
+
+
+@dataclass
+class Rank:
+    """What the parent knows of a rank."""
+
+    process: Any
+    """A multiprocessing.Process."""
+    connection: Any
+    """The parent's end of its pipe."""
+    heard: float
+    """When it last said something."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Its last sign of life, see `Watch.state`."""
+    steps: list[StepReport] = field(default_factory=list)
+    activity: Activity = field(default_factory=Activity)
+    failure: str | None = None
+    bereft: bool = False
+    """It failed because it lost its peers."""
+    lost: bool = False
+    """Its process ended without a word."""
+    done: bool = False
+    gone: bool = False
+
+    @property
+    def doing(self) -> str:
+        """For people."""
+        return "at {what} of chunk {chunk}, micro-batch {batch}".format(**self.state)
 
 
 class RankError(HetplanError):
@@ -51,18 +84,17 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     Raises InputError before anything starts where plan and model do not fit, RankError when a rank
     did not end well.
     """
-    try:
-        import torch
-    except ImportError:
-        raise UnsupportedError(
-            "running plans needs torch: pip install 'hetplan[runtime]'"
-        ) from None
+    torch = torch_to_run()
     from hetplan.runtime.execution.worker import check_job
 
     torch.set_num_threads(1)
     job = on_devices(job)
     check_job(job)
-    check_unused(job)
+    if job.device == "cuda" and torch.cuda.is_initialized():
+        raise InputError(
+            "CUDA was used before the ranks are forked", where=job.factory or "this process",
+            expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
+        )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="hetplan-run-") as folder:
         supervisor = Supervisor(job, tell)
         with supervisor.signals():
@@ -74,16 +106,12 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     return [rank.steps for rank in supervisor.ranks]
 
 
-def check_unused(job: Job) -> None:
-    """Raise InputError where whoever makes the model has used the GPUs already: forked ranks could
-    not any more."""
-    import torch
-
-    if job.device == "cuda" and torch.cuda.is_initialized():
-        raise InputError(
-            "CUDA was used before the ranks are forked", where=job.factory or "this process",
-            expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
-        )  # fmt: skip
+def torch_to_run() -> Any:
+    """torch; raises UnsupportedError where it is not installed."""
+    torch = torch_here()
+    if torch is None:
+        raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'")
+    return torch
 
 
 class Supervisor:
@@ -97,7 +125,7 @@ class Supervisor:
 
     def start(self, store: str) -> None:
         """Fork one process per rank."""
-        from hetplan.runtime.execution.rank import rank_main
+        from hetplan.runtime.execution.worker import rank_main
 
         virtual = self.job.rehearsal if self.job.virtual else None
         shared = Shared(virtual, self.job.plan.world_size) if virtual is not None else None
@@ -118,17 +146,17 @@ class Supervisor:
             if self.interrupted:
                 raise KeyboardInterrupt
             self._reap()
-            if any(self._bad(rank) for rank in self.ranks):
+            if any(rank.failure for rank in self.ranks):
                 self._explain()
-            self._look_for_hung()
-
-    def _bad(self, rank: Rank) -> bool:
-        return rank.failure is not None or (rank.gone and not rank.done)
+            alive = [(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone]
+            hung = find_hung(alive, self.job)
+            if hung is not None:
+                raise self._error(hung.number, hung.text, lost=hung.lost)
 
     def _listen(self, seconds: float) -> None:
         """Hear what ranks say, for so long at most if they say nothing."""
         numbers = {r.connection: n for n, r in enumerate(self.ranks) if not r.connection.closed}
-        for connection in multiprocessing.connection.wait(list(numbers), seconds):
+        for connection in pipes.wait(list(numbers), seconds):
             self._read(numbers[connection])
 
     def _read(self, number: int) -> bool:
@@ -142,22 +170,18 @@ class Supervisor:
             rank.connection.close()
             return False
         rank.heard = time.monotonic()
-        self._hear(rank, number, kind, what)
-        return True
-
-    def _hear(self, rank: Rank, number: int, kind: str, what: dict[str, Any]) -> None:
         if kind == "beat":
             rank.state = what
             rank.activity.note(what["used"])
         elif kind == "step":
-            report = StepReport(**what)
-            rank.steps.append(report)
+            rank.steps.append(what)
             if number == 0 and self.tell is not None:
-                self.tell(report)
+                self.tell(what)
         elif kind == "failed":
-            rank.failure = rank.failure or (what["text"], what["lost"])
+            rank.failure, rank.bereft = what
         else:
             rank.done = True
+        return True
 
     def _reap(self) -> None:
         """Note which processes are gone, and why."""
@@ -172,28 +196,19 @@ class Supervisor:
             if code < 0:
                 name = signal.Signals(-code).name
                 hint = ", as by the kernel where memory is short" if name == "SIGKILL" else ""
-                rank.failure, rank.lost = (f"was killed by {name}{hint}", False), True
+                rank.failure, rank.bereft, rank.lost = f"was killed by {name}{hint}", False, True
             elif not rank.done and rank.failure is None:
-                rank.failure, rank.lost = (f"ended with exit code {code}", False), True
+                rank.failure, rank.lost = f"ended with exit code {code}", True
 
     def _explain(self) -> NoReturn:
         """Wait a moment for the cause behind the first sign, then tell it."""
         until = time.monotonic() + PATIENCE.grace
-        while time.monotonic() < until and not any(
-            r.failure and not r.failure[1] for r in self.ranks
-        ):
+        while time.monotonic() < until and all(r.bereft for r in self.ranks if r.failure):
             self._listen(0.1)
             self._reap()
-        failed = [(n, r.failure) for n, r in enumerate(self.ranks) if r.failure is not None]
-        number, (text, _) = min(failed, key=lambda item: item[1][1])
+        failed = [(r.bereft, n, r.failure) for n, r in enumerate(self.ranks) if r.failure]
+        _, number, text = min(failed)
         raise self._error(number, text, lost=self.ranks[number].lost)
-
-    def _look_for_hung(self) -> None:
-        hung = find_hung(
-            [(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone], self.job
-        )
-        if hung is not None:
-            raise self._error(hung.number, hung.text, lost=hung.lost)
 
     def _error(self, number: int, text: str, *, lost: bool) -> RankError:
         plan = self.job.plan
@@ -234,6 +249,82 @@ class Supervisor:
                 signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class Hung:
+    """A rank and what is wrong with it. lost: it, rather than what all ranks do together."""
+
+    number: int
+    text: str
+    lost: bool
+
+
+def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
+    """A rank without a sign of life, or that is at one thing for too long; or all, where they wait
+    for each other."""
+    for number, rank in alive:
+        silent = time.monotonic() - rank.heard
+        if is_silent(rank, silent, job.hang_seconds):
+            return Hung(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
+    longest, waiting = max((r.state.get("longest", 0.0) for _, r in alive), default=0.0), 0
+    for number, rank in alive:
+        if rank.state.get("what") in WAITS or rank.state.get("meeting") is not None:
+            waiting += waits_too_long(rank, max(job.hang_seconds, PATIENCE.together, 10 * longest))
+        elif is_idle(rank, job) or computes_too_long(rank, job):
+            return Hung(number, f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s", lost=True)
+    if alive and waiting == len(alive):
+        number, rank = max(alive, key=lambda item: item[1].state["quiet"])
+        return Hung(number, f"waits, as all others do; {rank.doing}", lost=False)
+    return None
+
+
+def is_silent(rank: Rank, silent: float, limit: float) -> bool:
+    """Whether a rank gives no sign, though it could get a core and loads no libraries."""
+    if silent <= limit or not rank.state:
+        return silent > PATIENCE.starting
+    pid, what = rank.process.pid, rank.state["what"]
+    delayed = starved(pid, rank.state["used"], limit) or (what == "start" and at_work(pid))
+    return silent > PATIENCE.starting or not delayed
+
+
+def waits_too_long(rank: Rank, patience: float) -> bool:
+    """Whether a rank waits, and does not compute beside (as data are made ready, say)."""
+    quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
+    if quiet > patience and rank.activity.idle() > patience:
+        return not at_work(rank.process.pid)
+    return bool(quiet > max(patience, PATIENCE.starting))
+
+
+def is_idle(rank: Rank, job: Job) -> bool:
+    """Whether a rank has made no progress for too long, and does not compute either: in a pass, or
+    as it starts.
+
+    Virtual devices sleep in their passes; a model's weights may come from far away.
+    """
+    what, limit = rank.state.get("what", "start"), job.hang_seconds
+    if what not in (*PASSES, "start") or (job.virtual and what != "start"):
+        return False
+    patience = limit if what in PASSES else max(limit, PATIENCE.starting)
+    quiet = min(rank.state.get("quiet", 0.0), rank.activity.idle())
+    return quiet > patience and not at_work(rank.process.pid)
+
+
+def computes_too_long(rank: Rank, job: Job) -> bool:
+    """Whether a rank has made no progress for far longer than its longest pass, with a core to
+    itself."""
+    what, limit = rank.state.get("what", "start"), job.hang_seconds
+    if what == "start":
+        return False
+    quiet, longest = rank.state["quiet"], rank.state["longest"]
+    patience = max(limit, 10 * longest)
+    if what == "checkpoint" or not longest:  # nothing to compare with
+        patience = max(limit, PATIENCE.starting)
+    patience += PATIENCE.spinning if job.device == "cuda" else 0.0
+    if quiet <= patience:
+        return False
+    waits = starved(rank.process.pid, rank.state["spent"], limit)
+    return quiet >= PATIENCE.starting or not waits
+
+
 # (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where
 # nothing fits
 Again = Callable[[Job, tuple[int, ...]], Job | None]
@@ -266,29 +357,22 @@ def launch_elastic(
         try:
             return Measured(job, launch(job, hear), tuple(losses), curve)
         except RankError as error:
-            begun = time.monotonic()
-            node = lost_node(job, error, [loss.node for loss in losses])
-            if node is None:
+            if error.device is None:
                 raise
-            following = again(job, (*(loss.node for loss in losses), node))
+            begun, devices = time.monotonic(), job.plan.devices
+            gone = (*(loss.node for loss in losses), devices[error.device].node)
+            if {device.node for device in devices} <= set(gone):
+                raise
+            following = again(job, gone)
             step = latest(job)
             if following is None or step == end:
                 raise
             job = replace(following, steps=end - (step or 0), resume=step is not None)
             losses.append(
-                Loss(str(error), node, step or 0, job.plan.name, time.monotonic() - begun)
+                Loss(str(error), gone[-1], step or 0, job.plan.name, time.monotonic() - begun)
             )
             if lost is not None:
                 lost(losses[-1])
-
-
-def lost_node(job: Job, error: RankError, before: Sequence[int]) -> int | None:
-    """The node of a lost rank, if others of the plan's are left."""
-    if error.device is None:
-        return None
-    node = job.plan.devices[error.device].node
-    left = {device.node for device in job.plan.devices} - {node, *before}
-    return node if left else None
 
 
 def latest(job: Job) -> int | None:

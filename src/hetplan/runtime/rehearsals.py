@@ -17,6 +17,8 @@ from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.job import Job, Measured
+from hetplan.runtime.launch import launch
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.spmd_virtual import rehearsal_of
 
@@ -231,10 +233,6 @@ def rehearse_plan(
     name: str, workload: Workload, *, steps: int, scale: float | None, cores: int
 ) -> Rehearsed:
     """Execute one plan on virtual devices."""
-    from hetplan.runtime.job import Job
-    from hetplan.runtime.launch import launch
-    from hetplan.runtime.measured import Measured
-
     made = plan(name, workload)
     rehearsal = rehearsal_of(made, workload, scale, cores=cores)
     job = Job(plan=made, steps=steps, rehearsal=rehearsal, virtual=True)

@@ -8,7 +8,7 @@ are cut differently, tied embeddings across stages), and the optimizer's step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -415,36 +415,43 @@ MICRO = 1e6  # seconds to microseconds
 
 
 def trace(replayed: Replay) -> dict[str, Any]:
-    """The replay in the Trace Event Format, which chrome://tracing and Perfetto open.
+    """The replay as a trace; 2 row for computing, 2 row + 1 for communicating.
 
-    pid: the replica, tid: 2 row for computing, 2 row + 1 for communicating. A row is a stage, or
-    of an SPMD program a device; its collectives stand on the first one's.
+    A row is a stage, or of an SPMD program a device; its collectives stand on the first one's.
+    """
+    units = [(i, unit if replayed.by_device else j) for unit, (i, j) in enumerate(replayed.owners)]
+    rows = []
+    for (replica, row), devices in zip(units, replayed.devices, strict=True):
+        names = ", ".join(map(str, devices))
+        label = f"device {names}" if replayed.by_device else f"stage {row} (devices {names})"
+        rows += [
+            (replica, 2 * row, f"{label} computes"),
+            (replica, 2 * row + 1, f"{label} communicates"),
+        ]
+    spans = []
+    for event in replayed.timeline.events():
+        (replica, row), kind = units[event["unit"]], event["kind"]
+        name = kind if event["micro_batch"] < 0 else f"{kind} {event['micro_batch']}"
+        place = (replica, 2 * row + (kind in COMMUNICATES))
+        spans.append((*place, name, kind, event["start"], event["end"]))
+    return trace_document(rows, spans)
+
+
+def trace_document(
+    rows: Iterable[tuple[int, int, str]],
+    spans: Iterable[tuple[int, int, str, str, float, float]],
+) -> dict[str, Any]:
+    """The Trace Event Format, which chrome://tracing and Perfetto open.
+
+    rows: (replica, number, label). spans: (replica, row, name, category, start, end) in seconds.
     """
     events: list[dict[str, Any]] = []
-    rows = [(i, unit if replayed.by_device else j) for unit, (i, j) in enumerate(replayed.owners)]
-    for unit, (replica, stage) in enumerate(rows):
-        names = ", ".join(map(str, replayed.devices[unit]))
+    for replica, row, label in rows:
         head = {"ph": "M", "pid": replica}
         events.append({**head, "name": "process_name", "args": {"name": f"replica {replica}"}})
-        for row, what in ((2 * stage, "computes"), (2 * stage + 1, "communicates")):
-            label = (
-                f"device {names} {what}"
-                if replayed.by_device
-                else f"stage {stage} (devices {names}) {what}"
-            )
-            events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
-    for event in replayed.timeline.events():
-        replica, stage = rows[event["unit"]]
-        batch = event["micro_batch"]
-        events.append(
-            {
-                "name": event["kind"] if batch < 0 else f"{event['kind']} {batch}",
-                "cat": event["kind"],
-                "ph": "X",
-                "ts": event["start"] * MICRO,
-                "dur": (event["end"] - event["start"]) * MICRO,
-                "pid": replica,
-                "tid": 2 * stage + (event["kind"] in COMMUNICATES),
-            }
-        )
+        events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
+    for replica, row, name, category, start, end in spans:
+        times = {"ts": start * MICRO, "dur": (end - start) * MICRO}
+        place = {"pid": replica, "tid": row}
+        events.append({"name": name, "cat": category, "ph": "X", **times, **place})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -16,7 +16,7 @@ from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import check_same
 from hetplan.runtime.spmd_replay import SpmdCosts
 from hetplan.runtime.virtual import Rehearsal, Shared, sleep_until
-from hetplan.runtime.watch import Recorder
+from hetplan.runtime.watch import Watch
 
 COLLECTIVE_SECONDS = 0.002  # of a narrow collective here, where every rank has a core
 
@@ -71,7 +71,7 @@ class SpmdRehearsal(Rehearsal):
 
 
 @dataclass
-class SpmdWatch(Recorder):
+class SpmdWatch(Watch):
     """A rank's watch in a rehearsal, and its clock: when its device would be where it is."""
 
     shared: Shared | None = None

@@ -27,7 +27,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan, Replica, Stage
 from hetplan.runtime.replay import Settings, ZeroCosts, check_same, gradient_collectives, pipeline
-from hetplan.runtime.watch import Recorder
+from hetplan.runtime.watch import Watch
 
 POLL = 2e-4  # seconds between looks at shared memory
 
@@ -155,7 +155,7 @@ def _array(shape: tuple[int, ...]) -> Any:
 
 
 @dataclass
-class Virtual(Recorder):
+class Virtual(Watch):
     """A rank's watch in a rehearsal. stage_ranks: ranks of each (replica, stage)."""
 
     shared: Shared | None = None

@@ -1,27 +1,111 @@
-"""What a rank does, as it does it: for traces, for measured times beside predicted ones, and for
-supervision."""
+"""What a rank does, as it does it, and whether its process computes: for traces, for measured times
+beside predicted ones, and for supervision.
+
+Linux tells by /proc what a process does. Elsewhere nothing counts as starved, and everything as at
+work.
+"""
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 PASSES = ("forward", "backward", "optimizer")
 WAITS = ("receive", "prepare", "synchronise", "collective")
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks are waited for, beside the run's own `hang_seconds`; seconds but for idle.
+
+    More is safer on a slow machine, and tells a fault later.
+    """
+
+    starting: float = 90.0
+    """That the model, a layer's first pass or a checkpoint may take while it computes."""
+    together: float = 5.0
+    """At least that all may wait for each other: the last one's message may be on its way."""
+    spinning: float = 2.0
+    """More for ranks on GPUs: what waits for another one's kernel there seems to compute."""
+    grace: float = 1.5
+    """In which causes are told from consequences."""
+    beat: float = 0.5
+    """Between a rank's signs of life."""
+    idle: float = 0.05
+    """Share of a core: less than what computes would use, more than signs of life need."""
+
+
+PATIENCE = Patience()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing done. start, end: seconds of the machine's monotonic clock."""
+
+    what: str
+    chunk: int
+    batch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What is going on. since: on the monotonic clock. spent: seconds of a core that the process
+    had used by then."""
+
+    what: str = "start"
+    chunk: int = 0
+    batch: int = 0
+    since: float = 0.0
+    spent: float = 0.0
+
+
+@dataclass
 class Watch:
-    """Is told what a rank does; does nothing with it."""
+    """Keeps the events of an iteration, and what is going on now for another thread to ask.
+
+    The least progress is a layer's pass or a collective.
+    """
+
+    settle: Callable[[], None] | None = None
+    """Waits for the device, so that times are true."""
+    events: list[Event] = field(default_factory=list)
+    """Of the iteration, which begins with its preparation."""
+    doing: Doing = Doing()
+    longest: float = 0.0
+    """Seconds of the longest pass so far."""
+    moved: float = field(default_factory=time.monotonic)
+    """When there was the last progress."""
+    meeting: float | None = None
+    """Since when a collective waits."""
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
         """A pass (forward, backward), a wait for a message (receive), or what all do together,
         begins."""
+        if what == "prepare":
+            self.events = []
+        self._now(what, chunk, batch)
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """It is done."""
+        start = self.doing.since
+        self._now("between", chunk, batch)
+        if what not in WAITS:
+            self.longest = max(self.longest, self.moved - start)
+        self.events.append(Event(what, chunk, batch, start, self.moved))
+
+    def _now(self, what: str, chunk: int, batch: int) -> None:
+        if self.settle is not None:
+            self.settle()
+        self.moved = time.monotonic()
+        self.doing = Doing(what, chunk, batch, self.moved, time.process_time())
 
     @contextmanager
     def during(self, what: str, chunk: int, batch: int) -> Iterator[None]:
@@ -41,89 +125,102 @@ class Watch:
 
     def passed(self) -> None:
         """A layer's pass is done."""
+        self.moved = time.monotonic()
 
-    def meets(self) -> None:
-        """A collective begins, which waits for others, whatever it is a part of."""
+    @contextmanager
+    def meets(self) -> Iterator[None]:
+        """A collective, which waits for others, whatever it is a part of."""
+        self.meeting = time.monotonic()
+        yield
+        self.meeting, self.moved = None, time.monotonic()
 
-    def met(self) -> None:
-        """It is done."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One thing done. start, end: seconds of the machine's monotonic clock."""
-
-    what: str
-    chunk: int
-    batch: int
-    start: float
-    end: float
+    def state(self) -> dict[str, Any]:
+        """A sign of life: what is going on, seconds since the last progress and of the collective,
+        and seconds of a core used."""
+        now, meeting, doing = time.monotonic(), self.meeting, self.doing
+        return {
+            "what": doing.what,
+            "chunk": doing.chunk,
+            "batch": doing.batch,
+            "spent": doing.spent,
+            "used": time.process_time(),
+            "quiet": now - self.moved,
+            "meeting": None if meeting is None else now - meeting,
+            "longest": self.longest,
+        }
 
 
 @dataclass
-class Recorder(Watch):
-    """Keeps the events of the iteration, and what is going on now for another thread to ask.
+class Activity:
+    """When a process has last computed. seen: (moment, seconds of a core that it had used by
+    then)."""
 
-    longest: seconds of the longest pass so far. done: things done so far. spent: seconds of a core
-    that the process had used when the present thing began. settle: waits for the device, so that
-    times are true. moved: when there was the last progress, the least of which are a layer's pass
-    and a collective; meeting: since when a collective waits.
+    last: float = field(default_factory=time.monotonic)
+    seen: tuple[float, float] | None = None
+
+    def note(self, used: float) -> None:
+        """What a process has used by now."""
+        now = time.monotonic()
+        if self.seen is None or used - self.seen[1] > PATIENCE.idle * (now - self.seen[0]):
+            self.last = now
+        self.seen = (now, used)
+
+    def idle(self) -> float:
+        """Seconds for which it has not computed."""
+        return time.monotonic() - self.last
+
+
+def starved(pid: int, spent: float, limit: float) -> bool:
+    """Whether a process has a thread that waits for a core, and got less than half of `limit`
+    seconds of one.
+
+    spent: seconds of a core that it had used when the wait began.
     """
+    try:
+        used = cpu_seconds(pid)
+        return used - spent < limit / 2 and any(state in ("R", "D") for state in thread_states(pid))
+    except (OSError, ValueError, IndexError):  # no /proc, or the process has just ended
+        return False
 
-    events: list[Event] = field(default_factory=list)
-    longest: float = 0.0
-    done: int = 0
-    _now: tuple[str, int, int, float] = ("start", 0, 0, 0.0)
-    spent: float = 0.0
-    settle: Callable[[], None] | None = None
-    moved: float = field(default_factory=time.monotonic)
-    meeting: float | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begins(self, what: str, chunk: int, batch: int) -> None:
-        """Remember what and since when."""
-        if self.settle is not None:
-            self.settle()
-        self.moved = now = time.monotonic()
-        with self._lock:
-            self._now, self.spent = (what, chunk, batch, now), time.process_time()
+def at_work(pid: int, but: int | None = None) -> bool:
+    """Whether a process or one that it started (a compiler, say) has a thread that runs, would if
+    it got a core, or waits for a disk. but: a thread that does not count."""
+    try:
+        own = thread_states(pid, but)
+        others = (state for child in descendants(pid) for state in thread_states(child))
+        return not own or any(state in ("R", "D") for state in (*own, *others))
+    except (OSError, ValueError, IndexError):  # something has just ended: look again
+        return True
 
-    def ends(self, what: str, chunk: int, batch: int) -> None:
-        """Make it an event."""
-        if self.settle is not None:
-            self.settle()
-        self.moved = now = time.monotonic()
-        with self._lock:
-            begun = self._now[3]
-            self._now, self.spent = ("between", chunk, batch, now), time.process_time()
-            self.done += 1
-            if what not in WAITS:
-                self.longest = max(self.longest, now - begun)
-        self.events.append(Event(what, chunk, batch, begun, now))
 
-    def state(self) -> tuple[str, int, int, float]:
-        """(what, chunk, micro-batch, seconds for which it has been going on)."""
-        with self._lock:
-            what, chunk, batch, since = self._now
-        return what, chunk, batch, time.monotonic() - since if since else 0.0
+def descendants(pid: int) -> list[int]:
+    """All that a process has started, directly or not."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            children.setdefault(int(fields(path)[1]), []).append(int(path.parent.name))
+        except (OSError, ValueError, IndexError):  # ended meanwhile
+            continue
+    started, ahead = [], list(children.get(pid, ()))
+    while ahead:
+        started.append(ahead.pop())
+        ahead += children.get(started[-1], ())
+    return started
 
-    def passed(self) -> None:
-        """Progress."""
-        self.moved = time.monotonic()
 
-    def meets(self) -> None:
-        """Remember since when."""
-        self.meeting = time.monotonic()
+def thread_states(pid: int, but: int | None = None) -> list[str]:
+    """R: running or ready to, S: waits, D: waits for a disk, T: stopped."""
+    paths = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [fields(path)[0] for path in paths if path.parent.name != str(but)]
 
-    def met(self) -> None:
-        """Progress."""
-        self.meeting, self.moved = None, time.monotonic()
 
-    def quiet(self) -> float:
-        """Seconds since the last progress."""
-        return time.monotonic() - self.moved
+def cpu_seconds(pid: int) -> float:
+    """Seconds of a core used by all threads."""
+    stat = fields(Path(f"/proc/{pid}/stat"))
+    return (int(stat[11]) + int(stat[12])) / TICKS
 
-    def take(self) -> list[Event]:
-        """The events since the last call."""
-        taken, self.events = self.events, []
-        return taken
+
+def fields(path: Path) -> list[str]:
+    """Of a stat file, from the state on; the name before it may hold anything."""
+    return path.read_text().rpartition(")")[2].split()

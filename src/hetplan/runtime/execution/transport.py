@@ -213,26 +213,25 @@ class Group:
         sent[: len(own)] = own.detach()
         sent[len(own) :] = 0
         received = [self.transport.space(sent.shape, own.dtype) for _ in lengths]
-        self.transport.watch.meets()
-        dist.all_gather(received, sent, group=self.process)
-        self.transport.watch.met()
+        with self.transport.watch.meets():
+            dist.all_gather(received, sent, group=self.process)
         return [r[:length].to(own.device) for r, length in zip(received, lengths, strict=True)]
 
     def swap(self, sent: Tensor, leaving: Sequence[int], coming: Sequence[int]) -> Tensor:
         """From every member to every other one: parts of flat tensors, of any length."""
         carried = self.transport.carried(sent)
         received = self.transport.space((sum(coming),), sent.dtype)
-        self.transport.watch.meets()
-        dist.all_to_all_single(received, carried, list(coming), list(leaving), group=self.process)
-        self.transport.watch.met()
+        with self.transport.watch.meets():
+            dist.all_to_all_single(
+                received, carried, list(coming), list(leaving), group=self.process
+            )
         return received.to(sent.device)
 
     def _in_place(self, x: Tensor, act: Callable[[Tensor], object], *, half: bool = False) -> None:
         y = self.transport.carried(x.float() if half and x.dtype in HALF else x)
         y = y if y.is_contiguous() else y.contiguous()
-        self.transport.watch.meets()
-        act(y)
-        self.transport.watch.met()
+        with self.transport.watch.meets():
+            act(y)
         self.transport.landed(y, x)
 
 

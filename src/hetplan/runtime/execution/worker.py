@@ -1,17 +1,28 @@
-"""What one rank does: its part of the model, the steps, the checkpoints."""
+"""What one rank does: it joins the group, makes its part of the model, takes the steps, writes
+checkpoints, reports, and dies with whoever started it."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
+from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, one_line
+from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import describe
+from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
 from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
@@ -23,13 +34,13 @@ from hetplan.runtime.references.build import reference, stand_in
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.spmd_virtual import SpmdRehearsal, SpmdWatch
 from hetplan.runtime.virtual import Shared, Virtual
-from hetplan.runtime.watch import WAITS, Event, Recorder
+from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Watch, at_work
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 def make_model(
-    job: Job, watch: Recorder, device: str = "cpu"
+    job: Job, watch: Watch, device: str = "cpu"
 ) -> Distributed | DistributedProgram | RehearsedProgram:
     """This rank's part of the job's model."""
     if isinstance(watch, SpmdWatch):
@@ -54,26 +65,17 @@ def make_program(job: Job) -> ProgramModel:
 def make_module(job: Job) -> nn.Module:
     """The job's model, on the meta device where it is hetplan's own. Raises InputError for an
     unusable factory."""
-    plan = job.plan
+    workload = job.plan.workload
     if job.factory is not None:
-        return from_factory(job.factory, plan)
+        return from_factory(job.factory, job.plan)
     with torch.device("meta"):
         if job.virtual:
-            widest = max(
-                len(stage.tensor_shares) for replica in plan.replicas for stage in replica.stages
-            )
-            return stand_in(plan.workload.layers, tensor=widest, seed=job.seed)
-        return named(plan, job.model or plan.workload.model, job.seed)
-
-
-def named(plan: Plan, model: str, seed: int) -> nn.Module:
-    """The reference model of a name or a config.json."""
-    from hetplan.profiling.models import load_model
-
-    workload = plan.workload
-    return reference(
-        load_model(model, sequence=workload.sequence, precision=workload.precision), seed=seed
-    )
+            stages = [stage for replica in job.plan.replicas for stage in replica.stages]
+            widest = max(len(stage.tensor_shares) for stage in stages)
+            return stand_in(workload.layers, tensor=widest, seed=job.seed)
+        name = job.model or workload.model
+        model = load_model(name, sequence=workload.sequence, precision=workload.precision)
+        return reference(model, seed=job.seed)
 
 
 def from_factory(text: str, plan: Plan | None) -> nn.Module:
@@ -127,8 +129,6 @@ def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
 def check_folder(job: Job) -> None:
     """Raise InputError where a run from the beginning would mix its checkpoints with another run's,
     and where one that goes on would not be the run that it goes on with."""
-    from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete
-
     if job.checkpoint is None:
         return
     check_writable(job.checkpoint)
@@ -161,10 +161,10 @@ def check_program(job: Job) -> None:
         )  # fmt: skip
 
 
-def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
+def watch_of(job: Job, rank: int, shared: Shared | None) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
     if shared is None:
-        return Recorder()
+        return Watch()
     if isinstance(shared.rehearsal, SpmdRehearsal):
         return SpmdWatch(shared=shared, rank=rank)
     place = job.plan.places[rank]
@@ -176,56 +176,169 @@ def recorder(job: Job, rank: int, shared: Shared | None) -> Recorder:
     )
 
 
-def train(job: Job, watch: Recorder, report: Report, stopping: Callable[[], bool]) -> None:
+def train(job: Job, watch: Watch, report: Report, stopping: Callable[[], bool]) -> None:
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a
     step."""
-    from hetplan.runtime.execution.checkpoint import load, save
-
     device = local_device(job.device)
     if device != "cpu":
         watch.settle = lambda: settle(device)
-    model = make_model(job, watch, device)
+    model: Any = make_model(job, watch, device)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
-    if job.resume and job.checkpoint is not None and not isinstance(model, RehearsedProgram):
+    if job.resume and job.checkpoint is not None:
         load(model, optimizer, job.checkpoint)
-    first = model.step
-    for step in range(first, first + job.steps):
-        watch.take()
+    first, last = model.step, model.step + job.steps - 1
+    for step in range(first, last + 1):
         loss = model.train_step()
-        passed = watch.take()
-        watch.begins("optimizer", 0, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        watch.ends("optimizer", 0, step)
-        done = passed if job.virtual else [*passed, *watch.take()]
-        keep = step == first + job.steps - 1
-        report(step_report(step, loss, done, peak_bytes(device), keep=keep))
-        stop = agreed(stopping())
-        due = job.every is not None and (step + 1) % job.every == 0
-        due = due or stop or step == first + job.steps - 1
-        if job.checkpoint is not None and due and not isinstance(model, RehearsedProgram):
-            watch.begins("checkpoint", 0, step)
-            save(model, optimizer, job.checkpoint)
-            watch.ends("checkpoint", 0, step)
+        with watch.during("optimizer", 0, step):
+            optimizer.step()
+            optimizer.zero_grad()
+        report(step_report(job, watch, step, loss, peak_bytes(device), traced=step == last))
+        stop = host_total(float(stopping())) > 0  # where any rank wishes so, on all
+        due = stop or step == last or (job.every is not None and (step + 1) % job.every == 0)
+        if job.checkpoint is not None and due:
+            with watch.during("checkpoint", 0, step):
+                save(model, optimizer, job.checkpoint)
         if stop:
             return
 
 
-def agreed(wish: bool) -> bool:
-    """Whether any rank wishes to stop: the same answer everywhere."""
-    return host_total(float(wish)) > 0
-
-
 def step_report(
-    step: int, loss: float, events: list[Event], peak: int, *, keep: bool
+    job: Job, watch: Watch, step: int, loss: float, peak: int, *, traced: bool
 ) -> StepReport:
-    """A step's times from its events; it begins behind the preparation, where all ranks have
-    met."""
-    forward, backward = (
-        float(sum(e.end - e.start for e in events if e.what == what))
-        for what in ("forward", "backward")
+    """A step's times from its events; it begins behind the preparation, where all ranks have met.
+
+    Virtual devices have slept their updates with the gradients.
+    """
+    events = [e for e in watch.events if not (job.virtual and e.what == "optimizer")]
+    forward, backward, waits = (
+        sum(e.end - e.start for e in events if e.what in kinds)
+        for kinds in (["forward"], ["backward"], set(WAITS) - {"prepare"})
     )
-    waits = sum(e.end - e.start for e in events if e.what in WAITS and e.what != "prepare")
-    kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if keep else []
+    kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if traced else []
     begin = next(e.end for e in events if e.what == "prepare")
     return StepReport(step, loss, begin, events[-1].end, forward, backward, waits, peak, kept)
+
+
+class Channel:
+    """The rank's end of its pipe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.lock = connection, threading.Lock()
+
+    def tell(self, kind: str, what: object = None) -> None:
+        """Send both; the process ends where nobody listens any more."""
+        with self.lock:
+            try:
+                self.connection.send((kind, what))
+            except BrokenPipeError:
+                os._exit(1)
+
+
+def rank_main(
+    job: Job,
+    rank: int,
+    store: str,
+    connection: Connection,
+    parents: Sequence[Connection],
+    shared: Shared | None,
+    stop: Any,
+) -> None:
+    """Never returns. Exit code 0, or 1 with the reason told.
+
+    parents: ends of pipes that are the parent's alone. stop: its value says whether to end behind
+    the step.
+    """
+    for end in parents:
+        end.close()
+    channel = Channel(connection)
+    code = 1
+    try:
+        # signals to the whole group are the parent's to act upon
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        torch.set_num_threads(1)
+        os.environ["LOCAL_RANK"] = str(rank)
+        watch = watch_of(job, rank, shared)
+        every_beat(lambda: channel.tell("beat", watch.state()), pause=0.0)
+        world = job.plan.world_size
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, world),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(minutes=30),
+        )
+        train(job, watch, lambda step: channel.tell("step", step), lambda: stop.value != 0)
+        dist.barrier()
+        dist.destroy_process_group()
+        channel.tell("done")
+        code = 0
+    except BaseException as error:  # noqa: BLE001 (the last boundary of the process: whatever it is, it is told)
+        channel.tell("failed", (error_text(error), is_lost(error)))
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def every_beat(act: Callable[[], None], *, pause: float) -> threading.Event:
+    """Do something in a thread of its own, first after a pause, until the event is set."""
+    over = threading.Event()
+
+    def beats() -> None:
+        wait = pause
+        while not over.wait(wait):
+            act()
+            wait = PATIENCE.beat
+
+    threading.Thread(target=beats, daemon=True).start()
+    return over
+
+
+@contextlib.contextmanager
+def look_after(watch: Watch, limit: float, place: str) -> Iterator[None]:
+    """Nobody else watches: a thread ends the process, with one line, where a pass neither goes on
+    nor computes."""
+    activity = Activity()
+
+    def look() -> None:
+        state = watch.state()
+        activity.note(state["used"])
+        quiet = min(state["quiet"], activity.idle())
+        waits = state["what"] not in PASSES or state["meeting"] is not None
+        if waits or quiet <= limit or at_work(os.getpid(), threading.get_native_id()):
+            return
+        where = "at {what} of chunk {chunk}, micro-batch {batch}".format(**state)
+        print(f"hetplan: {place}: hangs; {where} for {quiet:.0f} s", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    over = every_beat(look, pause=PATIENCE.beat)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+# What errors of torch.distributed say where another rank is gone.
+PEER_GONE = (
+    "connection closed", "connection reset", "broken pipe", "connection refused", "timed out",
+    "socket closed", "peer closed", "read error", "aborted", "gloo",
+)  # fmt: skip
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a rank died because another one did."""
+    text = str(error).lower()
+    peers = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    return peers and any(word in text for word in PEER_GONE)
+
+
+def error_text(error: BaseException) -> str:
+    """An error as one line; what the CPU's allocator raises has no type of its own."""
+    if isinstance(error, HetplanError):
+        return str(error)
+    text = one_line(str(error))
+    short = isinstance(error, RuntimeError) and "allocate memory" in text
+    if short or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return f"out of memory: {text[:300]}"
+    return kind_and_text(error)
