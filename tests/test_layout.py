@@ -37,6 +37,7 @@ LEVELS = (
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 TORCH = (
     "hetplan.runtime.execution",
+    "hetplan.runtime.measuring",
     "hetplan.runtime.references",
     "hetplan.runtime.tracing",
 )  # packages that may import torch, and need it

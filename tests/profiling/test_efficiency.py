@@ -199,7 +199,7 @@ class TestTrees:
 
 def test_operators_of_this_cpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
-    from hetplan.runtime.measure import measure_operators
+    from hetplan.runtime.measuring.layers import measure_operators
 
     found = measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
     assert [op.kind for op in found.operators] == ["product", "elementwise"] * 3

@@ -12,7 +12,7 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.measured import OPERATIONS, fit_line, load_collectives
-from hetplan.runtime.collectives import groups_of, torchrun_place
+from hetplan.runtime.measuring.collectives import groups_of, torchrun_place
 
 SIZES = [1e3, 1e4, 1e5, 1e6]
 

@@ -18,12 +18,12 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import load_profile
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.zoo import bert, gpt2, llama, text_model
-from hetplan.runtime import measure
-from hetplan.runtime.batch_curve import Trial, explore_stages, measure_batch_curve
+from hetplan.runtime.measuring import layers as measure
+from hetplan.runtime.measuring.batches import Trial, explore_stages, measure_batch_curve
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.references.timed import KINDS, network, out_of_memory, saved_by_autograd  # noqa: E402  # noqa: E402
+from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_by_autograd  # noqa: E402  # noqa: E402
 
 SMALL = {"vocabulary": 97}
 
@@ -210,19 +210,11 @@ def small(**changes: Any) -> Model:
     return load_model(from_config(GPT | changes, name="small"), precision="fp32")
 
 
-def test_each_layer_kind_is_measured_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    real = measure.measure_layers
-
-    def counted(model: Model, device: str, tensor: int, batch: int, *rest: int) -> Any:
-        seen.append((tensor, batch))
-        return real(model, device, tensor, batch, *rest)
-
-    monkeypatch.setattr(measure, "measure_layers", counted)
+def test_each_layer_kind_is_measured_once_per_size() -> None:
     found = measure.measure_profile(
         small(), "cpu", micro_batches=(2, 1), tensor_degrees=(1, 2), repeats=1
     )
-    assert seen == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(t.tensor, t.micro_batch) for t in found.tables] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert found.provenance.kind == "measured" and len(found.layers) == 5
     for table in found.tables:
         assert table.device == "cpu"

@@ -35,7 +35,7 @@ def operators(
     quiet: QuietOption = False,
 ) -> int:
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
-    from hetplan.runtime.measure import measure_operators
+    from hetplan.runtime.measuring.layers import measure_operators
 
     measured = measure_operators(
         device,

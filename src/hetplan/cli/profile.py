@@ -224,7 +224,7 @@ def measure(
     With -o the profile is written table by table, and gone on with after an interruption. Plan with
     it by `hetplan plan --profile FILE`. Micro-batches default to 1, 2, 4, the tensor degree to 1.
     """
-    from hetplan.runtime.measure import measure_profile
+    from hetplan.runtime.measuring.layers import measure_profile
 
     chosen = load_model(model, sequence=sequence, precision=precision)
     profile = measure_profile(
@@ -302,7 +302,7 @@ def batch_curve(
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
     sample fits.
     """
-    from hetplan.runtime.batch_curve import measure_batch_curve
+    from hetplan.runtime.measuring.batches import measure_batch_curve
 
     if memory_gib is None and device == "cpu":
         expected = "what training may use of a CPU's memory"
@@ -360,7 +360,7 @@ def collectives(
 ) -> int:
     """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
     device. Rank 0 prints and writes."""
-    from hetplan.runtime.collectives import measure_collectives
+    from hetplan.runtime.measuring.collectives import measure_collectives
 
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is not None:

@@ -110,7 +110,7 @@ def rehearsal(
     """
     from hetplan.profiling.profile import load_profile
     from hetplan.runtime import rehearsals
-    from hetplan.runtime.measure import measure_profile
+    from hetplan.runtime.measuring.layers import measure_profile
 
     if steps < 2:
         raise InputError("--steps", got=steps, expected="2 or more: the first one is not counted")

@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 from hetplan.errors import HetplanError, InputError, one_line
-from hetplan.runtime.devices import on_devices
+from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Measured, StepReport, check_options
-from hetplan.runtime.launch import RankError, torch_to_run
+from hetplan.runtime.launch import RankError
 from hetplan.runtime.plan import check_world, load_plan
 from hetplan.runtime.watch import Watch
 
@@ -92,7 +92,7 @@ def check_environment(job: Job) -> None:
 def serve(job: Job) -> None:
     """Join the group, train, tell. Raises InputError where the port is taken, RankError for an
     error of this rank's."""
-    torch = torch_to_run()
+    torch = required_torch("running plans")
     from torch import distributed as dist
 
     from hetplan.runtime.execution.worker import check_job, error_text, is_lost, look_after, train

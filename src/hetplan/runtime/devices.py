@@ -46,11 +46,8 @@ def on_devices(job: Job, local_ranks: int | None = None) -> Job:
 def gpus() -> int:
     """How many GPUs torch can use. Asked in a process of its own: one that has used CUDA cannot
     fork ranks that do."""
-    try:
-        import torch
-    except ImportError:  # told where the job is to begin
-        return 0
-    if not torch.backends.cuda.is_built():
+    torch = torch_here()
+    if torch is None or not torch.backends.cuda.is_built():
         return 0
     child = os.fork()
     if child == 0:
@@ -65,11 +62,7 @@ def gpus() -> int:
 def check_device(device: str) -> None:
     """Raise UnsupportedError without torch, InputError for a device that torch does not have
     here."""
-    torch = torch_here()
-    if torch is None:
-        raise UnsupportedError(
-            "measuring needs torch; install hetplan with its extra: pip install 'hetplan[runtime]'"
-        )
+    torch = required_torch("measuring")
     kind, _, number = device.partition(":")
     usable = kind == "cpu" and not number
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -86,6 +79,14 @@ def torch_here() -> Any:
         import torch
     except ImportError:
         return None
+    return torch
+
+
+def required_torch(what: str) -> Any:
+    """torch; raises UnsupportedError where it is not installed."""
+    torch = torch_here()
+    if torch is None:
+        raise UnsupportedError(f"{what} needs torch: pip install 'hetplan[runtime]'")
     return torch
 
 

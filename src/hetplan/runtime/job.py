@@ -3,7 +3,7 @@ predicted (a table, a JSON document, a trace for Perfetto)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from statistics import median
@@ -135,9 +135,9 @@ class Measured:
     @property
     def seconds(self) -> float:
         """Seconds of an iteration, from when all ranks begin until the last one is done."""
-        steps: Iterable[tuple[StepReport, ...]]
         steps = zip(*map(self.counted, range(len(self.reports))), strict=True)
-        return median(max(r.end for r in step) - max(r.begin for r in step) for step in steps)
+        ends = (max(r.end for r in step) - max(r.begin for r in step) for step in steps)
+        return float(median(ends))
 
     @property
     def losses(self) -> dict[int, float]:

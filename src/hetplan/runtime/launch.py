@@ -29,8 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError
-from hetplan.runtime.devices import on_devices, torch_here
+from hetplan.errors import HetplanError, InputError
+from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
 from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
@@ -84,7 +84,7 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     Raises InputError before anything starts where plan and model do not fit, RankError when a rank
     did not end well.
     """
-    torch = torch_to_run()
+    torch = required_torch("running plans")
     from hetplan.runtime.execution.worker import check_job
 
     torch.set_num_threads(1)
@@ -104,14 +104,6 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
             finally:
                 supervisor.end()
     return [rank.steps for rank in supervisor.ranks]
-
-
-def torch_to_run() -> Any:
-    """torch; raises UnsupportedError where it is not installed."""
-    torch = torch_here()
-    if torch is None:
-        raise UnsupportedError("running plans needs torch: pip install 'hetplan[runtime]'")
-    return torch
 
 
 class Supervisor:

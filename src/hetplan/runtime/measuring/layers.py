@@ -15,10 +15,11 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import torch
 
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
@@ -28,7 +29,17 @@ from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.predict import profile_layers
 from hetplan.profiling.profile import Profile, ProfileTable, Readings, load_profile
-from hetplan.runtime.devices import check_device, device_name, measured_here, now, torch_here
+from hetplan.runtime.devices import check_device, device_name, measured_here, now
+from hetplan.runtime.measuring.networks import (
+    DTYPES,
+    KINDS,
+    network,
+    out_of_memory,
+    saved_by_autograd,
+    shape_of,
+    silent,
+    tokens_of,
+)
 
 WARM_UP = 2
 
@@ -41,7 +52,6 @@ def measure_profile(
     tensor_degrees: Sequence[int] = (1,),
     name: str | None = None,
     repeats: int = 5,
-    warm_up: int = WARM_UP,
     output: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Profile:
@@ -55,9 +65,8 @@ def measure_profile(
     arguments, and where not even one size fits in memory.
     """
     check_device(device)
-    from hetplan.runtime.references.timed import shape_of
-
     shape_of(model)
+    tell = tell or silent
     if repeats < 1:
         raise InputError("repeats", got=repeats, expected="at least 1")
     kind = name or device_name(device)
@@ -68,19 +77,18 @@ def measure_profile(
     for i, (tensor, batch) in enumerate(wanted):
         place = f"{i + 1}/{len(wanted)} tensor {tensor}, micro-batch {batch}"
         if (kind, tensor, batch) in have:
-            _say(tell, f"{place}: already in the file")
+            tell(f"{place}: already in the file")
             continue
         if batch >= too_large.get(tensor, batch + 1):
             continue
         try:
-            readings = measure_layers(model, device, tensor, batch, repeats, warm_up)
+            table = measure_layers(model, kind, device, tensor, batch, repeats)
         except OutOfMemoryOnDevice as error:
             too_large[tensor] = batch
-            _say(tell, f"{place}: {error}")
+            tell(f"{place}: {error}")
             continue
-        tables.append(_table(model, kind, tensor, batch, readings))
-        seconds = sum(tables[-1].seconds())
-        _say(tell, f"{place}: {1e3 * seconds:.4g} ms forward and backward")
+        tables.append(table)
+        tell(f"{place}: {1e3 * sum(table.seconds()):.4g} ms forward and backward")
         if output is not None:
             _profile(model, tables, device).save(output)
     if not tables:
@@ -124,81 +132,40 @@ def _profile(model: Model, tables: Sequence[ProfileTable], device: str) -> Profi
     )
 
 
-def _table(
-    model: Model, device: str, tensor: int, batch: int, readings: dict[str, LayerReading]
-) -> ProfileTable:
-    """Every layer with its kind's reading."""
-    rows = [readings[layer.kind] for layer in model.layers]
-    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
-    return ProfileTable(
-        device=device,
-        tensor=tensor,
-        micro_batch=batch,
-        forward_seconds=[row.forward for row in rows],
-        backward_seconds=[row.backward for row in rows],
-        readings=Readings(
-            forward_spread_seconds=[row.forward_spread for row in rows],
-            backward_spread_seconds=[row.backward_spread for row in rows],
-            optimizer_seconds=[row.optimizer for row in rows],
-            saved_bytes=[row.saved_bytes for row in rows],
-            peak_bytes=peaks if len(peaks) == len(rows) else None,
-        ),
-    )
-
-
-def _say(tell: Callable[[str], None] | None, line: str) -> None:
-    if tell is not None:
-        tell(line)
-
-
-@dataclass(frozen=True)
-class LayerReading:
-    """One layer and micro-batch: medians and spreads (slowest less fastest repeat) in seconds, and
-    bytes.
-
-    saved_bytes: what autograd keeps between the passes. peak_bytes: beside the parameters and what
-    is kept, at the passes' peak; None on a CPU, where nothing keeps such books.
-    """
-
-    forward: float
-    backward: float
-    forward_spread: float
-    backward_spread: float
-    optimizer: float
-    saved_bytes: float
-    peak_bytes: float | None
-
-
 def measure_layers(
-    model: Model, device: str, tensor: int, batch: int, repeats: int, warm_up: int
-) -> dict[str, LayerReading]:
-    """Every kind of layer at one tensor degree and micro-batch; raises OutOfMemoryOnDevice where it
-    does not fit."""
-    import torch
-
-    from hetplan.runtime.references.timed import KINDS, network, out_of_memory, tokens_of
-
+    model: Model, kind: str, device: str, tensor: int, batch: int, repeats: int
+) -> ProfileTable:
+    """The table of one tensor degree and micro-batch, in which every layer has its kind's readings;
+    raises OutOfMemoryOnDevice where it does not fit. kind: the device's type."""
     with out_of_memory(batch):
         made = network(model, device, tensor=tensor, blocks=1)
         tokens = tokens_of(model, batch, device, tensor=tensor)
         with torch.no_grad():
             x = made.layers[0](tokens)
         inputs = ((tokens,), (x,), (x, tokens))
-        return {
-            kind: _read(layer, given, own, device, repeats, warm_up)
-            for kind, layer, own, given in zip(KINDS, made.layers, made.own, inputs, strict=True)
+        of_kind = {
+            name: _read(layer, arguments, own, device, repeats)
+            for name, layer, own, arguments in zip(
+                KINDS, made.layers, made.own, inputs, strict=True
+            )
         }
+    rows = [of_kind[layer.kind] for layer in model.layers]
+    columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
+    seconds = {key: columns.pop(key) for key in ("forward_seconds", "backward_seconds")}
+    place: dict[str, Any] = {"device": kind, "tensor": tensor, "micro_batch": batch}
+    return ProfileTable(**place, **seconds, readings=Readings(**columns))
 
 
 def _read(
-    layer: Any, given: tuple[Any, ...], own: Sequence[Any], device: str, repeats: int, warm_up: int
-) -> LayerReading:
-    """One layer on (x,) or (x, targets)."""
-    import torch
+    layer: Any, arguments: tuple[Any, ...], own: Sequence[Any], device: str, repeats: int
+) -> dict[str, float]:
+    """One layer on (x,) or (x, targets): medians and spreads (slowest less fastest repeat) in
+    seconds, and bytes, by their names in the profile.
 
-    from hetplan.runtime.references.timed import saved_by_autograd
-
-    x, targets = given[0].detach(), given[1:]
+    saved_bytes: what autograd keeps between the passes. peak_bytes: beside the parameters and what
+    is kept, at the passes' peak; not of a CPU, where nothing keeps such books.
+    """
+    x, targets = arguments[0].detach(), arguments[1:]
     x.requires_grad_(x.is_floating_point())
     with saved_by_autograd(layer.parameters()) as kept:
         once = layer(x, *targets)
@@ -210,7 +177,7 @@ def _read(
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     times = []
-    for _ in range(warm_up + repeats):
+    for _ in range(WARM_UP + repeats):
         x.grad = None
         begun = now(device)
         out = layer(x, *targets)
@@ -218,33 +185,27 @@ def _read(
         out.backward(gradient)
         times.append((between - begun, now(device) - between))
         del out
-    peak = None
+    forward, backward = zip(*times[WARM_UP:], strict=True)
+    reading = {
+        "forward_seconds": statistics.median(forward),
+        "backward_seconds": statistics.median(backward),
+        "forward_spread_seconds": max(forward) - min(forward),
+        "backward_spread_seconds": max(backward) - min(backward),
+        "optimizer_seconds": _optimizer_seconds(own, device, repeats),
+        "saved_bytes": saved,
+    }
     if device != "cpu":
-        peak = float(max(torch.cuda.max_memory_allocated(device) - before - saved, 0.0))
-    forward, backward = zip(*times[warm_up:], strict=True)
-    return LayerReading(
-        forward=statistics.median(forward),
-        backward=statistics.median(backward),
-        forward_spread=max(forward) - min(forward),
-        backward_spread=max(backward) - min(backward),
-        optimizer=_optimizer_seconds(own, device, repeats),
-        saved_bytes=saved,
-        peak_bytes=peak,
-    )
+        peak = torch.cuda.max_memory_allocated(device) - before - saved
+        reading["peak_bytes"] = float(max(peak, 0.0))
+    return reading
 
 
 def _optimizer_seconds(own: Sequence[Any], device: str, repeats: int) -> float:
     """Median seconds of an AdamW step of a layer's own parameters."""
     if not own:
         return 0.0
-    optimizer = torch_here().optim.AdamW(own, lr=0.0)
-    optimizer.step()  # makes the moments
-    times = []
-    for _ in range(repeats):
-        begun = now(device)
-        optimizer.step()
-        times.append(now(device) - begun)
-    return statistics.median(times)
+    optimizer = torch.optim.AdamW(own, lr=0.0)
+    return statistics.median(_timed(optimizer.step, device, repeats))
 
 
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}
@@ -263,21 +224,17 @@ def measure_operators(
 ) -> OperatorData:
     """`count` products and `count` elementwise operators; peaks from the catalogue where it knows
     `name`, else the most that was reached. Raises InputError for numbers that are not usable."""
-    import torch
-
     check_device(device)
     if count < 1 or repeats < 1:
         raise InputError("operators and repeats", got=min(count, repeats), expected="at least 1")
-    from hetplan.runtime.references.timed import DTYPES
-
     dtype = DTYPES[precision]
     random, kind = Random(seed), device.partition(":")[0]
     measured = []
     for i in range(count):
         measured.append(_product(_sizes(random, LARGEST_FLOPS[kind]), device, dtype, repeats))
         measured.append(_elementwise(random, LARGEST_ELEMENTS[kind], device, dtype, repeats))
-        if tell is not None and (i + 1) % 10 == 0:
-            tell(f"{2 * (i + 1)} of {2 * count} operators")
+        if (i + 1) % 10 == 0:
+            (tell or silent)(f"{2 * (i + 1)} of {2 * count} operators")
     width = ELEMENT_BYTES[precision]
     called = name or (cpu_name(torch.get_num_threads()) if device == "cpu" else device_name(device))
     spec = catalogue().get(called)
@@ -319,12 +276,8 @@ def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:
             inner = random.choice(((length, width, length), (length, length, width)))
             sizes = (2 ** random.randint(2, 7), *inner)
         else:
-            sizes = (
-                1,
-                2 ** random.randint(4, 13),
-                64 * 2 ** random.randint(0, 8),
-                64 * 2 ** random.randint(0, 8),
-            )
+            widths = (64 * 2 ** random.randint(0, 8), 64 * 2 ** random.randint(0, 8))
+            sizes = (1, 2 ** random.randint(4, 13), *widths)
         if 2.0 * sizes[0] * sizes[1] * sizes[2] * sizes[3] <= most:
             return sizes
 
@@ -332,17 +285,14 @@ def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:
 def _product(
     sizes: tuple[int, int, int, int], device: str, dtype: Any, repeats: int
 ) -> MeasuredOperator:
-    import torch
-
     count, m, k, n = sizes
-    left, right = (
-        torch.randn(count, m, k, device=device, dtype=dtype),
-        torch.randn(count, k, n, device=device, dtype=dtype),
-    )
-    seconds, spread = _timed(lambda: left @ right, device, repeats)
+    left = torch.randn(count, m, k, device=device, dtype=dtype)
+    right = torch.randn(count, k, n, device=device, dtype=dtype)
+    times = _timed(lambda: left @ right, device, repeats)
     return MeasuredOperator(
         kind="product", count=float(count), m=float(m), k=float(k), n=float(n),
-        elements=float(count * (m * k + k * n + m * n)), seconds=seconds, spread_seconds=spread,
+        elements=float(count * (m * k + k * n + m * n)),
+        seconds=min(times), spread_seconds=max(times) - min(times),
     )  # fmt: skip
 
 
@@ -350,33 +300,25 @@ def _elementwise(
     random: Random, most: float, device: str, dtype: Any, repeats: int
 ) -> MeasuredOperator:
     """x + y, or x * x: three and two numbers moved per element."""
-    import torch
-
     size = int(2 ** random.uniform(12, float(torch.tensor(most).log2())))
-    x, y = (
-        torch.randn(size, device=device, dtype=dtype),
-        torch.randn(size, device=device, dtype=dtype),
-    )
+    x, y = torch.randn(2, size, device=device, dtype=dtype)
     both = random.random() < 0.5
-    seconds, spread = _timed((lambda: x + y) if both else (lambda: x * x), device, repeats)
+    times = _timed((lambda: x + y) if both else (lambda: x * x), device, repeats)
     return MeasuredOperator(
         kind="elementwise",
         elements=float(size * (3 if both else 2)),
-        seconds=seconds,
-        spread_seconds=spread,
+        seconds=min(times),
+        spread_seconds=max(times) - min(times),
     )
 
 
-def _timed(run: Callable[[], Any], device: str, repeats: int) -> tuple[float, float]:
-    """The fastest repeat (what is slower was disturbed) and the spread; a single thread's own time,
-    on a CPU."""
-    import torch
-
+def _timed(run: Callable[[], Any], device: str, repeats: int) -> list[float]:
+    """Seconds of each repeat behind the warm-up; a single thread's own time, on a CPU. Of operators
+    the fastest counts: what is slower was disturbed."""
     alone = device == "cpu" and torch.get_num_threads() == 1
     times = []
-    for i in range(WARM_UP + repeats):
+    for _ in range(WARM_UP + repeats):
         begun = time.thread_time() if alone else now(device)
         run()
-        if i >= WARM_UP:
-            times.append(max((time.thread_time() if alone else now(device)) - begun, 1e-9))
-    return min(times), max(times) - min(times)
+        times.append(max((time.thread_time() if alone else now(device)) - begun, 1e-9))
+    return times[WARM_UP:]

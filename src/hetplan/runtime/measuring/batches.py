@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.awareness import (
@@ -27,10 +28,15 @@ from hetplan.formulations.poplar.awareness import (
 from hetplan.formulations.poplar.zero import STAGES, States
 from hetplan.profiling.measured import BatchCurve, CurvePoint
 from hetplan.profiling.models import Model
-from hetplan.runtime.devices import check_device, device_name, measured_here, now, torch_here
-
-if TYPE_CHECKING:
-    from hetplan.runtime.references.timed import Network
+from hetplan.runtime.devices import check_device, device_name, measured_here, now
+from hetplan.runtime.measuring.networks import (
+    Network,
+    network,
+    out_of_memory,
+    saved_by_autograd,
+    silent,
+    tokens_of,
+)
 
 
 def measure_batch_curve(
@@ -53,21 +59,18 @@ def measure_batch_curve(
     Raises UnsupportedError without torch or for a model that has no torch layers, InputError for
     arguments.
     """
-    for what, value in (
-        ("devices", devices),
-        ("largest micro-batch", largest),
-        ("repeats", repeats),
-    ):
+    counts = {"devices": devices, "largest micro-batch": largest, "repeats": repeats}
+    for what, value in counts.items():
         if value < 1:
             raise InputError(what, got=value, expected="at least 1")
     check_device(device)
     limit = memory
     if limit is None and device != "cpu":
-        limit = float(torch_here().cuda.mem_get_info(device)[0])
+        limit = float(torch.cuda.mem_get_info(device)[0])
     if limit is None or not 0 < limit < 1e30:
         expected = "more than 0 bytes; a CPU needs --memory-gib"
         raise InputError("memory limit", got=memory, expected=expected)
-    trial = Trial(model, device, limit, devices, largest, repeats, tell)
+    trial = Trial(model, device, limit, devices, largest, repeats, tell or silent)
     sizes = [stage.largest for stage in explore_stages(trial)]
     sample = max(trial.passes, default=None)
     return BatchCurve(
@@ -115,15 +118,13 @@ class Trial:
     devices: int = 1
     largest: int = 256
     repeats: int = 3
-    tell: Callable[[str], None] | None = None
+    tell: Callable[[str], None] = silent
     network: Network = field(init=False, repr=False)
     states: States = field(init=False)
     passes: dict[int, Pass] = field(init=False, default_factory=dict)
     too_large: dict[int, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        from hetplan.runtime.references.timed import network
-
         self.network = network(self.model, self.device)
         # the parameters that really exist; activations are measured
         weights = [sum(p.numel() * p.element_size() for p in layer) for layer in self.network.own]
@@ -131,13 +132,11 @@ class Trial:
 
     def at(self, stage: int) -> TrialAt:
         """The device under a ZeRO stage."""
-        return TrialAt(self, stage, self.states.resident(stage, 1.0 / self.devices))
+        return TrialAt(self, self.states.resident(stage, 1.0 / self.devices))
 
     def measure(self, batch: int, free: float) -> Pass:
         """Times and activations of a micro-batch, each size once; raises OutOfMemoryOnDevice beyond
         `free` bytes."""
-        from hetplan.runtime.references.timed import out_of_memory
-
         if self.too_large.get(batch, -1.0) >= free:
             raise OutOfMemoryOnDevice(f"{batch} samples exceed {free:.0f} bytes")
         if batch not in self.passes:
@@ -146,9 +145,9 @@ class Trial:
                     one = self.passes[batch] = self._timed(batch, free)
             except OutOfMemoryOnDevice as error:
                 self.too_large[batch] = free
-                self._say(f"micro-batch {batch}: {error}")
+                self.tell(f"micro-batch {batch}: {error}")
                 raise
-            self._say(
+            self.tell(
                 f"micro-batch {batch}: {1e3 * one.seconds:.4g} ms, "
                 f"{one.saved_bytes / 2**20:.4g} MiB"
             )
@@ -158,9 +157,7 @@ class Trial:
 
     def forward_bytes(self, batch: int, free: float) -> float:
         """Bytes that the forward pass of a micro-batch keeps; raises OutOfMemoryOnDevice."""
-        from hetplan.runtime.references.timed import out_of_memory
-
-        tokens = self._tokens(batch)
+        tokens = tokens_of(self.model, batch, self.device)
         with out_of_memory(batch), self._kept(free) as kept:
             loss = self.network.loss(tokens)
             size = kept()
@@ -168,7 +165,7 @@ class Trial:
         return size
 
     def _timed(self, batch: int, free: float) -> Pass:
-        tokens = self._tokens(batch)
+        tokens = tokens_of(self.model, batch, self.device)
         with self._kept(free, whole=True) as kept:
             # the warm-up, which makes the gradients too where they are missing
             self.network.loss(tokens).backward()
@@ -188,13 +185,10 @@ class Trial:
         OutOfMemoryOnDevice as soon as it is more than `free`: on a CPU in the middle of the pass,
         on CUDA when asked.
         """
-        from hetplan.runtime.references.timed import saved_by_autograd
-
         if self.device == "cpu":
             with saved_by_autograd(self.network.parameters, free) as kept:
                 yield kept
             return
-        torch = torch_here()
         for parameter in self.network.parameters:  # gradients are no activations
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -211,15 +205,6 @@ class Trial:
 
         yield kept_on_device
 
-    def _tokens(self, batch: int) -> Any:
-        from hetplan.runtime.references.timed import tokens_of
-
-        return tokens_of(self.model, batch, self.device)
-
-    def _say(self, line: str) -> None:
-        if self.tell is not None:
-            self.tell(line)
-
 
 @dataclass(frozen=True)
 class TrialAt:
@@ -227,7 +212,6 @@ class TrialAt:
     protocol."""
 
     trial: Trial
-    stage: int
     resident: float
 
     @property

@@ -2,7 +2,7 @@
 
 Every rank makes all groups in the same order and takes part in those it is in; rank 0 collects.
 Uneven gathers cost what `all-gather` (padded: every rank sends the largest part) or
-`grouped-broadcast` (exact parts, one launch per rank) do. torch is imported by the functions.
+`grouped-broadcast` (exact parts, one launch per rank) do.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import datetime
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
 
 from hetplan.errors import InputError
 from hetplan.profiling.measured import (
@@ -24,6 +27,7 @@ from hetplan.profiling.measured import (
     fit_line,
 )
 from hetplan.runtime.devices import check_device, device_name, measured_here
+from hetplan.runtime.measuring.networks import silent
 
 Kind = Literal["node", "between", "all"]
 SIZES = tuple(4**k * 1024 for k in range(1, 8))  # 4 KiB to 16 MiB per rank
@@ -62,7 +66,6 @@ def torchrun_place() -> list[int]:
 def measure_collectives(
     device: str,
     *,
-    sizes: Sequence[int] = SIZES,
     repeats: int = 10,
     tell: Callable[[str], None] | None = None,
 ) -> Collectives | None:
@@ -70,9 +73,6 @@ def measure_collectives(
 
     device: cpu (gloo) or cuda (NCCL, each rank on the GPU of its local number).
     """
-    import torch
-    from torch import distributed as dist
-
     rank, ranks, local_rank, per_node = torchrun_place()
     check_device(device)
     backend = "gloo" if device == "cpu" else "nccl"
@@ -88,12 +88,11 @@ def measure_collectives(
                 dist.barrier()
                 points = None
                 if mine is not None:
-                    points = _points(operation, members[mine], made[mine], place, sizes, repeats)
+                    points = _points(operation, members[mine], made[mine], place, repeats)
                 if rank == 0 and points is not None:
                     fits.append(_fit(operation, kind, len(members[0]), points))
-                    if tell is not None:
-                        tell(f"{operation}, {kind}: {fits[-1].bytes_per_second / 1e9:.3g} GB/s, "
-                             f"{1e6 * fits[-1].latency_seconds:.3g} us")  # fmt: skip
+                    speed, latency = fits[-1].bytes_per_second / 1e9, 1e6 * fits[-1].latency_seconds
+                    (tell or silent)(f"{operation}, {kind}: {speed:.3g} GB/s, {latency:.3g} us")
         dist.barrier()
     if rank != 0:
         return None
@@ -109,8 +108,6 @@ def measure_collectives(
 @contextmanager
 def process_group(backend: str) -> Iterator[None]:
     """torch.distributed initialised inside, unless it is already."""
-    from torch import distributed as dist
-
     if dist.is_initialized():
         yield
         return
@@ -135,14 +132,11 @@ def _fit(operation: str, kind: Kind, ranks: int, points: list[SizePoint]) -> Fit
 
 
 def _points(
-    operation: str, ranks: list[int], group: Any, place: str, sizes: Sequence[int], repeats: int
+    operation: str, ranks: list[int], group: Any, place: str, repeats: int
 ) -> list[SizePoint]:
     """Fastest and median of the repeats; each repeat counts as long as its slowest rank."""
-    import torch
-    from torch import distributed as dist
-
     points = []
-    for size in sizes:
+    for size in SIZES:
         run = _operation(operation, ranks, group, place, size)
         times = torch.zeros(repeats, dtype=torch.float64)
         for i in range(-WARM_UP, repeats):
@@ -169,9 +163,6 @@ def _operation(
 ) -> Callable[[], Any]:
     """What a rank does on `size` bytes of its own (reduce-scatter, all-to-all: in all parts
     together)."""
-    import torch
-    from torch import distributed as dist
-
     count = max(size // 4 // len(ranks), 1) * len(ranks)
     own = torch.ones(count, device=place)
     rank = dist.get_rank()

@@ -70,6 +70,10 @@ def shape_of(model: Model) -> tuple[Transformer, int]:
     return shape, model.sequence
 
 
+def silent(line: str) -> None:
+    """Tell nobody."""
+
+
 def shard(shape: Transformer, tensor: int) -> Transformer:
     """One rank's part of a shape; raises InputError where the degree divides heads or feed-forward
     unevenly."""
