@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.runtime.export import EXPORTERS, export
-from hetplan.runtime.export.grid import grid_of
-from hetplan.runtime.export.megatron import layout, stage_flags
+from hetplan.runtime.export.grid import Grid
+from hetplan.runtime.export.scripts import layout, stage_flags
 from hetplan.runtime.plan import Plan
 
 
@@ -376,8 +376,8 @@ def test_megatron_parsed_back(plan: Plan, tmp_path: Path) -> None:
     ],
 )
 def test_plainest_flags_of_megatron(stages: list[list[tuple[int, int]]], flags: list[str]) -> None:
-    plan = plan_of(stages)
-    assert stage_flags(plan, grid_of(plan, "Megatron-LM")) == flags
+    written = stage_flags(Grid(plan_of(stages), "Megatron-LM"))
+    assert [word for pair in written for word in pair] == flags
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.data())

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetplan.names import unknown_name
-from hetplan.runtime.export import deepspeed, flagscale, megatron, torchtitan
+from hetplan.runtime.export import documents, scripts
 from hetplan.runtime.export.grid import refuse
-from hetplan.runtime.export.script import torchrun
 from hetplan.runtime.plan import Plan
 
 
@@ -28,26 +27,26 @@ EXPORTERS: dict[str, Exporter] = {
     for exporter in (
         Exporter(
             "megatron",
-            megatron.export,
+            scripts.megatron,
             "a shell script of Megatron-LM's flags and ranks",
-            megatron.VERSION,
+            scripts.MEGATRON,
         ),
         Exporter(
             "deepspeed",
-            deepspeed.export,
+            documents.deepspeed,
             "DeepSpeed's JSON: batch sizes and ZeRO stage",
             "DeepSpeed 0.16 and later: deepspeed.ai/docs/config-json",
         ),
-        Exporter("torchtitan", torchtitan.export, "torchtitan's TOML", torchtitan.VERSION),
+        Exporter("torchtitan", documents.torchtitan, "torchtitan's TOML", documents.TORCHTITAN),
         Exporter(
             "flagscale",
-            flagscale.export,
+            documents.flagscale,
             "FlagScale's YAML for heterogeneous training",
-            flagscale.VERSION,
+            documents.FLAGSCALE,
         ),
         Exporter(
             "torchrun",
-            torchrun,
+            scripts.torchrun,
             "a shell script that starts hetplan's own runtime",
             "torch 2.11 and later: torch.distributed.run",
         ),

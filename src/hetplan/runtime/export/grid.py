@@ -7,12 +7,22 @@ Every check names what the framework lacks and what an export without it would l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from hetplan.errors import UnsupportedError
 from hetplan.runtime.plan import Plan, Replica
 from hetplan.schema import Range
 from hetplan.text import ranges_text
+
+# Of Megatron-LM, and so of FlagScale.
+RECOMPUTATION: dict[str, dict[str, str | int]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
 
 
 def refuse(plan: Plan, framework: str, lacks: str, lost: str) -> UnsupportedError:
@@ -24,54 +34,92 @@ def refuse(plan: Plan, framework: str, lacks: str, lost: str) -> UnsupportedErro
     )
 
 
-@dataclass(frozen=True)
 class Grid:
-    """devices [stage][data rank][tensor rank]; stages[j]: layer ranges, one per model chunk; widths
-    [stage]: tensor degree. micro_batch: samples; count: micro-batches of each data rank."""
+    """A plan as a framework of equal replicas sees it; its figures hold once `check` has passed.
 
-    devices: list[list[list[int]]]
-    stages: list[list[Range]]
-    widths: list[int]
-    micro_batch: int
-    count: int
+    stages[j]: layer ranges, one per model chunk; widths [stage]: tensor degree. micro_batch:
+    samples; count: micro-batches of each data rank.
+    """
+
+    def __init__(self, plan: Plan, framework: str) -> None:
+        first = plan.replicas[0]
+        self.plan, self.framework = plan, framework
+        self.stages = [stage.layers for stage in first.stages]
+        self.widths = [len(stage.devices[0]) for stage in first.stages]
+        self.pipeline, self.data, self.chunks = (
+            len(first.stages), len(plan.replicas), len(first.stages[0].layers),
+        )  # fmt: skip
+        self.micro_batch, self.count = first.micro_batches[0].samples, first.steps
+
+    def refuse(self, lacks: str, lost: str) -> UnsupportedError:
+        """The error for what the framework cannot express."""
+        return refuse(self.plan, self.framework, lacks, lost)
+
+    def only(self, key: str, known: Sequence[object], lost: str) -> None:
+        """Refuse a plan whose `key` (zero, schedule, recomputation, precision) is none of
+        `known`."""
+        value = getattr(self.plan.workload if key == "precision" else self.plan, key)
+        if value not in known:
+            raise self.refuse(f"{key} {value} (only {', '.join(map(str, known))})", lost)
+
+    def check(self) -> None:
+        """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
+        for lacks, lost in unequal(self.plan):
+            raise self.refuse(lacks, lost)
 
     @property
-    def pipeline(self) -> int:
-        """Stages on different devices."""
-        return len(self.stages)
+    def devices(self) -> list[list[list[int]]]:
+        """[stage][data rank][tensor rank]."""
+        replicas = self.plan.replicas
+        return [[r.stages[j].devices[0] for r in replicas] for j in range(self.pipeline)]
 
     @property
-    def data(self) -> int:
-        """Replicas."""
-        return len(self.devices[0])
-
-    @property
-    def chunks(self) -> int:
-        """Model chunks of each stage."""
-        return len(self.stages[0])
-
-    def virtual_stages(self) -> list[Range]:
-        """Layer ranges in the order of the model: chunk 0 of all stages, then chunk 1."""
-        return [stage[c] for c in range(self.chunks) for stage in self.stages]
-
     def ranked(self) -> list[int]:
         """Devices by rank where tensor ranks are innermost, then data ranks, then stages."""
         return [d for stage in self.devices for group in stage for d in group]
 
+    @property
+    def virtual_stages(self) -> list[Range]:
+        """Layer ranges in the order of the model: chunk 0 of all stages, then chunk 1."""
+        return [stage[c] for c in range(self.chunks) for stage in self.stages]
 
-def grid_of(plan: Plan, framework: str) -> Grid:
-    """The plan as a grid; raises UnsupportedError where replicas differ or samples or weights
-    divide unequally."""
-    for lacks, lost in unequal(plan):
-        raise refuse(plan, framework, lacks, lost)
-    first = plan.replicas[0]
-    return Grid(
-        devices=[[r.stages[j].devices[0] for r in plan.replicas] for j in range(len(first.stages))],
-        stages=[stage.layers for stage in first.stages],
-        widths=[len(stage.devices[0]) for stage in first.stages],
-        micro_batch=first.micro_batches[0].samples,
-        count=first.steps,
-    )
+    def equal_width(self) -> int:
+        """The tensor degree of all stages; refuses different ones."""
+        if len(set(self.widths)) > 1:
+            widths = ", ".join(map(str, self.widths))
+            raise self.refuse(
+                f"stages of different tensor degrees ({widths})", "the stages' widths"
+            )
+        return self.widths[0]
+
+    def blocks(self) -> int:
+        """The number of blocks of a chain embedding, blocks, head; refuses other chains."""
+        names = self.plan.workload.layers
+        ends = (names[0], names[-1]) == ("embedding", "head")
+        if len(names) < 3 or not ends or self.plan.workload.sequence is None:
+            lacks = "layers other than one embedding, blocks and one head"
+            raise self.refuse(f"{lacks} ({names[0]} .. {names[-1]})", "where each layer goes")
+        return len(names) - 2
+
+    def blocks_by_stage(self) -> list[int]:
+        """Blocks of each virtual stage."""
+        blocks = self.blocks()
+        return [len(range(max(a, 1), min(b, blocks + 1))) for a, b in self.virtual_stages]
+
+    def nodes(self) -> list[tuple[int, int]]:
+        """(node, ranks) in the order of ranks; refuses ranks that come back to a node, which
+        launchers cannot number."""
+        order: dict[int, list[int]] = {}
+        for rank, device in enumerate(self.ranked):
+            order.setdefault(self.plan.devices[device].node, []).append(rank)
+        for node, ranks in order.items():
+            if ranks != list(range(ranks[0], ranks[-1] + 1)):
+                lacks = "ranks of one node that are not consecutive"
+                raise self.refuse(
+                    f"{lacks} (node {node} has ranks {ranges_text(ranks)})",
+                    "the placement of stages and replicas on nodes",
+                )
+        return [(node, len(ranks)) for node, ranks in order.items()]
 
 
 def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -117,87 +165,20 @@ def listed(numbers: Iterable[float]) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def shape_of(replica: Replica) -> list[tuple[tuple[Range, ...], int]]:
+def shape_of(replica: Replica) -> list[tuple[list[Range], int]]:
     """Layers and tensor degree of each stage."""
-    return [(tuple(stage.layers), len(stage.devices[0])) for stage in replica.stages]
-
-
-def equal_widths(plan: Plan, grid: Grid, framework: str) -> int:
-    """The tensor degree of all stages."""
-    if len(set(grid.widths)) > 1:
-        widths = ", ".join(map(str, grid.widths))
-        raise refuse(
-            plan, framework, f"stages of different tensor degrees ({widths})", "the stages' widths"
-        )
-    return grid.widths[0]
-
-
-def only(plan: Plan, framework: str, key: str, known: Sequence[object], lost: str) -> None:
-    """Refuse a plan whose `key` (zero, schedule, recomputation, precision) is none of `known`."""
-    value = plan.workload.precision if key == "precision" else getattr(plan, key)
-    if value not in known:
-        listed = ", ".join(map(str, known))
-        raise refuse(plan, framework, f"{key} {value} (only {listed})", lost)
-
-
-def blocks_of(plan: Plan, framework: str) -> int:
-    """The number of blocks of a chain embedding, blocks, head; refuses other chains."""
-    names = plan.workload.layers
-    if (
-        len(names) < 3
-        or names[0] != "embedding"
-        or names[-1] != "head"
-        or plan.workload.sequence is None
-    ):
-        raise refuse(
-            plan,
-            framework,
-            f"layers other than one embedding, blocks and one head ({names[0]} .. {names[-1]})",
-            "where each layer goes",
-        )
-    return len(names) - 2
-
-
-def node_order(plan: Plan, devices: Sequence[int], framework: str) -> list[tuple[int, int]]:
-    """(node, ranks) in the order of ranks; refuses ranks that come back to a node, which launchers
-    cannot number."""
-    order: list[tuple[int, int]] = []
-    for device in devices:
-        node = plan.devices[device].node
-        if order and order[-1][0] == node:
-            order[-1] = (node, order[-1][1] + 1)
-            continue
-        if any(node == other for other, _ in order):
-            own = ranges_text(r for r, d in enumerate(devices) if plan.devices[d].node == node)
-            raise refuse(
-                plan,
-                framework,
-                f"ranks of one node that are not consecutive (node {node} has ranks {own})",
-                "the placement of stages and replicas on nodes",
-            )
-        order.append((node, 1))
-    return order
-
-
-def local_number(plan: Plan, device: int) -> int:
-    """The device's number within its node."""
-    node = plan.devices[device].node
-    return sum(other.node == node for other in plan.devices[:device])
+    return [(stage.layers, len(stage.devices[0])) for stage in replica.stages]
 
 
 def heading(plan: Plan, framework: str, version: str) -> list[str]:
-    """Comment lines, without the comment sign: what this is, for which version, and what was
-    predicted."""
+    """Comment lines: what this is, for which version, and what was predicted. Free text of a plan
+    file stays on its line."""
+    name = "".join(c if c.isprintable() else " " for c in plan.name)
+    lines = [f"# {name}, for {framework} ({version})"]
     prediction = plan.prediction
-    lines = [f"{one_line(plan.name)}, for {framework} ({version})"]
     if prediction is not None and prediction.predicted_seconds is not None:
         lines.append(
-            f"by {prediction.strategy}/{prediction.method}, "
+            f"# by {prediction.strategy}/{prediction.method}, "
             f"{prediction.predicted_seconds:.6g} s per iteration predicted (replayed)"
         )
     return lines
-
-
-def one_line(text: str) -> str:
-    """Free text of a plan file, safe within a comment."""
-    return "".join(c if c.isprintable() else " " for c in text)

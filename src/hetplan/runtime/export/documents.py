@@ -1,0 +1,216 @@
+"""Configurations of other frameworks: DeepSpeed's JSON, torchtitan's TOML, FlagScale's YAML. Each
+refuses by an UnsupportedError what it cannot express."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from hetplan.files import to_json
+from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
+from hetplan.runtime.plan import Plan
+
+TORCHTITAN = (
+    "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
+)
+FLAGSCALE = "FlagScale, branch main-legacy at 0526731: its heterogeneous training guide"
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def deepspeed(plan: Plan) -> str:
+    """Batch sizes, precision and the ZeRO stage; everything is data parallel.
+
+    `train_batch_size` is micro-batch x accumulation steps x processes, which DeepSpeed checks when
+    it starts: with another number of devices than the plan's it refuses to run.
+    """
+    grid = Grid(plan, "DeepSpeed's JSON")
+    for i, replica in enumerate(plan.replicas):
+        if len(replica.stages) > 1:
+            raise grid.refuse(
+                f"pipelines (replicas[{i}] has {len(replica.stages)} stages)",
+                "the cut into stages, which DeepSpeed takes from the model's code (PipelineModule)",
+            )
+    grid.check()
+    if grid.widths[0] > 1:
+        lost = "the tensor groups; every device would hold the whole model"
+        raise grid.refuse(f"tensor parallelism of degree {grid.widths[0]}", lost)
+    lost = (
+        "that layers are computed again, which the model's code has to do; without it "
+        "memory may not suffice"
+    )
+    grid.only("recomputation", ("none",), lost)
+    precision = plan.workload.precision
+    document = {
+        "train_batch_size": plan.workload.global_batch,
+        "train_micro_batch_size_per_gpu": grid.micro_batch,
+        "gradient_accumulation_steps": grid.count,
+        "zero_optimization": {"stage": plan.zero},
+        "fp16": {"enabled": precision == "fp16"},
+        "bf16": {"enabled": precision == "bf16"},
+    }
+    return to_json(document)
+
+
+def torchtitan(plan: Plan) -> str:
+    """Degrees, micro-batch, stages by module name, schedule and sharding.
+
+    Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them;
+    torchrun numbers nodes one after the other. ZeRO 0 is data_parallel_replicate_degree (DDP);
+    ZeRO 3 is data_parallel_shard_degree (FSDP) with weights given up after the forward pass.
+    torchtitan's tensor parallelism is sequence parallel too, which hetplan does not assume.
+    """
+    grid = Grid(plan, "torchtitan")
+    grid.only("precision", tuple(DTYPES), "the precision of training")
+    grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
+    lost = "which activations are kept (torchtitan's selective mode keeps others)"
+    grid.only("recomputation", ("none", "full"), lost)
+    grid.check()
+    tensor = grid.equal_width()
+    if grid.pipeline * tensor > 1:
+        check_divided(grid)
+    lines = [
+        *heading(plan, "torchtitan", TORCHTITAN),
+        *(
+            f"# --node-rank {i}: node {node} of the plan, --nproc-per-node {n}"
+            for i, (node, n) in enumerate(grid.nodes())
+        ),
+    ]
+    if tensor > 1:
+        lines.append(
+            "# tensor parallel groups are sequence parallel too, which the prediction does not "
+            "count"
+        )
+    for section, entries in titan_sections(grid, tensor).items():
+        lines += ["", f"[{section}]"]
+        # JSON's strings, numbers, booleans and lists are TOML's
+        lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
+def check_divided(grid: Grid) -> None:
+    """Refuse what torchtitan has for replicas of several devices with FSDP only: data parallelism,
+    since its DDP stands alone, and mixed precision."""
+    plan = grid.plan
+    sharded = plan.zero == 3 and grid.data > 1
+    if grid.data > 1 and not sharded:
+        raise grid.refuse(
+            f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
+            "(its DDP stands alone; ZeRO 3 would do)",
+            "the replicas: it ends with an error",
+        )
+    if plan.workload.precision != "fp32" and not sharded:
+        raise grid.refuse(
+            f"{plan.workload.precision} on a pipeline or tensor groups without FSDP "
+            "(fp32, or ZeRO 3 on several replicas, would do)",
+            "the precision: mixed_precision_param would do nothing, and everything run in fp32",
+        )
+
+
+def titan_sections(grid: Grid, tensor: int) -> dict[str, dict[str, Any]]:
+    """Section -> entries. With a pipeline the local batch is all micro-batches, without one it is
+    one of them, accumulated."""
+    plan, sharded = grid.plan, grid.plan.zero == 3
+    training = {
+        "local_batch_size": grid.micro_batch * (grid.count if grid.pipeline > 1 else 1),
+        "global_batch_size": plan.workload.global_batch,
+        "mixed_precision_param": DTYPES[plan.workload.precision],
+    }
+    if plan.workload.sequence is not None:
+        training["seq_len"] = plan.workload.sequence
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if sharded else grid.data,
+        "data_parallel_shard_degree": grid.data if sharded else 1,
+        "tensor_parallel_degree": tensor,
+        "pipeline_parallel_degree": grid.pipeline,
+    }
+    if sharded:
+        parallelism["fsdp_reshard_after_forward"] = "always"
+    if grid.pipeline > 1:
+        blocks = [[f"layers.{i}"] for i in range(grid.blocks())]
+        names = [["tok_embeddings"], *blocks, ["norm", "output"]]
+        parallelism |= {
+            "pipeline_parallel_schedule": SCHEDULES[plan.schedule],
+            "pipeline_parallel_microbatch_size": grid.micro_batch,
+            "module_fqns_per_model_part": [
+                [name for part in names[first:last] for name in part]
+                for first, last in grid.virtual_stages
+            ],
+        }
+    return {
+        "training": training,
+        "parallelism": parallelism,
+        "activation_checkpoint": {"mode": plan.recomputation},
+    }
+
+
+def flagscale(plan: Plan) -> str:
+    """The `system` section for heterogeneous training on Megatron-LM.
+
+    Consecutive stages of equal width on one device type are one process mesh [tp, cp, ep, dp, pp];
+    meshes, stages and ranks follow each other in the order of the pipeline. Blocks are counted per
+    stage; embedding and head are at the ends.
+    """
+    grid = Grid(plan, "FlagScale")
+    grid.only("schedule", ("1f1b",), "the model chunks of each stage, or the order of passes")
+    grid.only("zero", (0, 1), "sharded gradients and weights")
+    grid.check()
+    document = flagscale_document(grid, stage_types(grid))
+    types = {device.node: device.type for device in plan.devices}
+    nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
+    comments = [
+        *heading(plan, "FlagScale", FLAGSCALE),
+        f"# hostfile, in this order: {', '.join(nodes)}",
+    ]
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
+    return "\n".join([*comments, text])
+
+
+def stage_types(grid: Grid) -> list[str]:
+    """The device type of each stage; refuses stages over several."""
+    stages = []
+    for j, groups in enumerate(grid.devices):
+        types = sorted({grid.plan.devices[d].type for group in groups for d in group})
+        if len(types) > 1:
+            lacks = f"a stage over several device types (stage {j}: {', '.join(types)})"
+            raise grid.refuse(lacks, "which replica runs on which type")
+        stages += types
+    return stages
+
+
+def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
+    """As YAML types; refuses an embedding or a head on a stage of its own."""
+    plan, blocks = grid.plan, grid.blocks_by_stage()
+    if not all(blocks):
+        lacks = f"a stage without blocks (stage {blocks.index(0)})"
+        raise grid.refuse(lacks, "a stage of embedding or head alone")
+    kinds = groupby(zip(grid.widths, types, strict=True))
+    meshes = [(width, name, len(list(run))) for (width, name), run in kinds]
+    system: dict[str, Any] = {
+        "tensor_model_parallel_size": grid.widths[0],
+        "pipeline_model_parallel_size": grid.pipeline,
+        "context_parallel_size": 1,
+        "use_distributed_optimizer": plan.zero == 1,
+        "precision": {plan.workload.precision: True} if plan.workload.precision != "fp32" else {},
+        "hetero": {
+            "enable_hetero": True,
+            "hetero_pipeline_layer_split": blocks,
+            "hetero_process_meshes": [
+                n for width, _, pp in meshes for n in (width, 1, 1, grid.data, pp)
+            ],
+            "hetero_device_types": [name for _, name, _ in meshes],
+            "hetero_current_device_type": meshes[0][1],
+            "standalone_embedding_stage": False,
+        },
+        **RECOMPUTATION[plan.recomputation],
+    }
+    model = {
+        "num_layers": grid.blocks(),
+        "seq_length": plan.workload.sequence,
+        "micro_batch_size": grid.micro_batch,
+        "global_batch_size": plan.workload.global_batch,
+    }
+    return {"system": system, "model": model}
