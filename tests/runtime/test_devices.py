@@ -15,7 +15,7 @@ from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.runtime import devices  # noqa: E402
 from hetplan.runtime.devices import local_device  # noqa: E402
 from hetplan.runtime.execution import transport  # noqa: E402
-from hetplan.runtime.execution.messages import streams  # noqa: E402
+from hetplan.runtime.execution.pipeline import streams  # noqa: E402
 from hetplan.runtime.execution.places import Layout  # noqa: E402
 from hetplan.runtime.execution.transport import Transport, lane_numbers  # noqa: E402
 from hetplan.runtime.job import Job, Measured, StepReport  # noqa: E402

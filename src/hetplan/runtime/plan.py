@@ -224,6 +224,11 @@ class Plan(Document):
         )
 
     @property
+    def in_step(self) -> bool:
+        """Whether all ranks take each pass together: replicas of one stage and one chunk."""
+        return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.replicas)
+
+    @property
     def world_size(self) -> int:
         """Processes to start: one per device in use."""
         return len(self.ranks)

@@ -280,11 +280,6 @@ def single_stage(plan: Plan) -> bool:
     )
 
 
-def in_step(plan: Plan) -> bool:
-    """Whether all ranks take each pass together: replicas of one stage and one chunk."""
-    return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in plan.replicas)
-
-
 @dataclass(frozen=True)
 class ZeroCosts:
     """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an
@@ -309,7 +304,7 @@ class ZeroCosts:
         for device in used:
             shares[device] = given[device] / sum(given[d] for d in used)
         if plan.zero == 0 or not single_stage(plan):
-            if plan.zero >= 2 and in_step(plan):
+            if plan.zero >= 2 and plan.in_step:
                 raise UnsupportedError(
                     "ZeRO 2 and 3 are replayed for pipelines, and for replicas of one device each",
                     where=plan.name,

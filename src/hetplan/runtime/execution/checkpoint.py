@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -45,20 +46,13 @@ def save(model: Distributed | DistributedProgram, optimizer: Any, folder: str) -
     dist.barrier(group=host_group())
     kinds = state_kinds(optimizer)
     if isinstance(model, DistributedProgram):
-        chunks = to_save(model, optimizer, kinds)
+        write_chunks(temporary, to_save(model, optimizer, kinds))
     else:
-        chunks = list(parameter_chunks(model, mine=True))
-        chunks += [
-            c
-            for state, kind in kinds.items()
-            for c in state_chunks(model, optimizer, state, kind, mine=True)
-        ]
-    write_chunks(temporary, chunks)
+        write_chunks(temporary, list(chunks_of(model, optimizer, kinds, mine=True)))
     if dist.get_rank() == 0:
-        shapes = shapes_of(model)
         record = {
             "step": model.step, "seed": model.seed, "optimizer": type(optimizer).__name__.lower(),
-            "shapes": shapes, "states": kinds,
+            "shapes": shapes_of(model), "states": kinds,
         }  # fmt: skip
         write_text(temporary / RECORD, to_json(record))
         # the same step again; anything else there is somebody's own
@@ -84,11 +78,11 @@ def complete(folder: str) -> list[Path]:
     return sorted(folders, key=lambda p: int(p.name[5:]))
 
 
-def check_same(folder: str, **given: object) -> None:
+def check_same(folder: str, **options: object) -> None:
     """Raise InputError where there is no checkpoint to go on from, where the latest one is damaged,
-    and where it records other values than given ones, such as the optimizer."""
+    and where it was written with other options, such as the optimizer."""
     record = record_of(latest(folder))
-    for name, value in given.items():
+    for name, value in options.items():
         if getattr(record, name) != value:
             raise InputError(
                 f"cannot go on from a checkpoint with another --{name}",
@@ -147,28 +141,9 @@ def load_parts(model: Distributed, optimizer: Any, kinds: dict[str, str], folder
         for parameter in trained:
             like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
             optimizer.state[parameter][state] = like.detach()
-    parameters = list(parameter_chunks(model, mine=False))
-    chunks = parameters + [
-        c
-        for state, kind in kinds.items()
-        for c in state_chunks(model, optimizer, state, kind, mine=False)
-    ]
+    chunks = list(chunks_of(model, optimizer, kinds, mine=False))
     for chunk, values in zip(chunks, values_in(folder, chunks), strict=True):
         chunk.values.copy_(values.view_as(chunk.values))  # several scalars may have one source
-
-
-def parameter_chunks(model: Distributed, *, mine: bool) -> Iterator[Chunk]:
-    """The parameters' values here; mine: only what this rank answers for."""
-    for f in model.states.fragments(mine=mine):
-        yield chunk_of(f"model.{f.name}", f, model, flat=mine)
-
-
-def chunk_of(key: str, f: Fragment, model: Distributed, *, flat: bool) -> Chunk:
-    """A fragment under its key. flat: a copy where need be; else a view to be written to."""
-    size = 1
-    for length in model.chain.parameters[f.name].shape:
-        size *= length
-    return Chunk(key, f.first, size, f.values.detach().reshape(-1) if flat else f.values.detach())
 
 
 def state_kinds(optimizer: Any) -> dict[str, str]:
@@ -183,20 +158,30 @@ def state_kinds(optimizer: Any) -> dict[str, str]:
     return {name: kind for kinds in everyone for name, kind in kinds.items()}
 
 
-def state_chunks(
-    model: Distributed, optimizer: Any, state: str, kind: str, *, mine: bool
+def chunks_of(
+    model: Distributed, optimizer: Any, kinds: dict[str, str], *, mine: bool
 ) -> Iterator[Chunk]:
-    """One state of the optimizer; scalars once per parameter, by the rank that has its first
-    element."""
-    values = {
-        id(p): optimizer.state[p][state]
-        for _, p in model.states.updated()
-        if state in optimizer.state.get(p, {})
-    }
-    if kind == "like":
-        for f in model.states.fragments(values, mine=mine):
-            yield chunk_of(f"optimizer.{f.name}.{state}", f, model, flat=mine)
-        return
-    for f in model.states.fragments(values, mine=mine, scalars=True):
-        if f.first == 0 or not mine:
-            yield Chunk(f"optimizer.{f.name}.{state}", 0, 1, f.values.detach().view(1))
+    """Parameters and states of the optimizer that are here: views to be written to.
+
+    mine: only what this rank answers for, copied where need be. Scalars are then there once per
+    parameter, of the rank that has its first element.
+    """
+
+    def chunk(key: str, f: Fragment) -> Chunk:
+        size, values = prod(model.chain.parameters[f.name].shape), f.values.detach()
+        return Chunk(key, f.first, size, values.reshape(-1) if mine else values)
+
+    for f in model.states.fragments(mine=mine):
+        yield chunk(f"model.{f.name}", f)
+    for state, kind in kinds.items():
+        values = {
+            id(p): optimizer.state[p][state]
+            for _, p in model.states.updated()
+            if state in optimizer.state.get(p, {})
+        }
+        for f in model.states.fragments(values, mine=mine, scalars=kind == "scalar"):
+            key = f"optimizer.{f.name}.{state}"
+            if kind == "like":
+                yield chunk(key, f)
+            elif f.first == 0 or not mine:
+                yield Chunk(key, 0, 1, f.values.detach().view(1))

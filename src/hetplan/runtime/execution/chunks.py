@@ -11,7 +11,7 @@ tensors' own files torch reads with weights_only.)
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,10 +27,8 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
     LoadPlan,
     ReadItem,
     SavePlan,
@@ -38,6 +36,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from hetplan.errors import HetplanError, InputError, one_line
 from hetplan.files import read_json
@@ -162,42 +161,32 @@ class Chunk:
         """Its name in the checkpoint."""
         return MetadataIndex(self.key, torch.Size([self.first]))
 
+    @property
+    def part(self) -> ChunkStorageMetadata:
+        """Where it stands in its tensor."""
+        return ChunkStorageMetadata(torch.Size([self.first]), torch.Size([len(self.values)]))
+
 
 class _Save(DefaultSavePlanner):
-    """Writes the chunks that a rank answers for."""
+    """Writes the chunks that a rank answers for; torch checks that all ranks' together are every
+    tensor once."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
-        super().__init__()
+        super().__init__(flatten_state_dict=False)
         self.chunks = {chunk.index: chunk for chunk in chunks}
-
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Nothing: the chunks are known."""
 
     def create_local_plan(self) -> SavePlan:
         """One item per chunk."""
-        return SavePlan([written(chunk) for chunk in self.chunks.values()])
+        items = []
+        for index, chunk in self.chunks.items():
+            properties = TensorProperties.create_from_tensor(chunk.values)
+            data = TensorWriteData(chunk.part, properties, torch.Size([chunk.size]))
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return SavePlan(items)
 
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """The metadata of all chunks."""
-        stored: dict[str, TensorStorageMetadata] = {}
-        for plan in all_plans:
-            for item in plan.items:
-                data = item.tensor_data
-                entry = stored.setdefault(
-                    item.index.fqn, TensorStorageMetadata(data.properties, data.size, [])
-                )
-                entry.chunks.append(data.chunk)
-        return all_plans, Metadata(stored)
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """As it is."""
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
         """A chunk's values."""
-        return self.chunks[write_item.index].values
+        return self.chunks[index].values
 
 
 class _Load(DefaultLoadPlanner):
@@ -206,58 +195,27 @@ class _Load(DefaultLoadPlanner):
     def __init__(self, chunks: list[Chunk]) -> None:
         super().__init__()
         self.chunks = {chunk.index: chunk for chunk in chunks}
-        self.metadata: Any = None
-
-    def set_up_planner(
-        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Keep the metadata."""
-        self.metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
         """One item per intersection of a chunk here with one that is stored."""
-        return LoadPlan([item for chunk in self.chunks.values() for item in self._reads(chunk)])
-
-    def _reads(self, chunk: Chunk) -> Iterator[ReadItem]:
-        stored = self.metadata.state_dict_metadata.get(chunk.key)
-        if stored is None:
-            raise InputError(
-                "checkpoint lacks a tensor",
-                got=chunk.key,
-                expected="the model that it was written of",
-            )
-        if stored.size[0] != chunk.size:
-            raise InputError(
-                f"checkpoint is of another model: {chunk.key}",
-                got=f"{stored.size[0]} elements",
-                expected=f"{chunk.size}",
-            )
-        for other in stored.chunks:
-            begin, end = other.offsets[0], other.offsets[0] + other.sizes[0]
-            first, last = max(chunk.first, begin), min(chunk.first + len(chunk.values), end)
-            if first < last:
-                yield ReadItem(
-                    type=LoadItemType.TENSOR,
-                    dest_index=chunk.index,
-                    dest_offsets=torch.Size([first - chunk.first]),
-                    storage_index=MetadataIndex(chunk.key, torch.Size([begin])),
-                    storage_offsets=torch.Size([first - begin]),
-                    lengths=torch.Size([last - first]),
+        items: list[ReadItem] = []
+        for chunk in self.chunks.values():
+            stored: Any = self.metadata.state_dict_metadata.get(chunk.key)
+            if stored is None:
+                expected = "the model that it was written of"
+                raise InputError("checkpoint lacks a tensor", got=chunk.key, expected=expected)
+            if stored.size[0] != chunk.size:
+                raise InputError(
+                    f"checkpoint is of another model: {chunk.key}",
+                    got=f"{stored.size[0]} elements",
+                    expected=f"{chunk.size}",
                 )
+            items += create_read_items_for_chunk_list(chunk.key, stored, [chunk.part])
+        return LoadPlan(items)
 
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """The place that an item goes to."""
-        values = self.chunks[read_item.dest_index].values
-        return values.narrow(0, read_item.dest_offsets[0], read_item.lengths[0])
-
-
-def written(chunk: Chunk) -> WriteItem:
-    """A chunk as an item to write."""
-    part = ChunkStorageMetadata(torch.Size([chunk.first]), torch.Size([len(chunk.values)]))
-    data = TensorWriteData(
-        part, TensorProperties.create_from_tensor(chunk.values), torch.Size([chunk.size])
-    )
-    return WriteItem(chunk.index, WriteItemType.SHARD, tensor_data=data)
+        return self.chunks[index].values
 
 
 def write_chunks(folder: Path, chunks: list[Chunk]) -> None:

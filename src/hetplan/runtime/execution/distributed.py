@@ -1,11 +1,13 @@
 """`distribute`: a torch module and a plan become this rank's part of a training run, in the manner
 of DDP.
 
-model = distribute(module, plan)                        # after
-torch.distributed.init_process_group("gloo") optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
-for step in range(steps):
-    loss = model.train_step()                           # all passes of the plan; the loss of the
-    whole batch optimizer.step(); optimizer.zero_grad()
+    torch.distributed.init_process_group("gloo")
+    model = distribute(module, plan)
+    optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
+    for step in range(steps):
+        loss = model.train_step()   # all passes of the plan; the loss of the whole batch
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from torch import Tensor, nn
 from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, count_of, describe
-from hetplan.runtime.execution.messages import Mail, streams
-from hetplan.runtime.execution.pipeline import Pipeline, Rows
+from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import Fragment, States
@@ -74,9 +75,7 @@ class Distributed:
         )
         self.scaled = precision == "fp16"
         self.watch = watch or Watch()
-        plans = bucket_plans(
-            self.layout, self.chain, by_layer=plan.zero == 3 and self.layout.in_step
-        )
+        plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and plan.in_step)
         stages = [
             (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
         ]
@@ -93,7 +92,7 @@ class Distributed:
             shares = [plan.zero_shares[place.device] for place in self.layout.places]
         self.states = States(
             plans, groups, self.place.rank, parameters, held,
-            zero=plan.zero, shares=shares, in_step=self.layout.in_step,
+            zero=plan.zero, shares=shares, in_step=plan.in_step,
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.layout,
@@ -134,22 +133,19 @@ class Distributed:
         step = self.step
         self.step += 1
         of_step = exactly(rows or (lambda first, last: self.module.batch(step, first, last)))
-        self.watch.begins("prepare", 0, step)
-        self.states.begin()
-        weight = host_total(self.pipeline.weight(of_step))
-        self.watch.ends("prepare", 0, step)
+        with self.watch.during("prepare", 0, step):
+            self.states.begin()
+            weight = host_total(self.pipeline.weight(of_step))
         scale = 2.0 ** floor(log2(weight)) if self.scaled and weight >= 1 else 1.0
         summed = self.pipeline.run(of_step, Position(self.seed, step), weight / scale)
-        self.watch.begins("synchronise", 0, step)
-        self.pipeline.mail.settle()
-        self.states.end()
-        if scale != 1.0:
-            for _, parameter in self.states.updated():
-                if parameter.grad is not None:
-                    parameter.grad.div_(scale)
-        loss = host_total(summed) / weight
-        self.watch.ends("synchronise", 0, step)
-        return loss
+        with self.watch.during("synchronise", 0, step):
+            self.pipeline.mail.settle()
+            self.states.end()
+            if scale != 1.0:
+                for _, parameter in self.states.updated():
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
+            return host_total(summed) / weight
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
         """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW)

@@ -1,4 +1,4 @@
-"""One rank's passes of an iteration, in the order of its schedule.
+"""One rank's passes of an iteration, in the order of its schedule, and what stages send each other.
 
 A pass of a micro-batch is a pass of each layer, an autograd graph of its own: so that ZeRO 3 and
 recomputation act between layers, and nothing is kept of a layer that is computed again. A rank
@@ -8,8 +8,8 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,14 +17,120 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.runtime.execution.chain import Chain
-from hetplan.runtime.execution.messages import Mail
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.states import States
+from hetplan.runtime.execution.transport import Message, Stream, Transport
 from hetplan.runtime.plan import Place
 from hetplan.runtime.watch import Watch
+from hetplan.schema import Range
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) -> inputs, targets
+
+
+@dataclass
+class Mail:
+    """One rank's messages: the rows that a sender has and a receiver needs, whatever the widths of
+    both.
+
+    A micro-batch's rows lie on the row groups of a stage as its shares say; from one stage to the
+    next every intersection of two groups' rows is one message per receiving tensor rank.
+    Activations are whole on all tensor ranks, so each one receives from one of the sender's. Every
+    message is tagged with its hop and comes in the order of the micro-batches.
+
+    sent: those on their way, with their tensors; local: what a rank sends to itself.
+    """
+
+    layout: Layout
+    place: Place
+    transport: Transport
+    watch: Watch
+    sent: list[Message] = field(default_factory=list)
+    local: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
+        """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
+        them."""
+        first, tag = self.layout.own_rows(self.place, batch)[0], 2 * hop + forward
+        self.sent = self.transport.pending(self.sent)
+        self.watch.departs(hop, batch, forward=forward)
+        for rank, (a, b) in receivers(self.layout, self.place, hop, batch, forward=forward):
+            rows = x[a - first : b - first].contiguous()
+            if rank == self.place.rank:
+                self.local[tag, batch] = rows
+            else:
+                self.sent.append(self.transport.post(rows, rank, tag))
+
+    def receive(
+        self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool
+    ) -> Tensor:
+        """My rows [rows, *shape] of what comes over a hop."""
+        (first, last), tag = self.layout.own_rows(self.place, batch), 2 * hop + forward
+        x = self.transport.space((last - first, *shape), dtype)
+        stage = other_stage(self.layout, self.place, hop, after=not forward)
+        ranks = self.layout.ranks_of(self.place.replica, stage)
+        width = len(self.layout.ranks_of(self.place.replica, self.place.stage)[0])
+        for group, (a, b) in shared_rows(self.layout, self.place, stage, batch):
+            rank = ranks[group][self.place.tensor * len(ranks[group]) // width]
+            if rank == self.place.rank:
+                x = self.local.pop((tag, batch))
+            else:
+                self.transport.fetch(x[a - first : b - first], rank, tag)
+        self.watch.arrives(hop, batch, forward=forward)
+        return x.to(self.transport.device)
+
+    def settle(self) -> None:
+        """Wait until everything sent has been received."""
+        for work, _ in self.sent:
+            work.wait()
+        self.sent.clear()
+
+
+def other_stage(layout: Layout, place: Place, hop: int, *, after: bool) -> int:
+    """The stage before or behind a hop."""
+    return (hop + after) % len(layout.plan.replicas[place.replica].stages)
+
+
+def shared_rows(
+    layout: Layout, place: Place, stage: int, batch: int
+) -> Iterator[tuple[int, Range]]:
+    """(row group of another stage, rows that it shares with a place's)."""
+    first, last = layout.own_rows(place, batch)
+    for group, (a, b) in enumerate(layout.rows(place.replica, stage, batch)):
+        if max(a, first) < min(b, last):
+            yield group, (max(a, first), min(b, last))
+
+
+def receivers(
+    layout: Layout, place: Place, hop: int, batch: int, *, forward: bool
+) -> Iterator[tuple[int, Range]]:
+    """(rank, rows) of all who need what a place sends over a hop."""
+    stage = other_stage(layout, place, hop, after=forward)
+    ranks = layout.ranks_of(place.replica, stage)
+    width = len(layout.ranks_of(place.replica, place.stage)[0])
+    for group, rows in shared_rows(layout, place, stage, batch):
+        for t, rank in enumerate(ranks[group]):
+            if t * width // len(ranks[group]) == place.tensor:
+                yield rank, rows
+
+
+def streams(layout: Layout) -> list[Stream]:
+    """(tag, sender, receiver) of every message between two ranks, each once."""
+    messages = set()
+    for place in layout.places:
+        replica = layout.plan.replicas[place.replica]
+        sizes = {
+            last - first: b for b, (first, last) in enumerate(layout.micro_batches[place.replica])
+        }
+        virtual, stages = len(replica.stages) * len(replica.stages[0].layers), len(replica.stages)
+        for chunk_stage in range(place.stage, virtual, stages):
+            hops = [(chunk_stage, True), (chunk_stage - 1, False)]
+            for hop, forward in [(h, f) for h, f in hops if 0 <= h < virtual - 1]:
+                for batch in sizes.values():
+                    for rank, _ in receivers(layout, place, hop, batch, forward=forward):
+                        if rank != place.rank:
+                            messages.add((2 * hop + forward, place.rank, rank))
+    return sorted(messages)
 
 
 @dataclass
@@ -72,7 +178,10 @@ class Pipeline:
         its group."""
         if not self.has_loss or self.place.tensor != 0:
             return 0.0
-        mine = [self._rows(batch) for batch in range(self._steps())]
+        mine = [
+            self._rows(batch)
+            for batch in range(self.layout.plan.replicas[self.place.replica].steps)
+        ]
         return float(sum(self.count(rows(a, b)[1]) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
@@ -90,11 +199,8 @@ class Pipeline:
         assert not self.saved, "a forward pass has no backward pass"
         return self.total if self.place.tensor == 0 else 0.0
 
-    def _steps(self) -> int:
-        return self.layout.plan.replicas[self.place.replica].steps
-
-    def _rows(self, batch: int) -> tuple[int, int]:
-        return self.layout.rows(self.place.replica, self.place.stage, batch)[self.place.group]
+    def _rows(self, batch: int) -> Range:
+        return self.layout.own_rows(self.place, batch)
 
     def _hop(self, chunk: int) -> int:
         """The virtual stage of a chunk here: hop v leads to the next one, hop v - 1 here."""
@@ -105,15 +211,14 @@ class Pipeline:
         busy, last_layer = a < b, len(self.chain.names) - 1
         x = self._arrive(chunk, batch, rows) if busy else None
         targets = rows(a, b)[1].to(self.device) if busy and last > last_layer else None
-        self.watch.begins("forward", chunk, batch)
         kept: list[Saved] = []
-        with at(Position(self.position.seed, self.position.step, a)):
+        position = Position(self.position.seed, self.position.step, a)
+        with self.watch.during("forward", chunk, batch), at(position):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if x is not None:
                     x = self._layer(k, x, targets if k == last_layer else None, kept)
                 self.states.after_layer(k, backward=False)
-        self.watch.ends("forward", chunk, batch)
         self.saved[chunk, batch] = kept
         if x is None:
             return
@@ -132,10 +237,8 @@ class Pipeline:
         if first == 0:
             return rows(*self._rows(batch))[0].to(self.device)
         shape, dtype = self.chain.outputs[first - 1]
-        self.watch.begins("receive", chunk, batch)
-        x = self.mail.receive(shape, dtype, self._hop(chunk) - 1, batch, forward=True)
-        self.watch.ends("receive", chunk, batch)
-        return x
+        with self.watch.during("receive", chunk, batch):
+            return self.mail.receive(shape, dtype, self._hop(chunk) - 1, batch, forward=True)
 
     def _layer(self, k: int, x: Tensor, targets: Tensor | None, kept: list[Saved]) -> Tensor:
         """A layer's forward pass on a graph of its own; what comes out is detached."""
@@ -162,14 +265,13 @@ class Pipeline:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
         kept = self.saved.pop((chunk, batch))
         grad = self._gradient(chunk, batch, kept, weight) if a < b else None
-        self.watch.begins("backward", chunk, batch)
-        with at(Position(self.position.seed, self.position.step, a)):
+        position = Position(self.position.seed, self.position.step, a)
+        with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
                 if kept:
                     grad = self._layer_back(kept.pop(), grad)
                 self.states.after_layer(k, backward=True)
-        self.watch.ends("backward", chunk, batch)
         if a < b and first > 0:
             shape, dtype = self.chain.outputs[first - 1]
             if grad is None:  # nothing before depends on a parameter
@@ -184,10 +286,8 @@ class Pipeline:
             assert y is not None
             return torch.full_like(y, 1.0 / weight)
         shape, dtype = self.chain.outputs[last - 1]
-        self.watch.begins("receive", chunk, batch)
-        x = self.mail.receive(shape, dtype, self._hop(chunk), batch, forward=False)
-        self.watch.ends("receive", chunk, batch)
-        return x
+        with self.watch.during("receive", chunk, batch):
+            return self.mail.receive(shape, dtype, self._hop(chunk), batch, forward=False)
 
     def _layer_back(self, saved: Saved, grad: Tensor | None) -> Tensor | None:
         """A layer's backward pass: the gradient of its input."""

@@ -10,17 +10,17 @@ lie behind each other in one flat bucket.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Parameter
 from hetplan.runtime.execution.tensor import Cut, Part
-from hetplan.runtime.plan import Place, Plan, Replica, split
+from hetplan.runtime.plan import Place, Plan, split
 from hetplan.schema import Range
 
 
@@ -59,20 +59,25 @@ class Layout:
     @cached_property
     def micro_batches(self) -> tuple[tuple[Range, ...], ...]:
         """[replica][micro-batch] global rows [first, last)."""
-        found, row = [], 0
+        batches, row = [], 0
         for replica in self.plan.replicas:
             rows: list[Range] = []
-            for size in sizes(replica):
-                rows.append((row, row + size))
-                row += size
-            found.append(tuple(rows))
-        return tuple(found)
+            for batch in replica.micro_batches:
+                for _ in range(batch.count):
+                    rows.append((row, row + batch.samples))
+                    row += batch.samples
+            batches.append(tuple(rows))
+        return tuple(batches)
 
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
         """[row group] global rows of a micro-batch."""
         first, last = self.micro_batches[replica][batch]
         shares = self.plan.replicas[replica].stages[stage].row_shares
         return [(first + a, first + b) for a, b in split(last - first, shares)]
+
+    def own_rows(self, place: Place, batch: int) -> Range:
+        """Global rows of a micro-batch that pass a place."""
+        return self.rows(place.replica, place.stage, batch)[place.group]
 
     def actions(self, place: Place) -> list[tuple[bool, int, int]]:
         """(backward, chunk, micro-batch) in the order of the schedule."""
@@ -81,17 +86,6 @@ class Layout:
         chunks = len(replica.stages[0].layers)
         passes = order(self.plan.schedule, len(replica.stages), place.stage, replica.steps, chunks)
         return [(bool(b), int(c), int(m)) for b, c, m in zip(*passes, strict=True)]
-
-    @property
-    def in_step(self) -> bool:
-        """Whether all ranks take each pass together: replicas of one stage and one chunk."""
-        return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.plan.replicas)
-
-
-def sizes(replica: Replica) -> Iterator[int]:
-    """Samples of each micro-batch."""
-    for batch in replica.micro_batches:
-        yield from [batch.samples] * batch.count
 
 
 Held = dict[str, Cut]  # name -> what a rank holds of it
@@ -180,9 +174,7 @@ def pieces_of(
 ) -> list[tuple[tuple[int, ...], Piece]]:
     """(owners, piece) for each piece of a parameter."""
     name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
-    row = 1
-    for d, length in enumerate(shape):
-        row *= 1 if d == dim else length
+    row = prod(length for d, length in enumerate(shape) if d != dim)
     ranges = [(p, cut.ranges if cut.dim == dim else ((0, shape[dim]),)) for p, cut in holders]
     ends = sorted({0, shape[dim], *(end for _, cuts in ranges for both in cuts for end in both)})
     pieces = []

@@ -40,13 +40,22 @@ class Fragment:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class Share:
+    """Elements [first, last) of a piece, which begins at `begin` of its flat bucket, and the
+    parameter that an optimizer updates in their place."""
+
+    piece: Piece
+    first: int
+    last: int
+    begin: int
+    parameter: nn.Parameter
+
+
 @dataclass
 class Bucket:
     """A bucket plan on one of its owners. parts [owners]: of the flat bucket; shard: the values of
-    mine, ZeRO 1-3.
-
-    shares: (fragment's place, the optimizer's parameter), one for each piece that mine touches.
-    """
+    mine, ZeRO 1-3; shares: one for each piece that mine touches."""
 
     plan: BucketPlan
     rank: int
@@ -55,7 +64,7 @@ class Bucket:
     held: Held
     parts: list[Range]
     shard: Tensor | None = None
-    shares: list[tuple[Piece, int, int, nn.Parameter]] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
 
     @property
     def mine(self) -> Range:
@@ -128,7 +137,7 @@ class Bucket:
             if a < b:
                 trained = self.parameters[piece.name].requires_grad
                 values = nn.Parameter(self.shard[a - first : b - first], requires_grad=trained)
-                self.shares.append((piece, a - begin, b - begin, values))
+                self.shares.append(Share(piece, a - begin, b - begin, begin, values))
             begin += piece.size
 
     def gather(self) -> None:
@@ -142,46 +151,38 @@ class Bucket:
     def join_gradients(self) -> None:
         """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into
         my shares'."""
-        if self.shard is None:
-            if self.group is not None and self.plan.units > 1:
-                flat = self.flat_gradients()
-                self.group.total(flat)
-                self.spread(flat, gradients=True)
+        if self.shard is None and (self.group is None or self.plan.units == 1):
             return
         flat = self.flat_gradients()
         if self.group is not None:
             self.group.total(flat)
-        self._keep(flat)
+        if self.shard is None:
+            self.spread(flat, gradients=True)
+            return
+        for share in self.shares:
+            parameter = share.parameter
+            if parameter.requires_grad:
+                added = flat[share.begin + share.first : share.begin + share.last]
+                held = parameter.grad
+                parameter.grad = added.clone() if held is None else held.add_(added)
 
-    def held_fragments(
+    def fragments(
         self, values: Mapping[int, Tensor] | None, *, scalars: bool
     ) -> Iterator[Fragment]:
-        """Of whole pieces (ZeRO 0)."""
-        for piece in self.plan.pieces:
-            parameter = self.parameters[piece.name]
+        """Of my shares (ZeRO 1 to 3), or of whole pieces."""
+        shares = self.shares
+        if self.shard is None:
+            pieces = self.plan.pieces
+            shares = [Share(p, 0, p.size, 0, self.parameters[p.name]) for p in pieces]
+        for share in shares:
+            piece, parameter = share.piece, share.parameter
             tensor = parameter.data if values is None else values.get(id(parameter))
-            if tensor is not None and scalars:
-                yield fragment(piece, 0, piece.size, tensor)
-            elif tensor is not None:
-                yield fragment(piece, 0, piece.size, self.rows(piece, tensor))
-
-    def share_fragments(self, values: Mapping[int, Tensor] | None) -> Iterator[Fragment]:
-        """Of my shares (ZeRO 1 to 3)."""
-        for piece, a, b, parameter in self.shares:
-            tensor = parameter.data if values is None else values.get(id(parameter))
-            if tensor is not None:
-                yield fragment(piece, a, b, tensor)
-
-    def _keep(self, flat: Tensor) -> None:
-        begins, begin = {}, 0
-        for piece in self.plan.pieces:
-            begins[piece] = begin
-            begin += piece.size
-        for piece, a, b, parameter in self.shares:
-            if not parameter.requires_grad:
+            if tensor is None:
                 continue
-            added = flat[begins[piece] + a : begins[piece] + b]
-            parameter.grad = added.clone() if parameter.grad is None else parameter.grad.add_(added)
+            if self.shard is None and not scalars:
+                tensor = self.rows(piece, tensor)
+            begin = piece.first * piece.row
+            yield Fragment(piece.name, piece.dim, begin + share.first, begin + share.last, tensor)
 
 
 class States:
@@ -228,8 +229,8 @@ class States:
             yield from self.parameters.items()
             return
         for bucket in self.buckets:
-            for piece, _, _, parameter in bucket.shares:
-                yield piece.name, parameter
+            for share in bucket.shares:
+                yield share.piece.name, share.parameter
 
     def begin(self) -> None:
         """Before an iteration: parameters that an optimizer changed elsewhere."""
@@ -280,11 +281,8 @@ class States:
         scalars: the values are single ones, which go with whole fragments.
         """
         for bucket in self.buckets:
-            if self.zero == 0:
-                if not mine or bucket.rank == bucket.plan.owners[0]:
-                    yield from bucket.held_fragments(values, scalars=scalars)
-            else:
-                yield from bucket.share_fragments(values)
+            if self.zero or not mine or bucket.rank == bucket.plan.owners[0]:
+                yield from bucket.fragments(values, scalars=scalars)
 
     def _join(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
@@ -308,9 +306,3 @@ class States:
             chosen = self.buckets if buckets is None else buckets
             for name in {piece.name for bucket in chosen for piece in bucket.plan.pieces}:
                 self.parameters[name].data.untyped_storage().resize_(0)
-
-
-def fragment(piece: Piece, a: int, b: int, values: Tensor) -> Fragment:
-    """Elements [a, b) of a piece."""
-    begin = piece.first * piece.row
-    return Fragment(piece.name, piece.dim, begin + a, begin + b, values)
