@@ -75,10 +75,8 @@ class Costs:
         key = (kind, tensor, rows)
         if key not in self._layers:
             forward, backward = self._interpolated(kind, tensor, rows)
-            self._layers[key] = (
-                forward,
-                backward + forward * self._again(kind, tensor, max(rows, 1)),
-            )
+            again = forward * self._again(kind, tensor, max(rows, 1))
+            self._layers[key] = forward, backward + again
         return self._layers[key]
 
     def _interpolated(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
@@ -88,16 +86,12 @@ class Costs:
         sizes, forward, backward = self._table(kind, tensor)
         at = int(np.searchsorted(sizes, rows))
         if at == len(sizes):
-            beyond = rows - sizes[-1]
-            return forward[-1] + beyond * slope(sizes, forward), backward[-1] + beyond * slope(
-                sizes, backward
-            )
+            tables = (forward, backward)
+            return tuple(t[-1] + (rows - sizes[-1]) * slope(sizes, t) for t in tables)
         if sizes[at] == rows or at == 0:
             return forward[at], backward[at]
         share = (rows - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        return tuple(
-            table[at - 1] + share * (table[at] - table[at - 1]) for table in (forward, backward)
-        )
+        return tuple(t[at - 1] + share * (t[at] - t[at - 1]) for t in (forward, backward))
 
     def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats, Floats]:
         """(micro-batches [B], forward, backward [B, L])."""
@@ -131,24 +125,21 @@ class Costs:
         """(forward, backward) seconds of one micro-batch on a stage: its slowest device, and tensor
         all-reduces."""
         first, last = layers
-        slowest = (0.0, 0.0)
-        for group, (begin, end) in zip(
-            stage.devices, split(samples, stage.row_shares), strict=True
-        ):
+        slowest, even = (0.0, 0.0), len(set(stage.tensor_shares)) == 1
+        layers_here = self.workload.profile.layers[first:last]
+        per_sample = sum(layer.tensor_bytes for layer in layers_here)
+        parts = split(samples, stage.row_shares)
+        for group, (begin, end) in zip(stage.devices, parts, strict=True):
             rows = end - begin
             both = [0.0, 0.0]
             for rank, share in zip(group, stage.tensor_shares, strict=True):
-                even = len(set(stage.tensor_shares)) == 1
                 tables = self.layer_seconds(self.kind(rank), len(group) if even else 1, rows)
                 scale = 1.0 if even else share / sum(stage.tensor_shares)
                 both = [
                     max(b, scale * float(t[first:last].sum()))
                     for b, t in zip(both, tables, strict=True)
                 ]
-            size = (
-                sum(layer.tensor_bytes for layer in self.workload.profile.layers[first:last]) * rows
-            )
-            reduce = self.ring([group], size).seconds / 2
+            reduce = self.ring([group], per_sample * rows).seconds / 2
             slowest = max(slowest, (both[0] + reduce, both[1] + reduce), key=sum)
         return slowest
 
@@ -162,9 +153,9 @@ class Costs:
                 rows = min(b, d) - max(a, c)
                 most = max(len(g), len(h))
                 if rows > 0:
-                    ranks = range(most)
                     each = rows * size / most
-                    pairs += [(g[r * len(g) // most], h[r * len(h) // most], each) for r in ranks]
+                    for r in range(most):
+                        pairs.append((g[r * len(g) // most], h[r * len(h) // most], each))
         return self.messages(pairs)
 
     def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
@@ -205,8 +196,6 @@ class Costs:
         Devices stand in the ring in their own order, so that a ring enters and leaves each node
         once.
         """
-        seconds = latency = 0.0
-        cards: tuple[int, ...] = ()
         rounds = 2 * (max(len(group) for group in groups) - 1)
         if rounds == 0:
             return Traffic(0.0, 0.0, ())
@@ -221,8 +210,7 @@ class Costs:
         reached = min(
             self._reached("all-reduce", group, size) for group in groups if len(group) > 1
         )
-        seconds, latency, cards = once.seconds / reached, once.latency, once.cards
-        return Traffic(rounds * (seconds + latency), 0.0, cards)
+        return Traffic(rounds * (once.seconds / reached + once.latency), 0.0, once.cards)
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""

@@ -27,7 +27,7 @@ Rules   (1) every replica holds every layer exactly once, in order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -193,26 +193,24 @@ class Plan(Document):
             if key not in OPTIONAL or value is not None
         }
 
+    def seats(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(device, replica, stage, row group, tensor rank) of every device in use."""
+        for i, replica in enumerate(self.replicas):
+            for j, stage in enumerate(replica.stages):
+                for g, group in enumerate(stage.devices):
+                    for t, device in enumerate(group):
+                        yield device, i, j, g, t
+
     @property
     def ranks(self) -> dict[int, int]:
         """Device -> process rank: the devices in use, numbered in their own order."""
-        used = sorted(
-            d for replica in self.replicas for stage in replica.stages for d in stage.all_devices
-        )
-        return {device: rank for rank, device in enumerate(used)}
+        return {device: rank for rank, (device, *_) in enumerate(sorted(self.seats()))}
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """[ranks] where each rank stands."""
-        ranks = self.ranks
-        places = [
-            Place(ranks[device], i, j, g, t, device)
-            for i, replica in enumerate(self.replicas)
-            for j, stage in enumerate(replica.stages)
-            for g, group in enumerate(stage.devices)
-            for t, device in enumerate(group)
-        ]
-        return tuple(sorted(places, key=lambda place: place.rank))
+        seats = sorted(self.seats())
+        return tuple(Place(r, i, j, g, t, device) for r, (device, i, j, g, t) in enumerate(seats))
 
     def rank_text(self, rank: int) -> str:
         """A rank and its place, for people."""
@@ -248,18 +246,13 @@ def check_devices(plan: Plan) -> None:
     """(2) every device exists and has one place."""
     place: dict[int, str] = {}
     count = len(plan.devices)
-    for i, replica in enumerate(plan.replicas):
-        for j, stage in enumerate(replica.stages):
-            for g, group in enumerate(stage.devices):
-                for r, device in enumerate(group):
-                    here = f"replicas[{i}].stages[{j}].devices[{g}][{r}]"
-                    if device >= count:
-                        raise ValueError(f"{here} is {device}, expected a device of 0..{count - 1}")
-                    if device in place:
-                        raise ValueError(
-                            f"{here} is device {device}, which {place[device]} uses already"
-                        )
-                    place[device] = here
+    for device, i, j, g, t in plan.seats():
+        here = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
+        if device >= count:
+            raise ValueError(f"{here} is {device}, expected a device of 0..{count - 1}")
+        if device in place:
+            raise ValueError(f"{here} is device {device}, which {place[device]} uses already")
+        place[device] = here
 
 
 def check_shares(stage: Stage, where: str) -> None:

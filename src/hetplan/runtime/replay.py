@@ -9,7 +9,7 @@ are cut differently, tied embeddings across stages), and the optimizer's step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,11 +76,8 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
     check_same(plan, workload)
     if plan.program is not None:
         return replay_program(plan, workload, settings)
-    costs = Costs(workload, plan.recomputation)
-    zero = ZeroCosts.of(plan, workload)
-    pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
-    joined = [*gradient_collectives(plan, costs, settings), *zero.collectives(plan)]
-    timeline = simulate_replicas(pipelines, joined)
+    costs, zero = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload)
+    timeline = simulate_replicas(*simulated(plan, costs, zero, settings))
     owners = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
     return Replay(
         timeline,
@@ -130,6 +127,14 @@ def check_same(plan: Plan, workload: Workload) -> None:
                 got=of_plan,
                 expected=repr(of_workload),
             )
+
+
+def simulated(
+    plan: Plan, costs: Costs, zero: ZeroCosts, settings: Settings
+) -> tuple[list[Pipeline], list[Collective]]:
+    """What the simulator takes: every replica, and what they do together."""
+    pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
+    return pipelines, [*gradient_collectives(plan, costs, settings), *zero.collectives(plan)]
 
 
 def pipeline(
@@ -218,17 +223,14 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
         traffic = ring_of(plan, owners, size, costs)
         if traffic.seconds == 0:
             continue
-        halves = ("gradients", "parameters") if plan.zero else ("gradients",)
-        for when in halves:
-            joined.append(
-                Collective(
-                    members=owners,
-                    seconds=traffic.seconds / len(halves),
-                    when="gradients" if when == "gradients" else "parameters",
-                    buckets=settings.buckets if when == "gradients" else 1,
-                    ports=traffic.cards,
-                )
+        seconds = traffic.seconds / (2 if plan.zero else 1)
+        joined.append(
+            Collective(
+                members=owners, seconds=seconds, ports=traffic.cards, buckets=settings.buckets
             )
+        )
+        if plan.zero:
+            joined.append(replace(joined[-1], when="parameters", buckets=1))
     return joined
 
 
@@ -322,17 +324,14 @@ class ZeroCosts:
         if not self.sharded or plan.world_size == 1:
             return []
         members = [(i, 0) for i in range(len(plan.replicas))]
-        joined = []
         if plan.zero == 1:
-            half = self.per_iteration / 2
-            joined.append(Collective(members=members, seconds=half))
-            joined.append(Collective(members=members, seconds=half, when="parameters"))
-        else:
-            joined.append(Collective(members=members, seconds=self.per_step, when="step"))
-            if self.per_iteration:
-                joined.append(
-                    Collective(members=members, seconds=self.per_iteration, when="parameters")
-                )
+            half = Collective(members=members, seconds=self.per_iteration / 2)
+            return [half, replace(half, when="parameters")]
+        joined = [Collective(members=members, seconds=self.per_step, when="step")]
+        if self.per_iteration:
+            joined.append(
+                Collective(members=members, seconds=self.per_iteration, when="parameters")
+            )
         return joined
 
     def update_seconds(self, plan: Plan, stage: Stage, costs: Costs) -> float:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan, Replica, Stage
-from hetplan.runtime.replay import Settings, ZeroCosts, check_same, gradient_collectives, pipeline
+from hetplan.runtime.replay import Settings, ZeroCosts, check_same, simulated
 from hetplan.runtime.watch import Watch
 
 POLL = 2e-4  # seconds between looks at shared memory
@@ -51,16 +51,9 @@ class Rehearsal:
         scale: default such that an iteration takes a second, or as long as its messages need here.
         """
         check_same(plan, workload)
-        costs, zero, settings = (
-            Costs(workload, plan.recomputation),
-            ZeroCosts.of(plan, workload),
-            Settings(),
-        )
-        pipelines = tuple(
-            pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas
-        )
-        together = (*gradient_collectives(plan, costs, settings), *zero.collectives(plan))
-        made = cls(plan, pipelines, together, 1.0)
+        costs, zero = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload)
+        pipelines, together = simulated(plan, costs, zero, Settings())
+        made = cls(plan, tuple(pipelines), tuple(together), 1.0)
         return replace(made, scale=scale or made.comfortable_scale(cores))
 
     @property
@@ -74,14 +67,13 @@ class Rehearsal:
         predicted = self.seconds
         if predicted <= 0:
             return 1.0
-        stages = [
-            (i, j, s) for i, r in enumerate(self.plan.replicas) for j, s in enumerate(r.stages)
-        ]
-        real = {(i, j): real_seconds(self.plan.replicas[i], stage) for i, j, stage in stages}
-        total = sum(real[i, j] * len(stage.all_devices) for i, j, stage in stages)
-        busy = {(i, j): self._passes(i, j) for i, j, _ in stages}
-        unit = max(busy, key=lambda unit: busy[unit])
-        own = real[unit] / busy[unit] if busy[unit] > 0 else 0.0
+        total = own = most = 0.0
+        for i, replica in enumerate(self.plan.replicas):
+            for j, stage in enumerate(replica.stages):
+                real, passes = real_seconds(replica, stage), self._passes(i, j)
+                total += real * len(stage.all_devices)
+                if passes > most:
+                    most, own = passes, real / passes
         return max(1.0 / predicted, total / cores / predicted, own)
 
     def busy(self, rank: int) -> float:
@@ -118,17 +110,16 @@ class Shared:
     ranks: int
 
     def __post_init__(self) -> None:
-        plan = self.rehearsal.plan
+        plan, pipelines = self.rehearsal.plan, self.rehearsal.pipelines
         steps = max(replica.steps for replica in plan.replicas)
-        chunks = max((p.stages * p.chunks for p in self.rehearsal.pipelines), default=1)
-        self.posts = _array(
-            (self.ranks, self.rehearsal.meetings + 2, 2)
-        )  # [rank, meeting]: (iteration, time)
+        chunks = max((p.stages * p.chunks for p in pipelines), default=1)
+        # [rank, meeting]: (iteration, time)
+        self.posts = _array((self.ranks, self.rehearsal.meetings + 2, 2))
         # likewise, of each message set
         self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))
-        tables: list[Any] = [ports for p in self.rehearsal.pipelines for ports in p.hop_ports]
-        tables += [np.array(c.ports, int) for c in self.rehearsal.collectives]
-        self.free = _array((1 + max((int(t.max(initial=-1)) for t in tables), default=-1),))
+        ports = [np.ravel(table) for p in pipelines for table in p.hop_ports]
+        ports += [np.array(c.ports, int) for c in self.rehearsal.collectives]
+        self.free = _array((1 + int(np.concatenate([[-1], *ports]).max()),))
         self.lock = multiprocessing.get_context("fork").Lock()
 
     def post(self, rank: int, slot: int, iteration: int, moment: float) -> None:
@@ -154,45 +145,41 @@ def _array(shape: tuple[int, ...]) -> Any:
     return np.frombuffer(mmap.mmap(-1, max(8 * count, 8)), np.float64, count).reshape(shape)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Virtual(Watch):
-    """A rank's watch in a rehearsal. stage_ranks: ranks of each (replica, stage)."""
+    """A rank's watch in a rehearsal. stage_ranks: ranks of each (replica, stage). clock: when its
+    device would be where it is."""
 
-    shared: Shared | None = None
-    rank: int = 0
-    replica: int = 0
-    stage: int = 0
-    stage_ranks: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    shared: Shared
+    rank: int
+    replica: int
+    stage: int
+    stage_ranks: dict[tuple[int, int], list[int]]
     clock: float = 0.0
     iteration: int = 0
-
-    @property
-    def _all(self) -> Shared:
-        assert self.shared is not None
-        return self.shared
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """A pass ends when the device would be done; an iteration when what follows the passes
         would be."""
+        rehearsal, everyone = self.shared.rehearsal, range(self.shared.ranks)
         if what in ("forward", "backward"):
-            rehearsal = self._all.rehearsal
             seconds = rehearsal.pipelines[self.replica].pass_seconds
-            self.clock += rehearsal.scale * float(
-                seconds[self.stage, int(what == "backward"), chunk, batch]
-            )
-            sleep_until(self.clock)
+            passed = seconds[self.stage, int(what == "backward"), chunk, batch]
+            self._sleep(self.clock + rehearsal.scale * float(passed))
         elif what == "prepare":
             self.iteration += 1
-            self._post(0, time.monotonic())
-            self.clock = max(self._meet(0, range(self._all.ranks)))
-        elif what == "synchronise":
-            self._finish()
+            self.clock = max(self._meet(0, time.monotonic(), everyone))
+        elif what == "synchronise":  # gradients, updates and parameters
+            moments = self._meet(self.shared.posts.shape[1] - 1, self.clock, everyone)
+            units = {u: max(moments[rank] for rank in own) for u, own in self.stage_ranks.items()}
+            done = finish(rehearsal, units, list(self.shared.free))
+            self._sleep(done[self.replica, self.stage])
         super().ends(what, chunk, batch)
 
     def departs(self, hop: int, batch: int, *, forward: bool) -> None:
         """The first of a stage's ranks to send takes the cards; all of its messages arrive
         together."""
-        shared, pipe = self._all, self._all.rehearsal.pipelines[self.replica]
+        shared, pipe = self.shared, self.shared.rehearsal.pipelines[self.replica]
         side, scale = int(not forward), shared.rehearsal.scale
         seconds, latency = pipe.hop_seconds[side, hop, batch], pipe.hop_latency[hop]
         with shared.lock:
@@ -204,71 +191,57 @@ class Virtual(Watch):
 
     def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
         """The input is there when its transfer ends."""
-        self.clock = max(
-            self.clock, float(self._all.hops[self.replica, int(forward), hop, batch, 1])
-        )
+        there = float(self.shared.hops[self.replica, int(forward), hop, batch, 1])
+        self.clock = max(self.clock, there)
 
     def stepped(self, batch: int) -> None:
         """Collectives of every step."""
-        for collective in self._all.rehearsal.collectives:
+        for collective in self.shared.rehearsal.collectives:
             if collective.when == "step":
-                self._post(batch + 1, self.clock)
-                ready = max(self._meet(batch + 1, self._members(collective)))
-                self.clock = ready + collective.seconds * self._all.rehearsal.scale
-                sleep_until(self.clock)
+                ranks = [rank for member in collective.members for rank in self.stage_ranks[member]]
+                ready = max(self._meet(batch + 1, self.clock, ranks))
+                self._sleep(ready + collective.seconds * self.shared.rehearsal.scale)
 
-    def _members(self, collective: Collective) -> list[int]:
-        return [rank for member in collective.members for rank in self.stage_ranks[member]]
+    def _meet(self, slot: int, moment: float, ranks: Iterable[int]) -> list[float]:
+        """Come to a meeting; when each rank came there."""
+        self.shared.post(self.rank, slot, self.iteration, moment)
+        return self.shared.met(ranks, slot, self.iteration)
 
-    def _post(self, slot: int, moment: float) -> None:
-        self._all.post(self.rank, slot, self.iteration, moment)
-
-    def _meet(self, slot: int, ranks: Iterable[int]) -> list[float]:
-        return self._all.met(ranks, slot, self.iteration)
-
-    def _finish(self) -> None:
-        """Gradients, updates and parameters, as all ranks' ends of passes and the cards allow."""
-        slot = self._all.posts.shape[1] - 1
-        self._post(slot, self.clock)
-        ends = self._meet(slot, range(self._all.ranks))
-        units = {
-            unit: max(ends[rank] for rank in ranks) for unit, ranks in self.stage_ranks.items()
-        }
-        done = finish(self._all.rehearsal, units, list(self._all.free))
-        self.clock = done[self.replica, self.stage]
-        sleep_until(self.clock)
+    def _sleep(self, moment: float) -> None:
+        """The device is busy until then."""
+        self.clock = moment
+        sleep_until(moment)
 
 
 def finish(
     rehearsal: Rehearsal, units: dict[tuple[int, int], float], free: list[float]
 ) -> dict[tuple[int, int], float]:
     """When each stage is done with its iteration, given when its passes are."""
-    scale, done = rehearsal.scale, dict(units)
-    _joint([c for c in rehearsal.collectives if c.when == "gradients"], units, done, free, scale)
+    done = dict(units)
+    _joint(rehearsal, "gradients", units, done, free)
     for i, pipe in enumerate(rehearsal.pipelines):
-        for j, seconds in enumerate(
-            np.broadcast_to(np.asarray(pipe.optimizer, float), (pipe.stages,))
-        ):
-            done[i, j] += scale * float(seconds)
-    _joint(
-        [c for c in rehearsal.collectives if c.when == "parameters"], dict(done), done, free, scale
-    )
+        for j, seconds in enumerate(np.broadcast_to(pipe.optimizer, (pipe.stages,))):
+            done[i, j] += rehearsal.scale * float(seconds)
+    _joint(rehearsal, "parameters", dict(done), done, free)
     return done
 
 
 def _joint(
-    collectives: Sequence[Collective],
+    rehearsal: Rehearsal,
+    when: str,
     ready: dict[tuple[int, int], float],
     done: dict[tuple[int, int], float],
     free: list[float],
-    scale: float,
 ) -> None:
     """Collectives in the order in which their members are ready; `done` and `free` are moved on."""
-    for collective in sorted(collectives, key=lambda c: max(ready[i, j] for i, j in c.members)):
-        members = [(i, j) for i, j in collective.members]
-        end = take(
-            free, collective.ports, max(ready[m] for m in members), collective.seconds * scale
-        )
+    together = []
+    for number, collective in enumerate(rehearsal.collectives):
+        if collective.when == when:
+            members = [(i, j) for i, j in collective.members]
+            together.append((max(ready[member] for member in members), number, members))
+    for begin, number, members in sorted(together):
+        collective = rehearsal.collectives[number]
+        end = take(free, collective.ports, begin, collective.seconds * rehearsal.scale)
         for member in members:
             done[member] = max(done[member], end)
 

@@ -51,15 +51,6 @@ def host_group() -> Any:
     return made["host"]
 
 
-def make_groups(members: Iterable[Sequence[int]], backend: str) -> dict[tuple[int, ...], Any]:
-    """A group for each set of two ranks or more; the same call on every rank."""
-    groups = {}
-    for ranks in sorted({tuple(sorted(ranks)) for ranks in members}):
-        if len(ranks) > 1:
-            groups[ranks] = one_group(ranks, backend)
-    return groups
-
-
 def one_group(ranks: tuple[int, ...], backend: str, number: int = 0) -> Any:
     """The group of these ranks; number: where several of the same ranks are to be told apart."""
     made = kept()
@@ -114,8 +105,9 @@ class Transport:
 
     def groups(self, members: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Group]:
         """A group for each set of two ranks or more; the same call on every rank."""
-        made = make_groups(members, self.backend)
-        return {ranks: Group(self, process) for ranks, process in made.items()}
+        everyone = sorted({tuple(sorted(ranks)) for ranks in members})
+        several = [ranks for ranks in everyone if len(ranks) > 1]
+        return {ranks: Group(self, one_group(ranks, self.backend)) for ranks in several}
 
     @property
     def everyone(self) -> Group:
@@ -132,11 +124,6 @@ class Transport:
         if x.device.type == self.carrier.type and not self.always:
             return x
         return self.space(x.shape, x.dtype).copy_(x.detach())
-
-    def landed(self, carried: Tensor, x: Tensor) -> None:
-        """What came, written to x."""
-        if carried is not x:
-            x.detach().copy_(carried)
 
     def post(self, x: Tensor, rank: int, tag: int) -> Message:
         """Send rows to another rank; contiguous, in the order in which they are received."""
@@ -232,7 +219,8 @@ class Group:
         y = y if y.is_contiguous() else y.contiguous()
         with self.transport.watch.meets():
             act(y)
-        self.transport.landed(y, x)
+        if y is not x:
+            x.detach().copy_(y)
 
 
 def own_gpus(device: torch.device) -> bool:
