@@ -41,6 +41,16 @@ def file(tmp_path: Path) -> Path:
     return found
 
 
+DATA = """import torch
+from parity.cases import two
+def make(plan):
+    made = two(plan)
+    made.batch = batch
+    return made
+def batch(step, first, last):
+    """
+
+
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
@@ -53,9 +63,19 @@ def file(tmp_path: Path) -> Path:
         ("syntax", "def make(plan:\n", "SyntaxError: "),
         ("at_import", "1 / 0", "ZeroDivisionError: division by zero"),
         ("leaves", "import sys\ndef make(plan):\n    sys.exit(0)", "SystemExit: 0"),
+        (
+            "data",
+            DATA + "raise OSError('my data is\\nmissing')",
+            "the model's `batch` raises OSError: my data is missing",
+        ),
+        (
+            "tensor",
+            DATA + "return torch.zeros(1, 2)",
+            "`batch` returned something else (got 'Tensor', expected (inputs, targets))",
+        ),
     ],
 )
-def test_errors_of_a_factory_are_its_authors(
+def test_errors_of_a_factory_and_its_data_are_their_authors(
     name: str,
     source: str,
     message: str,
@@ -66,65 +86,26 @@ def test_errors_of_a_factory_are_its_authors(
 ) -> None:
     (tmp_path / f"theirs_{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    told = refused(capsys, "run", file, "--factory", f"theirs_{name}:make")
-    assert message in told and f"theirs_{name}:make" in told
-
-
-def test_another_optimizer_or_seed_does_not_go_on(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "kept"
-    common = ("run", file, "--factory", "parity.cases:two", "--steps", "1", "--checkpoint", folder)
-    first = subprocess.run(
-        [sys.executable, "-m", "hetplan", *map(str, common)],
-        check=False,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
-    assert first.returncode == 0, first.stderr
-    told = refused(capsys, *common, "--resume", "--optimizer", "sgd")
-    assert "another --optimizer (got 'sgd', expected adamw, as it was written with)" in told
-    told = refused(capsys, *common, "--resume", "--seed", "3")
-    assert "another --seed (got 3, expected 0, as it was written with)" in told
+    assert message in refused(capsys, "run", file, "--factory", f"theirs_{name}:make")
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("option", "message"),
     [
-        (
-            "raise OSError('my data is\\nmissing')",
-            "the model's `batch` raises OSError: my data is missing",
-        ),
-        (
-            "return torch.zeros(1, 2)",
-            "`batch` returned something else (got 'Tensor', expected (inputs, targets))",
-        ),
+        (("--steps", 0), "--steps (got 0, expected "),
+        (("--every", 0), "--every (got 0, expected "),
+        (("--learning-rate", "nan"), "--learning-rate (got nan, expected "),
+        (("--hang-after", -1.0), "--hang-after (got -1.0, expected "),
+        (("--every", 2), "--every needs --checkpoint with a folder\n"),
+        (("--resume",), "--resume needs --checkpoint with a folder\n"),
     ],
 )
-def test_errors_of_the_data_are_its_authors(
-    body: str, message: str, file: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    name = f"data_{len(body)}"
-    (tmp_path / f"{name}.py").write_text(
-        "import torch\nfrom parity.cases import two\n"
-        f"def batch(step, first, last):\n    {body}\n"
-        "def make(plan):\n    made = two(plan)\n    made.batch = batch\n    return made\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert message in refused(capsys, "run", file, "--factory", f"{name}:make")
-
-
-@pytest.mark.parametrize(
-    "option", [("--steps", 0), ("--every", 0), ("--learning-rate", "nan"), ("--hang-after", -1.0)]
-)
-def test_numbers_out_of_range_are_refused_by_both_commands(
-    option: tuple[object, ...], file: Path, capsys: pytest.CaptureFixture[str]
+def test_options_out_of_range_are_refused_by_both_commands(
+    option: tuple[object, ...], message: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"{option[0]} (got {option[1]}, expected " in refused(capsys, "run", file, *option)
+    assert message in refused(capsys, "run", file, *option)
     assert rank([str(file), *map(str, option)]) == 2
-    assert f"{option[0]} (got {option[1]}, expected " in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_of_ones_own_needs_no_prediction(
@@ -146,16 +127,6 @@ def test_a_model_of_ones_own_needs_no_prediction(
     assert "unknown model 'mine'" in refused(
         capsys, "run", path, "--virtual", "--factory", "parity.cases:two"
     )
-
-
-@pytest.mark.parametrize("option", [("--every", 2), ("--resume",)])
-def test_checkpoints_need_a_folder(
-    option: tuple[object, ...], file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = f"{option[0]} needs --checkpoint with a folder\n"
-    assert refused(capsys, "run", file, *option).endswith(expected)
-    assert rank([str(file), *map(str, option)]) == 2
-    assert capsys.readouterr().err.endswith(expected)
 
 
 def ranks(*arguments: object, **environment: str) -> list[subprocess.Popen[str]]:
@@ -288,32 +259,32 @@ def test_damaged_checkpoints_are_refused(
     assert not (tmp_path / "kept" / "harm").exists()
 
 
+def test_another_optimizer_or_seed_does_not_go_on(
+    written: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    resumed = ("run", written[0], *RUN, written[1], "--resume")
+    told = refused(capsys, *resumed, "--optimizer", "sgd")
+    assert "another --optimizer (got 'sgd', expected adamw, as it was written with)" in told
+    told = refused(capsys, *resumed, "--seed", "3")
+    assert "another --seed (got 3, expected 0, as it was written with)" in told
+
+
 def test_folders_that_cannot_hold_checkpoints(
     written: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, file = written[0], tmp_path / "a file"
-    file.touch()
-    for folder, message in (
-        (file, "cannot write checkpoints: File exists"),
-        (tmp_path / ("x" * 300), "cannot write checkpoints: File name too long"),
+    """What is no checkpoint is left alone."""
+    file, own = tmp_path / "a file", tmp_path / "own" / "step-1" / "notes.txt"
+    own.parent.mkdir(parents=True)
+    for path in (file, own):
+        path.write_text("mine")
+    for folder, more, message in (
+        (file, (), "cannot write checkpoints: File exists"),
+        (tmp_path / ("x" * 300), (), "cannot write checkpoints: File name too long"),
+        (tmp_path / "new", ("--resume",), "no complete checkpoint"),
+        (tmp_path / "own", (), "something else under a checkpoint's name (got 'step-1')"),
     ):
-        assert message in refused(capsys, "run", plan, *RUN, folder)
-    assert "no complete checkpoint" in refused(
-        capsys, "run", plan, *RUN, tmp_path / "new", "--resume"
-    )
-
-
-def test_what_is_no_checkpoint_is_left_alone(
-    written: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = tmp_path / "step-1" / "notes.txt"
-    own.parent.mkdir()
-    own.write_text("mine")
-    told = refused(capsys, "run", written[0], *RUN, tmp_path)
-    assert (
-        "something else under a checkpoint's name (got 'step-1')" in told
-        and own.read_text() == "mine"
-    )
+        assert message in refused(capsys, "run", written[0], *RUN, folder, *more)
+    assert own.read_text() == "mine"
 
 
 def test_the_cause_of_a_failure_of_many_is_told() -> None:

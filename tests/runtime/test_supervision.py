@@ -25,137 +25,89 @@ JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
 
 
 def rank(
-    what: str, quiet: float, idle: float, *, meeting: float | None = None, longest: float = 0.0
+    what: str,
+    quiet: float,
+    idle: float,
+    meeting: float | None = None,
+    longest: float = 0.0,
+    silent: float = 0.0,
 ) -> Rank:
-    """One that has been at something without progress for `quiet` seconds, and has not computed for
-    `idle`."""
+    """One that has been at something without progress for `quiet` seconds, has not computed for
+    `idle`, and has given no sign of life for `silent`."""
     now = time.monotonic()
-    state = {
-        "what": what,
-        "chunk": 0,
-        "batch": 3,
-        "quiet": quiet,
-        "meeting": meeting,
-        "longest": longest,
-    }
+    state = {"what": what, "chunk": 0, "batch": 3, "quiet": quiet, "meeting": meeting}
+    state |= {"longest": longest, "spent": 0.0, "used": 0.0}
     process = SimpleNamespace(pid=0)
-    return Rank(
-        process, None, now, state=state | {"spent": 0.0, "used": 0.0}, activity=Activity(now - idle)
-    )
+    return Rank(process, None, now - silent, state=state, activity=Activity(now - idle))
 
 
-def verdict(
-    monkeypatch: pytest.MonkeyPatch,
-    *ranks: Rank,
-    at_work: bool = False,
-    starved: bool = False,
-    **changes: Any,
-) -> str | None:
-    """What is said of them."""
-    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
-    monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: starved)
-    found = find_hung(list(enumerate(ranks)), replace(JOB, **changes))
-    return None if found is None else f"rank {found.number}: {found.text}"
+Asked = tuple[Any, ...]
+WAITING: Asked = ("receive", 1.0, 1.0)
+ASLEEP: Asked = ("forward", 30.0, 30.0)
+SPINS: tuple[Asked, Asked] = (
+    ("forward", 10.8, 0.1, None, 0.5),
+    ("forward", 10.8, 10.2, None, 0.5),
+)
+STUCK: tuple[Asked, Asked] = (("receive", 12.0, 11.0), ("forward", 11.0, 11.0, 11.0))
+QUIET = (0.0, 0.0, None, 0.0)
 
-
-WAITING: dict[str, Any] = {"what": "receive", "quiet": 1.0, "idle": 1.0}
-
-
-# What a rank does in its first pass, while the other waits for it: hung?
-FIRST: list[tuple[dict[str, Any], bool]] = [
-    ({"what": "forward", "quiet": 9.0, "idle": 9.0}, False),
-    ({"what": "forward", "quiet": 10.5, "idle": 10.2}, True),
-    ({"what": "optimizer", "quiet": 10.5, "idle": 10.2}, True),
-    ({"what": "forward", "quiet": 85.0, "idle": 0.3}, False),  # a slow layer
-    ({"what": "forward", "quiet": 95.0, "idle": 0.3}, True),  # a loop without end
-    # somebody else's cores, with progress
-    ({"what": "forward", "quiet": 1.0, "idle": 50.0}, False),
-    # the other one's turn
-    ({"what": "forward", "quiet": 60.0, "idle": 60.0, "meeting": 60.0}, False),
-    ({"what": "start", "quiet": 60.0, "idle": 60.0}, False),  # weights from far away
-    ({"what": "start", "quiet": 300.0, "idle": 0.3}, False),  # large ones
-    ({"what": "start", "quiet": 95.0, "idle": 95.0}, True),
-    ({"what": "checkpoint", "quiet": 60.0, "idle": 60.0}, False),
+# (ranks, what holds of the job and of processes, what is said of them)
+VERDICTS: list[tuple[tuple[Asked, ...], dict[str, Any], str | None]] = [
+    # a first pass, while the other rank waits for it
+    ((WAITING, ("forward", 9.0, 9.0)), {}, None),
+    ((WAITING, ("forward", 10.5, 10.2)), {}, "rank 1: hangs; at forward of chunk 0"),
+    ((WAITING, ("optimizer", 10.5, 10.2)), {}, "rank 1: hangs; at optimizer of chunk 0"),
+    ((WAITING, ("forward", 85.0, 0.3)), {}, None),  # a slow layer
+    ((WAITING, ("forward", 95.0, 0.3)), {}, "rank 1: hangs"),  # a loop without end
+    ((WAITING, ("forward", 1.0, 50.0)), {}, None),  # somebody else's cores, with progress
+    ((WAITING, ("forward", 60.0, 60.0, 60.0)), {}, None),  # the other one's turn
+    ((WAITING, ("start", 60.0, 60.0)), {}, None),  # weights from far away
+    ((WAITING, ("start", 300.0, 0.3)), {}, None),  # large ones
+    ((WAITING, ("start", 95.0, 95.0)), {}, "rank 1: hangs"),
+    ((WAITING, ("checkpoint", 60.0, 60.0)), {}, None),
+    # what runs elsewhere or sleeps for a device is no fault
+    ((WAITING, ASLEEP), {}, "rank 1: hangs"),
+    ((WAITING, ASLEEP), {"at_work": True}, None),
+    ((WAITING, ASLEEP), {"virtual": True}, None),
+    ((WAITING, ASLEEP), {"hang_seconds": 40.0}, None),
+    # a pass may take ten times the longest, and longer where it waits for a core
+    ((WAITING, ("backward", 45.0, 0.3, None, 5.0)), {}, None),
+    ((WAITING, ("backward", 55.0, 0.3, None, 5.0)), {}, "rank 1: hangs"),
+    ((WAITING, ("backward", 55.0, 0.3, None, 5.0)), {"starved": True}, None),
+    # waiting for another rank's kernel uses a core, and both have been quiet for as long
+    (SPINS, {"device": "cuda"}, "rank 1: hangs"),
+    (SPINS, {"device": "cpu"}, "rank 0: hangs"),
+    # all wait for each other; unless one computes, as data are made ready
+    (STUCK, {}, "rank 0: waits, as all others do; at receive of chunk 0, micro-batch 3"),
+    ((STUCK[0], ("prepare", 12.0, 0.3)), {}, None),
+    # no sign of life: longer where it waits for a core, or begins with much to load
+    ((("forward", *QUIET, 9.0),), {}, None),
+    ((("forward", *QUIET, 11.0),), {}, "rank 0: hangs; no sign of life for 11 s"),
+    ((("forward", *QUIET, 11.0),), {"starved": True}, None),
+    ((("forward", *QUIET, 91.0),), {"starved": True}, "rank 0: hangs; no sign of life for 91 s"),
+    ((("start", *QUIET, 11.0),), {}, "rank 0: hangs; no sign of life for 11 s"),  # stopped
+    ((("start", *QUIET, 11.0),), {"at_work": True}, None),
 ]
 
 
-@pytest.mark.parametrize(("doing", "hung"), FIRST)
-def test_of_a_first_pass(
-    doing: dict[str, Any], hung: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = verdict(monkeypatch, rank(**WAITING), rank(**doing))
-    assert (told is not None) == hung
-    if told is not None:
-        assert (
-            told.startswith("rank 1: ")
-            and f"hangs; at {doing['what']} of chunk 0, micro-batch 3 for" in told
-        )
-
-
-def test_what_runs_elsewhere_or_sleeps_for_a_device_is_no_fault(
+@pytest.mark.parametrize(("asked", "holds", "expected"), VERDICTS)
+def test_which_rank_hangs(
+    asked: tuple[Asked, ...],
+    holds: dict[str, Any],
+    expected: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asleep = rank("forward", 30.0, 30.0)
-    assert verdict(monkeypatch, rank(**WAITING), asleep) is not None
-    assert verdict(monkeypatch, rank(**WAITING), asleep, at_work=True) is None
-    assert verdict(monkeypatch, rank(**WAITING), asleep, virtual=True) is None
-    assert verdict(monkeypatch, rank(**WAITING), asleep, hang_seconds=40.0) is None
+    changes = dict(holds)
+    at_work, starved = changes.pop("at_work", False), changes.pop("starved", False)
+    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
+    monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: starved)
+    hung = find_hung([(n, rank(*one)) for n, one in enumerate(asked)], replace(JOB, **changes))
+    text = None if hung is None else f"rank {hung.number}: {hung.text}"
+    assert text == expected or (text and expected and text.startswith(expected))
 
 
-def test_a_pass_may_take_ten_times_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for quiet, hangs in ((45.0, False), (55.0, True)):
-        computing = rank("backward", quiet, 0.3, longest=5.0)
-        assert (verdict(monkeypatch, rank(**WAITING), computing) is not None) == hangs
-
-
-def test_who_waits_for_a_gpu_is_not_taken_for_the_one_that_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Waiting for another rank's kernel uses a core, and both have been quiet for as long."""
-    spins = rank("forward", 10.8, 0.1, longest=0.5)
-    hangs = rank("forward", 10.8, 10.2, longest=0.5)
-    for device, number in (("cuda", 1), ("cpu", 0)):
-        told = verdict(monkeypatch, spins, hangs, device=device)
-        assert told is not None and told.startswith(f"rank {number}: ")
-
-
-def test_all_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck = [rank("receive", 12.0, 11.0), rank("forward", 11.0, 11.0, meeting=11.0)]
-    told = verdict(monkeypatch, *stuck)
-    assert told is not None and "waits, as all others do; at receive" in told
-    ready = rank("prepare", 12.0, 0.3)  # computes, as data are made ready
-    assert verdict(monkeypatch, stuck[0], ready) is None
-
-
-def test_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it waits for a core, or begins with much to load, it gets longer; one that has just
-    been forked, too."""
-
-    def silent(what: str, seconds: float, **state: Any) -> Rank:
-        found = rank(what, 0.0, 0.0)
-        found.heard -= seconds
-        found.state |= state
-        return found
-
-    for what, seconds, options, hangs in (
-        ("forward", 9.0, {}, False),
-        ("forward", 11.0, {}, True),
-        ("forward", 11.0, {"starved": True}, False),
-        ("forward", 91.0, {"starved": True}, True),
-        ("start", 11.0, {}, True),  # stopped
-        ("start", 11.0, {"at_work": True}, False),
-    ):
-        told = verdict(monkeypatch, silent(what, seconds), **options)
-        assert (told is not None) == hangs, (what, seconds, options)
-        assert told is None or told == f"rank 0: hangs; no sign of life for {seconds:.0f} s"
-    forked = silent("start", 60.0)
-    forked.state = {}
-    assert verdict(monkeypatch, forked) is None
-
-
-def test_what_waits_for_a_core_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    computing = rank("backward", 55.0, 0.3, longest=5.0)
-    assert verdict(monkeypatch, rank(**WAITING), computing, starved=True) is None
+def test_one_that_has_just_been_forked_says_nothing_yet() -> None:
+    assert find_hung([(0, Rank(SimpleNamespace(pid=0), None, time.monotonic() - 60))], JOB) is None
 
 
 def test_signs_of_life_are_no_work() -> None:
