@@ -21,8 +21,8 @@ from harness import best_of, markdown, measured, save
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData
-from hetplan.formulations.hap.spmd.links import ring
 from hetplan.formulations.hap.spmd.networks import model
+from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.theories import SPEEDS, chain, cluster, residual, stages_only
 from hetplan.solvers.options import Options

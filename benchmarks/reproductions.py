@@ -29,8 +29,8 @@ from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations import family
 from hetplan.formulations.hap.experiments import MODELS, NETWORK, Experiment, mixed
-from hetplan.formulations.hap.spmd.links import ring
 from hetplan.formulations.hap.spmd.networks import sizes, vit
+from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.instances.library import load_from_library
 from hetplan.solvers.options import Options

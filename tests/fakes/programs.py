@@ -11,7 +11,7 @@ from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd import networks as n
-from hetplan.formulations.hap.spmd.links import ring
+from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.theory import reduce_theory

@@ -1,30 +1,25 @@
-"""A single-device program run on one device, and a distributed one on simulated devices in one
-process."""
+"""A single-device program run on one device, and a distributed one on simulated devices, which are
+threads of one process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd.axes import Bounds
-from hetplan.formulations.hap.spmd.forms import WHOLE, Form
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
+from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
+from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.runtime.execution.spmd.distributed import held_by
 from hetplan.runtime.execution.spmd.kernels import compute, whole_place
-from hetplan.runtime.execution.spmd.machine import (
-    Exchange,
-    Machine,
-    Manner,
-    Slices,
-    mirrored,
-    piece,
-)
+from hetplan.runtime.execution.spmd.machine import Machine
 
 Values = Mapping[str, Tensor]
 
@@ -91,68 +86,93 @@ def reference(program: SingleProgram, values: Values) -> Outcome:
     return Outcome(float(loss.detach()), gradients(program, known))
 
 
+class Member:
+    """One of some threads, with the collectives of `transport.Group`."""
+
+    def __init__(self, barrier: Barrier, slots: list[Any], rank: int) -> None:
+        self.barrier, self.slots, self.rank = barrier, slots, rank
+
+    def everyones(self, value: Any) -> list[Any]:
+        """What every member brings."""
+        self.slots[self.rank] = value
+        self.barrier.wait()
+        brought = list(self.slots)
+        self.barrier.wait()
+        return brought
+
+    def total(self, x: Tensor) -> None:
+        """The sum, in place."""
+        x.copy_(torch.stack(self.everyones(x.clone())).sum(0))
+
+    def broadcast(self, x: Tensor, owner: int) -> None:
+        """One member's values."""
+        x.copy_(self.everyones(x.clone())[owner])
+
+    def reduce(self, x: Tensor, owner: int) -> None:
+        """The sum, for one member."""
+        parts = self.everyones(x.clone())
+        if self.rank == owner:
+            x.copy_(torch.stack(parts).sum(0))
+
+    def gather(self, own: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Every member's rows."""
+        parts = self.everyones(own)
+        assert [len(part) for part in parts] == list(lengths)
+        return parts
+
+    def swap(self, sent: Tensor, leaving: Sequence[int], coming: Sequence[int]) -> Tensor:
+        """A part from each to each."""
+        parts = [parts[self.rank] for parts in self.everyones(sent.split(list(leaving)))]
+        assert [len(part) for part in parts] == list(coming)
+        return torch.cat(parts)
+
+
+def on_devices(decided: Decided, values: Values, act: Callable[[Machine], Any]) -> list[Any]:
+    """[m] what `act` makes of every device's machine, on all of them at once."""
+    barrier, slots = Barrier(decided.m, timeout=60), [None] * decided.m
+
+    def one(rank: int) -> Any:
+        parameters = {
+            name: nn.Parameter(held_by(rank, shard, values[name]))
+            for name, shard in decided.shards.items()
+        }
+        group: Any = Member(barrier, slots, rank)
+        machine = Machine(decided, group, rank, parameters)
+        machine.begin(0, values)
+        try:
+            return act(machine)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(decided.m) as pool:
+        futures = [pool.submit(one, rank) for rank in range(decided.m)]
+    for error in [future.exception() for future in futures]:
+        if error is not None and not isinstance(error, BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
+
+
+def joined(dimension: int | None, parts: Sequence[Tensor]) -> Tensor:
+    """A gradient from all devices' parts; whole ones are the same everywhere."""
+    if dimension is not None:
+        return torch.cat(list(parts), dim=dimension)
+    assert all(torch.equal(part, parts[0]) for part in parts)
+    return parts[0]
+
+
 def execute(theory: Theory, decision: HapDecision, values: Values) -> Outcome:
     """Loss and gradients as the devices get them, put together."""
-    machine = Together(theory, decision, values)
-    loss = machine.run([theory.instructions[i] for i in decision.program], theory.data.goal)
-    return Outcome(float(added(loss)), gradients(theory.program, machine.known))
+    decided = Decided(theory, decision)
 
+    def train(machine: Machine) -> tuple[float, dict[str, Tensor]]:
+        loss = machine.run()
+        held = machine.parameters.items()
+        return loss, {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in held}
 
-class Together(Machine):
-    """All devices, reading slices of whole tensors."""
-
-    def __init__(self, theory: Theory, decision: HapDecision, values: Values) -> None:
-        together = Simulated(len(theory.data.devices))
-        super().__init__(theory.program, theory.axes, decision.ratios, together)
-        self.known = leaves(theory.program, values)
-
-    def source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Slices:
-        """The whole for everyone, or slices."""
-        value, devices = self.known[node.name], self.exchange.here
-
-        def read(slices: Slices) -> Slices:
-            if form == WHOLE:
-                return [value.view_as(value) for _ in devices]
-            return pieces(value, form, self.bounds(node.name, form, segment))
-
-        def joined(slices: Slices) -> Slices:
-            if form != WHOLE:
-                return [torch.cat(slices, dim=form)]
-            return [slices[0] if complete else added(slices)]
-
-        return read([value]) if node.kind == PLACEHOLDER else mirrored(read, joined, [value])
-
-
-class Simulated(Exchange):
-    """All devices in one process."""
-
-    def __init__(self, devices: int) -> None:
-        self.here = range(devices)
-
-    def total(self, slices: Slices) -> Slices:
-        """The sum, m times."""
-        return [added(slices) for _ in slices]
-
-    def gather(self, slices: Slices, dimension: int, bounds: Bounds, manner: Manner) -> Slices:
-        """Put together, m times."""
-        return [torch.cat(slices, dim=dimension) for _ in slices]
-
-    def scatter(self, slices: Slices, dimension: int, bounds: Bounds, manner: Manner) -> Slices:
-        """The sum, cut."""
-        return [part.clone() for part in pieces(added(slices), dimension, bounds)]
-
-    def swap(
-        self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds
-    ) -> Slices:
-        """Put together, cut again."""
-        return [part.clone() for part in pieces(torch.cat(slices, dim=source), target, after)]
-
-
-def added(slices: Slices) -> Tensor:
-    """The sum."""
-    return torch.stack(list(slices)).sum(dim=0)
-
-
-def pieces(value: Tensor, dimension: int, bounds: Bounds) -> Slices:
-    """All slices."""
-    return [piece(value, dimension, pair) for pair in bounds]
+    found = on_devices(decided, values, train)
+    gradients = {
+        name: joined(shard.dimension, [own[name] for _, own in found])
+        for name, shard in decided.shards.items()
+    }
+    return Outcome(sum(loss for loss, _ in found), gradients)

@@ -21,7 +21,7 @@ import pytest
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
-from hetplan.formulations.hap.spmd.whole import whole_seconds
+from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.amp import decision_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
@@ -214,7 +214,7 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     objective = present(evaluate(family("hap"), free.data, decision).objective)
     if found.fits_memory:
         assert evaluate(family("hap"), whole.theory.data, decision).violations == ()
-    seconds = whole.steps * whole_seconds(whole.theory, decision)
+    seconds = whole.steps * Decided(whole.theory, decision).seconds()
     assert seconds == pytest.approx(found.closed_form_seconds, rel=1e-9)
     assert whole.steps * objective == pytest.approx(
         seconds, rel=0.2

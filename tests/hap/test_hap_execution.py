@@ -14,10 +14,10 @@ torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors"
 from fakes.programs import drawn_program, every_rule, two_layers  # noqa: E402
 from fakes.simulated import (  # noqa: E402
     Outcome,
-    Together,
     Values,
     agree,
     execute,
+    on_devices,
     random_values,
     reference,
 )
@@ -27,14 +27,17 @@ from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: 
 from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
 from hetplan.formulations.hap.experiments import NETWORKS, theory_named  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
-from hetplan.formulations.hap.spmd.holding import form_kept, holding_of  # noqa: E402
-from hetplan.formulations.hap.spmd.instructions import Change, Run, Synchronise  # noqa: E402
-from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
+from hetplan.formulations.hap.spmd.forms import Change, Run, Synchronise  # noqa: E402
 from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
 from hetplan.formulations.hap.spmd.one_way import in_one_way  # noqa: E402
+from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
+    form_kept,
+    holding_of,
+    measured_by_hap,
+)
 from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
-from hetplan.formulations.hap.spmd.whole import held  # noqa: E402
+from hetplan.formulations.hap.spmd.whole import Decided  # noqa: E402
 from hetplan.instances.library import library  # noqa: E402
 from hetplan.profiling.workload import make_workload  # noqa: E402
 from hetplan.solvers.options import Options  # noqa: E402
@@ -166,20 +169,25 @@ def test_devices_hold_what_is_counted(name: str) -> None:
     seen: set[str] = set()
     for seed in range(4):
         decision = HapDecision(program=drawn_program(theory, seed), ratios=RATIOS)
-        machine, expected = Together(theory, decision, values), np.zeros(3)
-        for instruction in (theory.instructions[i] for i in decision.program):
-            machine.forward(instruction)
-            if (kept := form_kept(instruction)) is not None:
-                seen.add("Run" if isinstance(instruction, Run) else instruction.how)
-                if kept[0] in holding.saved:
-                    held_here = machine.values[instruction.after]
-                    expected += [4 * part.numel() for part in held_here]
-        found = held(theory, decision)
-        assert found.saved == pytest.approx(expected, rel=1e-12), seed
+        decided = Decided(theory, decision)
+
+        def kept(machine: Any, order: list[Any] = decided.order) -> tuple[int, int]:
+            tensors = 0
+            for instruction in order:
+                machine.forward(instruction)
+                form = form_kept(instruction)
+                if form is not None:
+                    seen.add("Run" if isinstance(instruction, Run) else instruction.how)
+                    if form[0] in holding.saved:
+                        tensors += machine.values[instruction.after].numel()
+            return 4 * tensors, 16 * sum(p.numel() for p in machine.parameters.values())
+
+        expected = np.array(on_devices(decided, values, kept))
+        assert decided.saved(holding.saved) == pytest.approx(expected[:, 0], rel=1e-12), seed
+        assert decided.bytes(holding) == pytest.approx(expected.sum(axis=1), rel=1e-12), seed
         # the instance counts the same where slices are not rounded; copies of a parameter are
         # counted once
-        states = sum(16 * program.node(p).elements * part for p, part in found.parameters.items())
         total = np.array(held_bytes(theory.data, decision))
-        assert total == pytest.approx(found.saved + states, rel=0.35)
-        assert total.sum() == pytest.approx(float((found.saved + states).sum()), rel=0.15)
+        assert total == pytest.approx(expected.sum(axis=1), rel=0.35)
+        assert total.sum() == pytest.approx(expected.sum(), rel=0.15)
     assert {"Run", "All-Reduce", "All-Gather"} <= seen

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fakes.programs import two_layers
@@ -18,13 +17,12 @@ from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.spmd.holding import holding_of
-from hetplan.formulations.hap.spmd.links import measured_by_hap
 from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.one_way import in_one_way, reads
+from hetplan.formulations.hap.spmd.one_way import in_one_way, ways_read
+from hetplan.formulations.hap.spmd.prices import holding_of, measured_by_hap
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.formulations.hap.spmd.whole import held
+from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
@@ -118,11 +116,7 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
 
 def several(theory: Theory, decision: HapDecision) -> set[str]:
     """The parameters that the decision reads in several ways."""
-    ways: dict[str, set[int]] = {}
-    for i in decision.program:
-        for owner, form in reads(theory, theory.instructions[i]):
-            ways.setdefault(owner, set()).add(form)
-    return {owner for owner, forms in ways.items() if len(forms) > 1}
+    return {owner for owner, forms in ways_read(theory, decision).items() if len(forms) > 1}
 
 
 def test_one_way_is_left_of_several() -> None:
@@ -140,8 +134,8 @@ def test_one_way_is_left_of_several() -> None:
         before = HapDecision(program=order, ratios=[[0.5, 0.2, 0.3]])
         clashing = several(theory, before)
         clashes += len(clashing)
-        parts = held(theory, before).parameters
-        assert all((parts[owner] == np.ones(3)).all() for owner in clashing)
+        shards = Decided(theory, before).shards
+        assert all(shards[owner].dimension is None for owner in clashing)
         choices = list(in_one_way(theory, before, Run()))
         assert bool(choices) <= bool(clashing)
         for decision in choices:

@@ -14,11 +14,11 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import Posed, pose, priced, steps_that_fit, tables
-from hetplan.formulations.hap.spmd.catalogue import program_of
 from hetplan.formulations.hap.spmd.forms import WHOLE
-from hetplan.formulations.hap.spmd.instructions import Run as Operation
-from hetplan.formulations.hap.spmd.whole import held, runs, whole_seconds
-from hetplan.formulations.hap.spmd.work import products_of
+from hetplan.formulations.hap.spmd.forms import Run as Operation
+from hetplan.formulations.hap.spmd.networks import program_of
+from hetplan.formulations.hap.spmd.prices import products_of
+from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -267,8 +267,8 @@ def test_memory_is_that_of_what_is_held(workload: Workload) -> None:
     posed = pose(workload)
     result = solve(family("hap"), posed.theory.data, "dp-even", Run())
     assert isinstance(result.decision, HapDecision)
-    found = held(posed.theory, result.decision)
-    assert all((part == 1).all() for part in found.parameters.values())
+    shards = Decided(posed.theory, result.decision).shards
+    assert all(shard.dimension is None for shard in shards.values())
     parameters = sum(p.elements for p in posed.theory.program.parameters)
     saved = sum(layer.saved_bytes for layer in workload.profile.layers) * 2  # samples per device
     expected = 16 * parameters + saved
@@ -281,16 +281,12 @@ def test_sliced_parameters_are_held_in_parts(workload: Workload, method: str) ->
     theory = pose(workload).theory
     result = solve(family("hap"), theory.data, method, Run(Options(threads=1, time_limit=2)))
     assert isinstance(result.decision, HapDecision)
-    sliced = {
-        source.name
-        for run in runs(theory, result.decision)
-        for source, form in zip(
-            theory.program.inputs(theory.program.node(run.node)), run.way.inputs, strict=True
-        )
-        if source.kind == "parameter" and form >= 0
-    }
-    for name, part in held(theory, result.decision).parameters.items():
-        assert float(part.sum()) == pytest.approx(1.0 if name in sliced else 4.0)
+    decided = Decided(theory, result.decision)
+    reads = [read for instruction in decided.order for read in theory.reads(instruction)]
+    sliced = {owner for _, owner, form in reads if form >= 0}
+    for name, shard in decided.shards.items():
+        held = sum(shard.entries(j) for j in range(4)) / theory.program.node(name).elements
+        assert held == (1 if name in sliced else 4)
 
 
 def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,4 +372,4 @@ def test_whole_units_are_what_the_evaluator_says_where_ratios_divide(workload: W
     assert isinstance(result.decision, HapDecision)
     even = result.decision.model_copy(update={"ratios": [[0.25] * 4]})
     objective = evaluate(family("hap"), posed.theory.data, even).objective
-    assert whole_seconds(posed.theory, even) == pytest.approx(objective, rel=1e-12)
+    assert Decided(posed.theory, even).seconds() == pytest.approx(objective, rel=1e-12)

@@ -1,5 +1,4 @@
-"""Theories of whole programs: prices by hand, what their optima look like, segments, and the full
-theory of both passes beside the mirrored one."""
+"""Theories of whole programs: prices by hand, what their optima look like, and segments."""
 
 from __future__ import annotations
 
@@ -12,16 +11,12 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, HapDecision
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.spmd import segments
-from hetplan.formulations.hap.spmd.axes import Axes
-from hetplan.formulations.hap.spmd.forms import WHOLE
-from hetplan.formulations.hap.spmd.instructions import Change, Run
-from hetplan.formulations.hap.spmd.links import Links, measured_by_hap, ring
+from hetplan.formulations.hap.spmd.forms import Change, Run
 from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
+from hetplan.formulations.hap.spmd.prices import Links, measured_by_hap, ring, work_of
+from hetplan.formulations.hap.spmd.program import Axes, SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.spmd.segments import FALLBACK, LAYERS, METIS, How, segmented
-from hetplan.formulations.hap.spmd.two_pass import holdings, two_pass_theory
-from hetplan.formulations.hap.spmd.work import summed, work_of
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run as SolverRun
@@ -103,8 +98,8 @@ def test_axes_keep_slices_of_one_dimension_together() -> None:
     w.apply("cross-entropy", "loss", y, labels, count=40)
     program = w.finish()
     axes = Axes(program)
-    assert axes.lengths("project.weight", 0, [0.5, 0.2, 0.3]) == [12, 6, 6]
-    assert axes.lengths("heads", 1, [0.5, 0.2, 0.3]) == [2, 1, 1]
+    assert axes.bounds("project.weight", 0, [0.5, 0.2, 0.3]) == ((0, 12), (12, 18), (18, 24))
+    assert axes.bounds("heads", 1, [0.5, 0.2, 0.3]) == ((0, 2), (2, 3), (3, 4))
     five = [Device(name="d", flops_per_second=1e12)] * 5
     cut = [t.instruction for t in theory_of(program, five, links(5)).data.triples]
     assert not any(name.startswith("All-Gather(project, 2)") for name in cut)
@@ -212,87 +207,8 @@ def proven(data: HapData) -> float:
     return result.objective
 
 
-def best(program: SingleProgram, links: Links) -> float:
-    """The optimum over all ways to hold the parameters; a way whose goal cannot be reached has
-    none."""
-    found = []
-    for held in holdings(program, len(MIXED)):
-        data = two_pass_theory(program, MIXED, links, held)
-        result = solve(FAMILY, data, "auto", SolverRun(Options(threads=1, time_limit=60)))
-        assert result.status in ("optimal", "infeasible"), result.message
-        if result.objective is not None:
-            found.append(result.objective)
-    return min(found)
-
-
-def whole(program: SingleProgram) -> dict[str, int]:
-    """All parameters on every device."""
-    return {node.name: WHOLE for node in program.parameters}
-
-
-@pytest.mark.parametrize("name", ["vit", "bert-moe", "vgg19", "llama-blocks"])
-def test_a_single_device_computes_everything_once(name: str) -> None:
-    """The goal follows from every network, and costs all of its work on one device."""
-    program = model(name, 2, 1, tiny=True)
-    data = two_pass_theory(
-        program, [Device(name="d", flops_per_second=1e12)], ring(1, 1e30, 0.0), whole(program)
-    )
-    found = solve(FAMILY, data, "dp-even")
-    assert found.objective is not None
-    added = sum(
-        t.fixed_flops
-        for t in data.triples
-        if isinstance(t, Compute) and t.instruction.endswith("added Identity")
-    )
-    assert found.objective * 1e12 == pytest.approx(summed(program).total + added, rel=1e-9)
-
-
 def test_a_network_without_cost_shares_everything() -> None:
     program = layers(1)
     free = Links(4, 1e30, 1e30, 1e30, 1e30, 1e30, latency=0.0)
-    least = summed(program).total / sum(d.flops_per_second for d in MIXED)
-    assert best(program, free) == pytest.approx(least, rel=1e-6)
+    least = sum(work(program)) / sum(d.flops_per_second for d in MIXED)
     assert proven(theory_of(program, MIXED, free).data) == pytest.approx(least, rel=1e-6)
-
-
-def test_prices_of_two_passes_by_hand() -> None:
-    """One pass each: half of what the mirrored theory asks for a collective, a third of a product's
-    work."""
-    program, links = layers(2, 60, 600), Links(4, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)
-    data = two_pass_theory(program, MIXED, links, whole(program))
-    found = {t.instruction: t for t in data.triples}
-    size, flops = 4.0 * 60 * 600, 2.0 * 60 * 600 * 600
-    for name in ("r0", "d r0", "d l1.weight"):
-        rows = 600 if name.endswith("weight") else 60
-        reduce = found[f"All-Reduce({name}, All-Reduce, Identity)"]
-        assert isinstance(reduce, Communication)
-        assert reduce.fixed_seconds == pytest.approx(1e-3 + 4.0 * rows * 600 / 3e9)
-    gather = found["All-Gather(d r0, All-Gather(1), Identity)"]
-    assert isinstance(gather, Communication)
-    assert (gather.fixed_seconds, gather.shared_seconds) == pytest.approx((1e-3, 4 * size / 1e9))
-    weight = found["d l1.weight by l1.1(All-Gather(0), Identity) -> All-Gather(0)"]
-    assert isinstance(weight, Compute)
-    assert (weight.fixed_flops, weight.shared_flops) == (0.0, flops)
-    assert weight.pre == ["d l1|All-Gather(0)", "r0|All-Gather(0)"]
-    assert weight.post == ["d l1.weight by l1.1|All-Reduce"]
-    replicated = found["d l1.weight by l1.1(Identity, Identity) -> Identity replicated"]
-    assert isinstance(replicated, Compute) and replicated.fixed_flops == flops
-    assert not any("d x" in t.instruction for t in data.triples), "data have no gradient"
-
-
-@pytest.mark.parametrize("speed", [1.3e9, 1e10, 1e11])
-def test_mirroring_loses_nothing_on_one_layer(speed: float) -> None:
-    """Proven on both sides, for slow and fast networks."""
-    links = ring(4, speed)
-    assert best(layers(1), links) == pytest.approx(
-        proven(theory_of(layers(1), MIXED, links).data), rel=2e-6
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("speed", "ratio"), [(1.3e9, 0.903), (1e10, 0.9319), (1e11, 0.9906)])
-def test_what_mirroring_loses_on_two_layers(speed: float, ratio: float) -> None:
-    """Each pass may take another way: proven on both sides."""
-    links = ring(4, speed)
-    found = best(layers(2), links) / proven(theory_of(layers(2), MIXED, links).data)
-    assert found == pytest.approx(ratio, abs=1e-3)

@@ -19,11 +19,15 @@ from fakes.simulated import Outcome, agree, execute, reference  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
-from hetplan.formulations.hap.spmd.links import measured_by_hap  # noqa: E402
 from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
+from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
+    Work,
+    measured_by_hap,
+    products_of,
+    work_of,
+)
 from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
-from hetplan.formulations.hap.spmd.work import products_of, summed  # noqa: E402
 from hetplan.runtime.tracing.program import RULES, Traced, survey, trace  # noqa: E402
 
 # the same operators as vit
@@ -72,6 +76,13 @@ def test_distributed_programs_of_traced_modules_compute_what_autograd_does(name:
     check(*traced(name), seed=2)
 
 
+def summed(program: SingleProgram, count: Callable[..., Work] = work_of) -> tuple[float, float]:
+    """FLOP of both passes."""
+    needed = program.needs_gradient()
+    each = [count(program, node, needed) for node in program.computations]
+    return sum(w.forward for w in each), sum(w.backward for w in each)
+
+
 def entries(program: SingleProgram) -> int:
     """Parameters, each once."""
     return sum(
@@ -85,14 +96,11 @@ def test_traced_and_built_in_graphs_agree(name: str) -> None:
     module, arguments = network(name, 4, 4, meta=True)
     found, built = trace(module, arguments, name=name).program, model(name, 4, 4)
     assert entries(found) == entries(built) == sum(p.numel() for p in module.parameters())
-    here, there = summed(found, products_of), summed(built, products_of)
-    assert (here.forward, here.backward) == pytest.approx(
-        (there.forward, there.backward), rel=1e-12
-    )
+    assert summed(found, products_of) == pytest.approx(summed(built, products_of), rel=1e-12)
     # elementwise work as well, but for rotary positions, which the module writes out, and its
     # separate gate
     tolerance = 0.05 if name == "llama-blocks" else 1e-12
-    assert summed(found).total == pytest.approx(summed(built).total, rel=tolerance)
+    assert sum(summed(found)) == pytest.approx(sum(summed(built)), rel=tolerance)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -106,8 +114,7 @@ def test_products_are_what_torch_counts(name: str) -> None:
         loss = module(*arguments)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
-    counted = summed(found.program, products_of)
-    assert (counted.forward, counted.backward) == (
+    assert summed(found.program, products_of) == (
         forward.get_total_flops(),
         backward.get_total_flops(),
     )

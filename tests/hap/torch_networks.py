@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetplan.formulations.hap.spmd.networks import VGG19, sizes
+from hetplan.formulations.hap.spmd.networks import sizes
 from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.vision import VGG19
 from hetplan.runtime.tracing.routing import route
 
 # (module that returns the loss, example arguments)
@@ -167,11 +168,13 @@ class Vgg19(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for times, count in VGG19:
-            for _ in range(count):
-                layers += [nn.Conv2d(channels, times * width, 3, padding=1), nn.ReLU(inplace=True)]
-                channels = times * width
-            layers.append(nn.MaxPool2d(2))
+        for wide in VGG19:
+            if wide:
+                after = wide // 64 * width
+                layers += [nn.Conv2d(channels, after, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = after
+            else:
+                layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d((pooled, pooled))
         self.head = nn.Sequential(

@@ -30,7 +30,7 @@ from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from fakes.simulated import Outcome, agree  # noqa: E402
+from fakes.simulated import Outcome, agree, joined  # noqa: E402
 from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.devices import gpus  # noqa: E402
 from hetplan.runtime.execution.spmd.model import synthetic_batch, synthetic_initial  # noqa: E402
@@ -210,15 +210,6 @@ def found(folder: Path) -> dict[int, list[dict[str, Any]]]:
     }
 
 
-def joined(parts: list[tuple[int | None, Any]]) -> Any:
-    """A gradient from all ranks' parts; whole ones are the same everywhere."""
-    dimension = parts[0][0]
-    if dimension is None:
-        assert all(torch.equal(part, parts[0][1]) for _, part in parts)
-        return parts[0][1]
-    return torch.cat([part for _, part in parts], dim=dimension)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_programs_on_ranks_equal_one_device(
     case: Case, found: dict[int, list[dict[str, Any]]]
@@ -226,7 +217,10 @@ def test_programs_on_ranks_equal_one_device(
     ranks, expected = [rank[case.name] for rank in found[case.world]], case.expected
     assert len({loss for loss, _ in ranks}) == 1
     assert all(set(parts) == set(expected.gradients) for _, parts in ranks)
-    gradients = {name: joined([parts[name] for _, parts in ranks]) for name in expected.gradients}
+    gradients = {
+        name: joined(ranks[0][1][name][0], [parts[name][1] for _, parts in ranks])
+        for name in expected.gradients
+    }
     agree(Outcome(ranks[0][0], gradients), expected, TOLERANCE[case.dtype])
 
 

@@ -21,7 +21,7 @@ from hetplan.formulations.hap.describe import describe, stages_of
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.one_way import in_one_way
-from hetplan.formulations.hap.spmd.whole import whole_seconds
+from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.strategy import (
     Candidate,
     Method,
@@ -122,7 +122,7 @@ class Theory(Problem):
         return replace(
             Candidate.of_result("hap", method, result),
             status=result.status if objective == result.objective else "feasible",
-            predicted_seconds=posed.steps * whole_seconds(posed.theory, decision),
+            predicted_seconds=posed.steps * Decided(posed.theory, decision).seconds(),
             objective=posed.steps * objective,
             bound=None if result.bound is None else posed.steps * result.bound,
             fits_memory=not over,
@@ -146,7 +146,8 @@ class Theory(Problem):
         cut = [[n / batch for n in shard_lengths(row, batch)] for row in decision.ratios]
         rounded = decision.model_copy(update={"ratios": cut})
         return min(
-            (rounded, decision), key=lambda d: (not posed.fits(d), whole_seconds(posed.theory, d))
+            (rounded, decision),
+            key=lambda d: (not posed.fits(d), Decided(posed.theory, d).seconds()),
         )
 
     def in_one_way_each(self, decision: HapDecision, objective: float) -> tuple[HapDecision, float]:
@@ -157,7 +158,7 @@ class Theory(Problem):
         fitting = [other for other in whole if self.posed.fits(other)]
         if not fitting:
             return decision, objective
-        best = min(fitting, key=lambda other: whole_seconds(theory, other))
+        best = min(fitting, key=lambda other: Decided(theory, other).seconds())
         priced = evaluate(family("hap"), theory.data, best).objective
         return (decision, objective) if priced is None else (best, priced)
 

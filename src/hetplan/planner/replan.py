@@ -250,13 +250,13 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
     each as its program holds it. Slices along any dimension count as parts of the parameter, as
     tensor ranks' do."""
     costs = SpmdCosts.of(plan, workload)
-    program = costs.reading.theory.program
+    program = costs.decided.theory.program
     parts: dict[int, Held] = defaultdict(list)
     for l, layer in enumerate(workload.profile.layers):
         nodes = [node for node in program.parameters if node.layer == layer.name]
         whole, begin = sum(node.elements for node in nodes), 0.0
         for node in nodes:
-            shard = costs.shards[program.copies.get(node.name, node.name)]
+            shard = costs.decided.shards[program.copies.get(node.name, node.name)]
             share = node.elements / whole
             for rank, device in enumerate(costs.devices):
                 first, last, length = 0, 1, 1

@@ -14,17 +14,16 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
-from hetplan.formulations.hap.spmd.catalogue import program_of
-from hetplan.formulations.hap.spmd.holding import Holding
-from hetplan.formulations.hap.spmd.timed import Prices, Stage, Timed
-from hetplan.formulations.hap.spmd.whole import held
+from hetplan.formulations.hap.spmd.networks import program_of
+from hetplan.formulations.hap.spmd.prices import Holding
+from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.simulator.tasks import Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan
-from hetplan.runtime.spmd_decision import Reading, Shard, read_program, shards_of
+from hetplan.runtime.spmd_decision import read_program
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class SpmdCosts:
 
     plan: Plan
     workload: Workload
-    reading: Reading
+    decided: Decided
     devices: tuple[int, ...]
     prices: Prices
 
@@ -45,7 +44,7 @@ class SpmdCosts:
         runs = plan.replicas[0].steps
         program = program_of(workload.model, workload.global_batch // runs)
         devices = plan.replicas[0].stages[0].devices[0]
-        reading = read_program(plan, program)
+        decided = read_program(plan, program)
         own = on_nodes_of(workload, devices)
         speeds, weights = priced(own, program)
         by_type = {device.name: device.flops_per_second for device in speeds}
@@ -56,7 +55,7 @@ class SpmdCosts:
             replace(ring_links(own), devices=len(devices)),
             ELEMENT_BYTES[workload.precision],
         )
-        return cls(plan, workload, reading, tuple(devices), prices)
+        return cls(plan, workload, decided, tuple(devices), prices)
 
     @property
     def runs(self) -> int:
@@ -64,16 +63,9 @@ class SpmdCosts:
         return self.plan.replicas[0].steps
 
     @cached_property
-    def shards(self) -> dict[str, Shard]:
-        """How parameters are held."""
-        return shards_of(self.reading)
-
-    @cached_property
     def stages(self) -> tuple[list[Stage], list[Stage]]:
         """Of a run, and of the last one, which joins the gradients."""
-        apart = frozenset(name for name, shard in self.shards.items() if shard.joined_apart)
-        reading = self.reading
-        timed = Timed(reading.theory, reading.order, reading.decision.ratios, self.prices, apart)
+        timed = Timed(self.decided, self.prices)
         return timed.run(last=False), timed.run(last=True)
 
     def each(self) -> list[tuple[int, Stage]]:
@@ -89,8 +81,8 @@ class SpmdCosts:
         """[m] seconds of the optimizer's step."""
         costs, size = Costs(self.workload, "none"), self.prices.element_bytes
         return [
-            costs.update_seconds(d, size * sum(shard.entries(j) for shard in self.shards.values()))
-            for j, d in enumerate(self.devices)
+            costs.update_seconds(d, size * float(entries))
+            for d, entries in zip(self.devices, self.decided.entries(), strict=True)
         ]
 
     def timeline(self) -> Timeline:
@@ -108,14 +100,10 @@ class SpmdCosts:
         """[D] predicted: parameters with gradients and optimizer states as they are held, and the
         tensors kept for the backward pass, as HAP's problem counts them."""
         states = self.workload.state_bytes_per_param_byte * self.prices.element_bytes
-        theory = self.reading.theory
-        kept = Holding((), states, saved_bytes(self.workload, theory.program))
-        saved = held(replace(theory, holding=kept), self.reading.decision).saved
+        holding = Holding((), states, saved_bytes(self.workload, self.decided.theory.program))
         peak = [0.0] * len(self.plan.devices)
-        for j, d in enumerate(self.devices):
-            peak[d] = states * sum(shard.entries(j) for shard in self.shards.values()) + float(
-                saved[j]
-            )
+        for device, held in zip(self.devices, self.decided.bytes(holding), strict=True):
+            peak[device] = held
         return tuple(peak)
 
 

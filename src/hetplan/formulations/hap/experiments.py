@@ -19,9 +19,8 @@ from functools import cached_property
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Device, HapData
-from hetplan.formulations.hap.spmd.holding import holding_of
-from hetplan.formulations.hap.spmd.links import ring
 from hetplan.formulations.hap.spmd.networks import bert, model, sizes, vit
+from hetplan.formulations.hap.spmd.prices import holding_of, ring
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, theory_of
 from hetplan.formulations.hap.spmd.segments import segmented

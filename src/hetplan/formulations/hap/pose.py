@@ -20,14 +20,19 @@ import numpy as np
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.spmd.catalogue import program_of
-from hetplan.formulations.hap.spmd.holding import Holding, worked_out
-from hetplan.formulations.hap.spmd.links import Links, links_of
+from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
+from hetplan.formulations.hap.spmd.prices import (
+    Holding,
+    Links,
+    links_of,
+    products_of,
+    work_of,
+    worked_out,
+)
 from hetplan.formulations.hap.spmd.program import Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.formulations.hap.spmd.whole import held
-from hetplan.formulations.hap.spmd.work import products_of, work_of
+from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.times import DEFAULT_EFFICIENCY, Rates
@@ -51,13 +56,8 @@ class Posed:
     def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
         """[m] predicted bytes in whole units: states of the parameters held, and the tensors
         kept."""
-        found = held(self.theory, decision)
-        states = self.workload.state_bytes_per_param_byte * ELEMENT_BYTES[self.workload.precision]
-        total = found.saved
-        program = self.theory.program
-        for name, part in found.parameters.items():
-            total += states * program.node(name).elements * part
-        return tuple(float(x) for x in total)
+        assert self.theory.holding is not None, "posed with memory"
+        return Decided(self.theory, decision).bytes(self.theory.holding)
 
     def fits(self, decision: HapDecision) -> bool:
         """Whether every device holds its part in whole units."""

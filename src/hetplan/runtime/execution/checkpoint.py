@@ -28,8 +28,7 @@ from hetplan.errors import InputError
 from hetplan.files import to_json, write_text
 from hetplan.runtime.execution.chunks import RECORD, Chunk, record_of, values_in, write_chunks
 from hetplan.runtime.execution.distributed import Distributed
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram
-from hetplan.runtime.execution.spmd.stored import restore, to_save
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram, restore, to_save
 from hetplan.runtime.execution.states import Fragment
 from hetplan.runtime.execution.transport import host_group
 

@@ -24,9 +24,12 @@ from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram, as_model
+from hetplan.runtime.execution.spmd.distributed import (
+    DistributedProgram,
+    RehearsedProgram,
+    as_model,
+)
 from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
-from hetplan.runtime.execution.spmd.rehearsed import RehearsedProgram
 from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan

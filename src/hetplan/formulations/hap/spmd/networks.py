@@ -1,30 +1,33 @@
-"""Built-in single-device programs: the networks of HAP's Table 1, GPT-2 and a stack of Llama
-blocks; and the blocks that all transformers are written with.
+"""The single-device programs of known networks, all written with the same blocks.
 
-VGG19 (Simonyan and Zisserman 2014) on CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7
-that the dense layers expect (as adaptive pooling does), ViT (Dosovitskiy et al. 2021) on unfolded
-patches with a mean in place of the class token, BERT (Devlin et al. 2019) with its masked language
-model's loss on every token, every second feed-forward network a mixture of experts where asked
-(GShard, Lepikhin et al. 2020), GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023). No
-dropout.
+`model` gives the networks of HAP's Table 1, GPT-2 and a stack of Llama blocks: VGG19 (Simonyan and
+Zisserman 2014) on CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7 that the dense
+layers expect (as adaptive pooling does), ViT (Dosovitskiy et al. 2021) on unfolded patches with a
+mean in place of the class token, BERT (Devlin et al. 2019) with its masked language model's loss on
+every token, every second feed-forward network a mixture of experts where asked (GShard, Lepikhin et
+al. 2020), GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023). No dropout. Each is written for
+two sizes: as published, and `tiny`, the same operators on tensors small enough to be executed in a
+test. Tokens and patches are marked `unsliced`: where samples can be sliced too, slicing tokens
+saves nothing more.
 
-Every network is written for two sizes: as published, and `tiny`, the same operators on tensors
-small enough to be executed in a test. Tokens and patches are marked `unsliced`: where samples can
-be sliced too, slicing tokens saves nothing more.
+`program_of` gives the planner's models, layer by layer as their profiles have them. Blocks are
+written with norms first (after costs the same), without dropout, token types and pooler; a mixture
+of experts is GShard's dispatch with an even load's places, as profiles assume. A class token is one
+more patch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
+from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Experts, Transformer
-
-# (channels / 64, convolutions) before each pooling
-VGG19 = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
+from hetplan.profiling.vision import VGG19
 
 
 def shape(layers: int, hidden: int, heads: int, feed: int, **changes: Any) -> Transformer:
@@ -124,18 +127,21 @@ class Blocks:
 
 def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> SingleProgram:
     """16 convolutions in 5 groups, 3 dense layers, for images of 32 x 32."""
-    w = Writer("vgg19")
+    w, group, place = Writer("vgg19"), 1, 1
     x = w.placeholder("images", (batch, 3, 32, 32))
     labels = w.placeholder("labels", (batch,), below=classes)
-    for group, (times, count) in enumerate(VGG19):
-        for i in range(count):
-            w.layer = name = f"conv{group + 1}.{i + 1}"
-            x = w.convolution(name, x, times * width)
-        x = w.apply("max-pool", f"pool{group + 1}", x, window=2)
+    for channels in VGG19:
+        if channels:
+            w.layer = f"conv{group}.{place}"
+            x = w.convolution(w.layer, x, channels // 64 * width)
+            place += 1
+        else:
+            x = w.apply("max-pool", f"pool{group}", x, window=2)
+            group, place = group + 1, 1
     w.layer = "head"
-    channels = w.shape(x)[1]
-    x = w.apply("repeat", "pooled", x, shape=(batch, channels, pooled, pooled))
-    x = w.apply("reshape", "flat", x, shape=(batch, channels * pooled**2))
+    last = w.shape(x)[1]
+    x = w.apply("repeat", "pooled", x, shape=(batch, last, pooled, pooled))
+    x = w.apply("reshape", "flat", x, shape=(batch, last * pooled**2))
     return w.classifier(x, labels, {"fc1": dense, "fc2": dense, "fc3": classes})
 
 
@@ -259,3 +265,118 @@ def model(name: str, batch: int, devices: int, *, tiny: bool = False) -> SingleP
         got = (batch, devices)
         raise InputError("batch and devices", where=name, got=got, expected="at least 1 each")
     return MAKERS[name](batch, devices, tiny)
+
+
+IMAGE, PATCH, CLASSES = 224, 16, 1000
+NAMES = Names(
+    "{}", "{}.attention", "{}", ("{}.norm-1", "{}.norm-2"), ("{}.sum-1", "{}.sum-2")
+)  # fmt: skip
+
+
+def program_of(model: Model, batch: int) -> SingleProgram:
+    """The program of one step of `batch` samples; its layers are the model's, by name.
+
+    Raises UnsupportedError for a model that some operator has no rule for.
+    """
+    spec = model.spec
+    if spec.shape is not None and model.sequence is not None:
+        return _Text(model, batch, spec.shape, model.sequence).program()
+    if spec.encoder is not None:
+        return _Text(model, batch, spec.encoder, 1 + (IMAGE // PATCH) ** 2).image_program()
+    if model.name == "vgg19":
+        return imagenet_vgg19(model, batch)
+    raise UnsupportedError("no single-device program of this model", where="hap", got=model.name)
+
+
+class _Text:
+    """A transformer's layers: b samples, s tokens, h hidden size."""
+
+    def __init__(self, model: Model, batch: int, shape: Transformer, tokens: int) -> None:
+        if shape.window is not None and shape.window < tokens:
+            raise UnsupportedError("no rule for attention in a window", where="hap", got=model.name)
+        if shape.norm == "pixel":
+            raise UnsupportedError("no rule for pixel norms", where="hap", got=model.name)
+        self.t, self.b, self.s, self.w = shape, batch, tokens, Writer(model.name)
+        self.layers = [layer.name for layer in model.layers]
+        causal = shape.vocabulary > 0 and shape.head == "lm"
+        self.blocks = Blocks(self.w, shape, NAMES, causal=causal)
+
+    def program(self) -> SingleProgram:
+        """Embedding, blocks, head of a language model."""
+        w, t, norm = self.w, self.t, self.blocks.norm
+        ids, labels = words(w, self.b, self.s, t.vocabulary)
+        w.layer = self.layers[0]
+        width = t.embedding_width or t.hidden
+        table = w.parameter("table", (t.vocabulary, width))
+        x = w.apply("embed", "words", ids, table)
+        if width != t.hidden:
+            x = w.linear("project-in", x, "bse,he->bsh", (t.hidden, width))
+        if t.positions:
+            x = w.apply("add", "placed", x, self.positions(t.positions))
+        if t.embedding_norm:
+            x = norm("embedding-norm", x)
+        x = self.stack(x)
+        if t.final_norm:
+            x = norm("final-norm", x)
+        if t.head == "bert":
+            x = w.linear("transform", x, "bsh,gh->bsg", (t.hidden, t.hidden), "g")
+            x = norm("transform-norm", w.apply("gelu", "transform-gelu", x))
+        if width != t.hidden:
+            x = w.linear("project-out", x, "bsh,eh->bse", (width, t.hidden))
+        if t.tied:
+            x = w.apply("contract", "lm-head", x, table, equation="bsh,vh->bsv")
+        else:
+            x = w.linear("lm-head", x, "bsh,vh->bsv", (t.vocabulary, width))
+        return w.loss(x, labels)
+
+    def image_program(self) -> SingleProgram:
+        """Patches, blocks, classifier of a vision transformer."""
+        w, t, pixels = self.w, self.t, 3 * PATCH * PATCH
+        x = w.placeholder("image", (self.b, self.s, pixels), unsliced=(1,))
+        labels = w.placeholder("labels", (self.b,), below=CLASSES)
+        w.layer = self.layers[0]
+        x = w.linear("patches", x, "bsp,hp->bsh", (t.hidden, pixels), "h")
+        x = w.apply("add", "placed", x, self.positions(self.s))
+        x = self.blocks.norm("final-norm", self.stack(x))
+        x = w.apply("select", "class-token", x, dimension=1, start=0, stop=1)
+        x = w.apply("reshape", "features", x, shape=(self.b, t.hidden))
+        x = w.linear("classifier", x, "bh,ch->bc", (CLASSES, t.hidden), "c")
+        return w.loss(x, labels)
+
+    def positions(self, learned: int) -> str:
+        """The vectors of the positions in use."""
+        table = self.w.parameter("positions", (learned, self.t.hidden))
+        if learned == self.s:
+            return table
+        return self.w.apply("select", "positions-used", table, dimension=0, start=0, stop=self.s)
+
+    def stack(self, x: str) -> str:
+        """All blocks; what follows belongs to the last layer."""
+        for i in range(self.t.layers):
+            self.w.layer = self.layers[1 + i]
+            x = self.blocks.block(self.layers[1 + i], x, self.feed(i))
+        self.w.layer = self.layers[-1]
+        return x
+
+    def feed(self, i: int) -> Callable[[str, str], str] | None:
+        """The experts of a block that has them, with an even load's places."""
+        mixture = self.t.experts
+        if mixture is None or (i + 1) % mixture.every:
+            return None
+        places = -(-self.s * mixture.active // mixture.count)
+        return partial(self.blocks.experts, mixture=mixture, places=places)
+
+
+def imagenet_vgg19(model: Model, batch: int) -> SingleProgram:
+    """Convolutions with their pooling, three dense layers, on images of 224 x 224."""
+    w, names = Writer(model.name), iter([layer.name for layer in model.layers])
+    x = w.placeholder("image", (batch, 3, IMAGE, IMAGE))
+    labels = w.placeholder("labels", (batch,), below=CLASSES)
+    for width in VGG19:
+        if width:
+            w.layer = next(names)
+            x = w.convolution(w.layer, x, width)
+        else:
+            x = w.apply("max-pool", f"{w.layer}.pool", x, window=2)
+    x = w.apply("reshape", "features", x, shape=(batch, w.shape(x)[1] * 49))
+    return w.classifier(x, labels, dict(zip(names, (4096, 4096, CLASSES), strict=True)))

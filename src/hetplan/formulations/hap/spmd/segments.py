@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Literal
 
 from hetplan.errors import InputError
+from hetplan.formulations.hap.spmd.prices import by_layer, work_of
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.work import by_layer, work_of
 
 How = Literal["layer", "metis"]
 METIS, FALLBACK, LAYERS = "METIS", "networkx, Kernighan-Lin", "layers"

@@ -1,14 +1,18 @@
 """This rank's part of an SPMD program: its shards of the parameters, both passes, gradients where
-they are held.
+they are held, and checkpoints.
 
 A parameter is held as the operator that reads it wants it: whole, or a slice. One that operators
 read in different ways (a tied embedding, sliced in one place and whole in another) is held whole,
 and slices of its gradient are gathered. Gradients add up over the runs of an iteration; those of
 whole parameters are all-reduced in the last one.
+
+Checkpoints hold parameters and optimizer states whole, so that what is stored does not depend on
+the plan: ranks take turns in writing them, and every rank cuts its part out of what it reads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,9 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.forms import WHOLE, Form
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
-from hetplan.runtime.execution.spmd.machine import Machine, Slices, mirrored, piece, useful
+from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.whole import Shard
+from hetplan.runtime.execution.chunks import Chunk
+from hetplan.runtime.execution.spmd.machine import Machine, Ranks, copied, piece
 from hetplan.runtime.execution.spmd.model import (
     Array,
     ProgramModel,
@@ -27,10 +32,10 @@ from hetplan.runtime.execution.spmd.model import (
     synthetic_batch,
     synthetic_initial,
 )
-from hetplan.runtime.execution.spmd.ranks import Ranks, copied
 from hetplan.runtime.execution.transport import Staging, Transport, host_total
 from hetplan.runtime.plan import Plan, check_world
-from hetplan.runtime.spmd_decision import Reading, Shard, read_program, shards_of
+from hetplan.runtime.spmd_decision import read_program
+from hetplan.runtime.spmd_virtual import SpmdWatch
 from hetplan.runtime.watch import Watch
 
 # (first, last) row -> placeholder -> values, as arrays or tensors
@@ -53,17 +58,15 @@ class DistributedProgram:
         check_world(plan, dist.get_world_size())
         made = as_model(model)
         check_samples(made.program, plan)
-        self.reading: Reading = read_program(plan, made.program)
-        self.program, self.plan, self.seed, self.step = made.program, plan, seed, 0
-        self.order = useful(self.reading.order)
+        self.plan, self.seed, self.step = plan, seed, 0
         self.watch, self.device = watch or Watch(), torch.device(device)
         transport = Transport.over(device, staging, self.watch)
         everyone = tuple(range(dist.get_world_size()))
         groups = {} if transport.backend == "gloo" else transport.groups([everyone])
         self.everyone = groups.get(everyone, transport.everyone)
         self.batch = made.batch or synthetic_batch(made.program, seed)
-        self.machine = RankMachine(self)
-        self.shards = shards_of(self.reading)
+        decided = read_program(plan, made.program)
+        self.shards = decided.shards
         first = made.initial or synthetic_initial(seed)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, shard in self.shards.items():
@@ -73,11 +76,15 @@ class DistributedProgram:
                 what = "first values of a parameter"
                 raise InputError(what, where=name, got=got, expected=expected)
             self.parameters[name] = nn.Parameter(held_by(dist.get_rank(), shard, whole))
-
-    @property
-    def runs(self) -> int:
-        """Runs of the program in an iteration."""
-        return self.plan.replicas[0].steps
+        self.runs = plan.replicas[0].steps
+        self.machine = Machine(
+            decided,
+            self.everyone,
+            dist.get_rank(),
+            self.parameters,
+            runs=self.runs,
+            watch=self.watch,
+        )
 
     def tensor(self, value: Array) -> Tensor:
         """Values on this rank's device, real ones in torch's default precision."""
@@ -108,9 +115,7 @@ class DistributedProgram:
         samples = self.plan.replicas[0].samples // self.runs
         data = of_step(run * samples, (run + 1) * samples)
         self.machine.begin(run, {name: self.tensor(value) for name, value in data.items()})
-        (loss,) = self.machine.run(self.order, self.reading.theory.data.goal, 1 / self.runs)
-        self.machine.finish()
-        return float(loss)
+        return self.machine.run()
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
         """An optimizer of torch over this rank's shards; elementwise ones (SGD, Adam, AdamW) stay
@@ -147,77 +152,91 @@ def as_model(model: SingleProgram | ProgramModel) -> ProgramModel:
     return model
 
 
-class RankMachine(Machine):
-    """The machine of one rank. Gradients add up per use of a parameter until the last run joins
-    them."""
+class RehearsedProgram:
+    """Takes the place of `DistributedProgram` on virtual devices; nothing is trained, so that the
+    loss is not a number."""
 
-    def __init__(self, owner: DistributedProgram) -> None:
-        reading = owner.reading
-        together = Ranks(owner.everyone, self._notify)
-        super().__init__(
-            reading.theory.program, reading.theory.axes, reading.decision.ratios, together
-        )
-        self.owner, self.watch = owner, owner.watch
-        self.data: Mapping[str, Tensor] = {}
-        self._open: dict[tuple[str, Form, int], Tensor] = {}
-        self._pass, self._number, self._stage = "forward", 0, 0
+    def __init__(self, watch: SpmdWatch) -> None:
+        self.watch, self.step = watch, 0
+        self.everyone = Transport.on_cpu().everyone
+        costs = watch.rehearsal.program
+        self.place = costs.devices.index(watch.rehearsal.device(watch.rank))
+        self.each, self.update = costs.each(), costs.updates()[self.place]
 
-    def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
-        """A run's data."""
-        for node in self.program.nodes:
-            if node.kind == PLACEHOLDER and tuple(data[node.name].shape) != node.shape:
-                got, expected = tuple(data[node.name].shape), f"{node.shape}"
-                raise InputError("data of a run", where=node.name, got=got, expected=expected)
-        self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
-        self.watch.begins("forward", 0, run)
+    def train_step(self) -> float:
+        """One iteration in the devices' time; a real all-reduce of one number stands for every
+        collective."""
+        watch, step, meeting = self.watch, self.step, 0
+        self.step += 1
+        with watch.during("prepare", 0, step):
+            watch.begin()
+        for number, (run, stage) in enumerate(self.each):
+            with watch.during("backward" if stage.backward else "forward", number, run):
+                watch.passes(float(stage.compute[self.place]))
+            if stage.seconds > 0:
+                meeting += 1
+                with watch.during("collective", number, run):
+                    self.everyone.total(torch.ones(1))
+                    watch.clock = watch.meet(meeting, watch.clock)
+                    watch.passes(stage.seconds)
+        with watch.during("synchronise", 0, step):
+            watch.passes(self.update)
+        return math.nan
 
-    def turn(self) -> None:
-        """The backward pass begins a stage of its own."""
-        self.watch.ends("forward", self._stage, self._number)
-        self._pass, self._stage = "backward", self._stage + 1
-        self.watch.begins("backward", self._stage, self._number)
+    def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
+        """One of nothing."""
+        return kind([nn.Parameter(torch.zeros(0))], **options)
 
-    def finish(self) -> None:
-        """Behind the passes."""
-        self.watch.ends("backward", self._stage, self._number)
 
-    def _notify(self, begins: bool) -> None:
-        """A collective ends what is computed before it and begins the next stage."""
-        if begins:
-            self.watch.ends(self._pass, self._stage, self._number)
-            self._stage += 1
-            self.watch.begins("collective", self._stage, self._number)
-        else:
-            self.watch.ends("collective", self._stage, self._number)
-            self.watch.begins(self._pass, self._stage, self._number)
+# (key in a checkpoint, how it is held or None for a single number, what is here)
+Entry = tuple[str, Shard | None, Tensor]
 
-    def source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Slices:
-        """This rank's slice of the data; of a parameter what it holds, cut where that is the
-        whole."""
-        rank = self.exchange.here[0]
-        if node.kind != PARAMETER:
-            value = self.data[node.name]
-            return [value if form == WHOLE else self._cut(value, node, form, segment)[rank]]
-        name = self.program.copies.get(node.name, node.name)
-        held, key = self.owner.parameters[name], (node.name, form, segment)
-        cut = form != WHOLE and self.owner.shards[name].dimension is None
 
-        def read(slices: Slices) -> Slices:
-            return [self._cut(held, node, form, segment)[rank] if cut else held.view_as(held)]
+def entries_of(
+    model: DistributedProgram, optimizer: Any, kinds: Mapping[str, str], name: str
+) -> list[Entry]:
+    """A parameter and the optimizer's states of it; kinds: "like" the parameter, or "scalar"."""
+    parameter, shard = model.parameters[name], model.shards[name]
+    entries: list[Entry] = [(f"model.{name}", shard, parameter.detach())]
+    for state, kind in kinds.items():
+        held = shard if kind == "like" else None
+        entries.append((f"optimizer.{name}.{state}", held, optimizer.state[parameter][state]))
+    return entries
 
-        def joined(gradients: Slices) -> list[Tensor | None]:
-            gradient = gradients[0] + self._open.pop(key) if key in self._open else gradients[0]
-            if self._number + 1 < self.owner.runs:
-                self._open[key] = gradient
-                return [None]
-            if form == WHOLE and not complete:
-                return [*self.exchange.total([gradient])]
-            if cut:
-                bounds = self.bounds(node.name, form, segment)
-                return [*self.exchange.gather([gradient], form, bounds, "padded")]
-            return [gradient]
 
-        return mirrored(read, joined, [held])
+def to_save(model: DistributedProgram, optimizer: Any, kinds: Mapping[str, str]) -> list[Chunk]:
+    """What this rank writes; all ranks together."""
+    ranks, chunks = Ranks(model.everyone, dist.get_rank()), []
+    for number, name in enumerate(model.parameters):
+        for key, shard, value in entries_of(model, optimizer, kinds, name):
+            if shard is not None and shard.dimension is not None:
+                value = ranks.gather(value, shard.dimension, shard.bounds, "padded")
+            if number % dist.get_world_size() == ranks.rank:
+                chunks.append(Chunk(key, 0, value.numel(), value.reshape(-1).cpu().clone()))
+    return chunks
 
-    def _cut(self, value: Tensor, node: Node, form: Form, segment: int) -> Slices:
-        return [piece(value, form, pair) for pair in self.bounds(node.name, form, segment)]
+
+def restore(
+    model: DistributedProgram,
+    optimizer: Any,
+    kinds: Mapping[str, str],
+    read: Callable[[list[Chunk]], list[Tensor]],
+) -> None:
+    """Fill parameters and states; `read` gives the stored values of chunks. All ranks together."""
+    for name, parameter in model.parameters.items():
+        for state, kind in kinds.items():
+            like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
+            optimizer.state[parameter][state] = like.detach()
+        entries = entries_of(model, optimizer, kinds, name)
+        shapes = [() if shard is None else shard.shape for _, shard, _ in entries]
+        empty = [
+            torch.zeros(shape, dtype=into.dtype).reshape(-1)
+            for shape, (_, _, into) in zip(shapes, entries, strict=True)
+        ]
+        chunks = [
+            Chunk(key, 0, len(values), values)
+            for values, (key, _, _) in zip(empty, entries, strict=True)
+        ]
+        for values, shape, (_, shard, into) in zip(read(chunks), shapes, entries, strict=True):
+            whole = values.view(shape)
+            into.copy_(whole if shard is None else held_by(dist.get_rank(), shard, whole))

@@ -1,65 +1,42 @@
-"""What devices do under a distributed program, on torch tensors.
-
-A `Machine` holds the tensors of the devices that are *here*: its own when a rank is one of many
-(`distributed`), all of them when one process simulates them (`simulated`). What devices do together
-goes through an `Exchange`; everything else is local and the same in both.
+"""What one rank does under a distributed program, on torch tensors.
 
 The backward pass is torch's. Collectives are autograd functions whose backward pass is the opposite
 collective (`formulations.hap.spmd.forms` says in which form a gradient is). torch runs the backward
 pass of what was done last first, so that every rank mirrors the instructions in the same order.
+Slices may be of any length, none included.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hetplan.formulations.hap.spmd.axes import Axes, Bounds
-from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Form, property_name
-from hetplan.formulations.hap.spmd.instructions import (
+from hetplan.errors import InputError
+from hetplan.formulations.hap.spmd.forms import (
+    PARTIAL,
+    WHOLE,
     Change,
+    Form,
     Instruction,
     Run,
     Synchronise,
+    property_name,
     reading_segment,
 )
 from hetplan.formulations.hap.spmd.operators import parsed
-from hetplan.formulations.hap.spmd.program import Node, SingleProgram
+from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
+from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.runtime.execution.spmd.kernels import Place, compute
+from hetplan.runtime.execution.transport import Group
+from hetplan.runtime.watch import Watch
 
-Slices = list[Tensor]  # one tensor for each device here
 # one collective of slices padded to the largest, or one per slice
 Manner = Literal["padded", "grouped"]
-Step = Callable[[Slices], Sequence[Tensor | None]]
-
-
-class Exchange(ABC):
-    """What devices do together. Results are new tensors."""
-
-    here: Sequence[int]
-    """Numbers of the devices whose tensors are given and returned."""
-
-    @abstractmethod
-    def total(self, slices: Slices) -> Slices:
-        """Everyone gets the sum."""
-
-    @abstractmethod
-    def gather(self, slices: Slices, dimension: int, bounds: Bounds, manner: Manner) -> Slices:
-        """Everyone gets the slices side by side."""
-
-    @abstractmethod
-    def scatter(self, slices: Slices, dimension: int, bounds: Bounds, manner: Manner) -> Slices:
-        """Everyone gets its slice of the sum."""
-
-    @abstractmethod
-    def swap(
-        self, slices: Slices, source: int, before: Bounds, target: int, after: Bounds
-    ) -> Slices:
-        """From slices along one dimension to slices along another, or to others along the same."""
 
 
 def piece(value: Tensor, dimension: int, bounds: tuple[int, int]) -> Tensor:
@@ -68,70 +45,183 @@ def piece(value: Tensor, dimension: int, bounds: tuple[int, int]) -> Tensor:
     return value.narrow(dimension, first, last - first)
 
 
-class _Mirrored(torch.autograd.Function):
-    """A step whose backward pass is given. Both take and return lists of tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, forward: Step, backward: Step, *slices: Tensor) -> Any:
-        ctx.mirror = backward
-        return tuple(forward(list(slices)))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, *ctx.mirror(list(gradients))
+def copied(value: Tensor) -> Tensor:
+    """The values in memory of their own, row by row."""
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
-def mirrored(forward: Step, backward: Step, slices: Sequence[Tensor]) -> Slices:
-    """What `forward` makes of the slices, with `backward` from its gradients to theirs."""
-    return list(_Mirrored.apply(forward, backward, *slices))
+def shared(one: tuple[int, int], two: tuple[int, int], origin: int) -> tuple[int, int]:
+    """What two ranges share, counted from `origin`; empty where it is nothing."""
+    first, last = max(one[0], two[0]), min(one[1], two[1])
+    return (first - origin, last - origin) if first < last else (0, 0)
 
 
-class Machine(ABC):
-    """One run of a program."""
+class Ranks:
+    """The collectives of one rank among all; results are new tensors.
+
+    On gloo a reduce-scatter is an all-reduce of which a slice is kept (gloo's own is slower, and
+    wants equal slices).
+    """
 
     def __init__(
         self,
-        program: SingleProgram,
-        axes: Axes,
-        ratios: Sequence[Sequence[float]],
-        exchange: Exchange,
+        group: Group,
+        rank: int,
+        during: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.program, self.axes, self.ratios, self.exchange = program, axes, ratios, exchange
-        self.values: dict[str, Slices] = {}
-        """Property -> what the devices here hold of it."""
-        self._gathers: dict[str, Manner] = {}
-        self._bounds: dict[tuple[str, Form, int], Bounds] = {}
+        """group: of all ranks. during: entered around every collective."""
+        self.group, self.rank, self.during = group, rank, during
 
-    @abstractmethod
-    def source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Slices:
-        """Data or a parameter as the devices here hold it.
+    def total(self, value: Tensor) -> Tensor:
+        """Everyone gets the sum, by an all-reduce."""
+        with self.during():
+            return self._sum(value)
 
-        complete: the gradient of a whole parameter comes the same on every device, not in summands.
-        """
+    def _sum(self, value: Tensor) -> Tensor:
+        whole = copied(value)  # it is summed in place
+        self.group.total(whole)
+        return whole
 
-    def turn(self) -> None:  # noqa: B027 (a hook that may do nothing)
-        """Called between the passes."""
+    def gather(self, value: Tensor, dimension: int, bounds: Bounds, manner: Manner) -> Tensor:
+        """Everyone gets the slices side by side, by an all-gather of slices padded to the longest,
+        or a broadcast from each owner of one."""
+        with self.during():
+            own = value.detach().movedim(dimension, 0).contiguous()
+            if manner == "padded":
+                parts = self.group.gather(own, [last - first for first, last in bounds])
+            else:
+                parts = self._grouped(own, bounds)
+            return torch.cat(parts).movedim(0, dimension).contiguous()
 
-    def run(self, order: Sequence[Instruction], goal: str, weight: float = 1.0) -> Slices:
-        """Both passes; the summands of the loss on the devices here.
+    def _grouped(self, own: Tensor, bounds: Bounds) -> list[Tensor]:
+        parts = []
+        for owner, (first, last) in enumerate(bounds):
+            mine = owner == self.rank
+            part = own.clone() if mine else own.new_empty((last - first, *own.shape[1:]))
+            if last > first:
+                self.group.broadcast(part, owner)
+            parts.append(part)
+        return parts
 
-        weight: of the loss in the gradients.
-        """
-        order = useful(order)
-        for instruction in order:  # only the backward pass gathers factors
-            if isinstance(instruction, Synchronise) and instruction.how != "All-Reduce":
-                grouped = instruction.how.startswith("Grouped")
-                self._gathers[instruction.before] = "grouped" if grouped else "padded"
-        for instruction in order:
+    def scatter(self, value: Tensor, dimension: int, bounds: Bounds, manner: Manner) -> Tensor:
+        """Everyone gets its slice of the sum, by an all-reduce of which a slice is kept, or a
+        reduction to each owner of one."""
+        with self.during():
+            if manner == "padded":
+                return copied(piece(self._sum(value), dimension, bounds[self.rank]))
+            parts = [copied(piece(value, dimension, pair)) for pair in bounds]
+            for owner, part in enumerate(parts):
+                self.group.reduce(part, owner)
+            return parts[self.rank]
+
+    def swap(
+        self, value: Tensor, source: int, before: Bounds, target: int, after: Bounds
+    ) -> Tensor:
+        """From slices along one dimension to slices along another, or to others along the same, by
+        one message from every rank to every other one."""
+        with self.during():
+            value, mine = value.detach(), before[self.rank]
+            if source == target:
+                leaving = [piece(value, source, shared(mine, to, mine[0])) for to in after]
+                ranges = [shared(of, after[self.rank], 0) for of in before]
+            else:
+                leaving, ranges = [piece(value, target, to) for to in after], list(before)
+            shape = list(value.shape)
+            shape[target] = after[self.rank][1] - after[self.rank][0]
+            shapes = [(*shape[:source], b - a, *shape[source + 1 :]) for a, b in ranges]
+            sizes = [math.prod(s) for s in shapes]
+            sent = torch.cat([part.reshape(-1) for part in leaving])
+            received = self.group.swap(sent, [part.numel() for part in leaving], sizes)
+            parts = zip(received.split(sizes), shapes, strict=True)
+            return torch.cat([part.view(s) for part, s in parts], dim=source)
+
+
+class _Mirrored(torch.autograd.Function):
+    """A step whose backward pass is given."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Any, backward: Any, *inputs: Tensor) -> Tensor:
+        ctx.mirror = backward
+        made: Tensor = forward(*inputs)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        made = ctx.mirror(*gradients)
+        return None, None, *(made if isinstance(made, tuple) else (made,))
+
+
+def mirrored(forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor) -> Any:
+    """What `forward` makes of the inputs, with `backward` from its gradient to theirs."""
+    return _Mirrored.apply(forward, backward, *inputs)
+
+
+class Machine:
+    """The runs of a program on one rank.
+
+    parameters: what the rank holds of each (`Decided.shards`). runs: of an iteration; gradients add
+    up per use of a parameter until the last one joins them.
+    """
+
+    def __init__(
+        self,
+        decided: Decided,
+        group: Group,
+        rank: int,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        runs: int = 1,
+        watch: Watch | None = None,
+    ) -> None:
+        self.decided, self.program = decided, decided.theory.program
+        self.ranks, self.parameters = Ranks(group, rank, self._collective), parameters
+        self.runs, self.watch = runs, watch or Watch()
+        self.order = useful(decided.order)
+        # only the backward pass gathers factors
+        self.gathers: dict[str, Manner] = {
+            i.before: "grouped" if i.how.startswith("Grouped") else "padded"
+            for i in self.order
+            if isinstance(i, Synchronise) and i.how != "All-Reduce"
+        }
+        self.values: dict[str, Tensor] = {}  # property -> what this rank holds of it
+        self.data: Mapping[str, Tensor] = {}
+        self._open: dict[tuple[str, Form, int], Tensor] = {}
+        self._pass, self._number, self._stage = "forward", 0, 0
+
+    def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
+        """A run's number and data."""
+        for node in self.program.nodes:
+            if node.kind == PLACEHOLDER and tuple(data[node.name].shape) != node.shape:
+                got, expected = tuple(data[node.name].shape), f"{node.shape}"
+                raise InputError("data of a run", where=node.name, got=got, expected=expected)
+        self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
+
+    def run(self) -> float:
+        """Both passes; this rank's summand of the loss."""
+        self.watch.begins("forward", 0, self._number)
+        for instruction in self.order:
             self.forward(instruction)
-        loss = self.values[goal]
+        loss = self.values[self.decided.theory.data.goal]
         self.values = {}  # autograd keeps what the backward pass needs
-        self.turn()
-        torch.autograd.backward(loss, [torch.full_like(part, weight) for part in loss])
-        return [part.detach() for part in loss]
+        self.watch.ends("forward", self._stage, self._number)
+        self._pass, self._stage = "backward", self._stage + 1
+        self.watch.begins("backward", self._stage, self._number)
+        torch.autograd.backward([loss], [torch.full_like(loss, 1 / self.runs)])
+        self.watch.ends("backward", self._stage, self._number)
+        return float(loss.detach())
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        """A collective ends what is computed before it and begins the next stage."""
+        self.watch.ends(self._pass, self._stage, self._number)
+        self._stage += 1
+        self.watch.begins("collective", self._stage, self._number)
+        yield
+        self.watch.ends("collective", self._stage, self._number)
+        self.watch.begins(self._pass, self._stage, self._number)
 
     def forward(self, instruction: Instruction) -> None:
-        """One instruction on all devices here."""
+        """One instruction."""
         if isinstance(instruction, Run):
             made = self._run(instruction)
         elif isinstance(instruction, Change):
@@ -140,113 +230,131 @@ class Machine(ABC):
             made = self.values[instruction.before]
         self.values[instruction.after] = made
 
-    def bounds(self, tensor: str, form: Form, segment: int) -> Bounds:
-        """[m] where each device's slice begins and ends."""
-        key = (tensor, form, segment)
-        if key not in self._bounds:
-            self._bounds[key] = self.axes.bounds(tensor, form, self.ratios[segment])
-        return self._bounds[key]
+    def _slice(self, tensor: str, form: Form, segment: int) -> tuple[int, int]:
+        """Where this rank's slice begins and ends."""
+        return self.decided.bounds(tensor, form, segment)[self.ranks.rank]
 
-    def _run(self, run: Run) -> Slices:
-        node, segment = self.program.node(run.node), self.program.node(run.node).segment
-        inputs: list[Slices] = []
-        starts: list[list[int]] = []
+    def _source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
+        """This rank's slice of the data; of a parameter what it holds, cut where that is the whole.
+
+        complete: the gradient of a whole parameter comes the same on every device, not in summands.
+        """
+        if node.kind != PARAMETER:
+            value = self.data[node.name]
+            cut = form != WHOLE
+            return piece(value, form, self._slice(node.name, form, segment)) if cut else value
+        name, key = self.program.copies.get(node.name, node.name), (node.name, form, segment)
+        cut = form != WHOLE and self.decided.shards[name].dimension is None
+
+        def read(held: Tensor) -> Tensor:
+            whole = held.view_as(held)
+            return piece(whole, form, self._slice(node.name, form, segment)) if cut else whole
+
+        def joined(gradient: Tensor) -> Tensor | None:
+            if key in self._open:
+                gradient = gradient + self._open.pop(key)
+            if self._number + 1 < self.runs:
+                self._open[key] = gradient
+                return None
+            if form == WHOLE and not complete:
+                return self.ranks.total(gradient)
+            if cut:
+                bounds = self.decided.bounds(node.name, form, segment)
+                return self.ranks.gather(gradient, form, bounds, "padded")
+            return gradient
+
+        made: Tensor = mirrored(read, joined, self.parameters[name])
+        return made
+
+    def _run(self, run: Run) -> Tensor:
+        node, output = self.program.node(run.node), run.way.output
+        inputs: list[Tensor] = []
+        starts: list[int] = []
         for source, form in zip(self.program.inputs(node), run.way.inputs, strict=True):
             if source.source:
-                complete = run.factors and form == WHOLE
-                inputs.append(self.source(source, form, segment, complete=complete))
+                inputs.append(self._source(source, form, node.segment, complete=run.factors))
             else:
-                moved = source.segment != segment
-                name = f"{source.name}@{segment}" if moved else source.name
+                moved = source.segment != node.segment
+                name = f"{source.name}@{node.segment}" if moved else source.name
                 inputs.append(self.values[property_name(name, form)])
-            cuts = self.bounds(source.name, form, segment) if form >= 0 else None
-            starts.append([cuts[j][0] if cuts else 0 for j in self.exchange.here])
-        if run.factors:
-            return self._by_factors(run, node, inputs)
-        places = [self._place(run, node, [row[i] for row in starts], i) for i in self._here]
-        return [compute(node, [row[i] for row in inputs], places[i]) for i in self._here]
-
-    @property
-    def _here(self) -> range:
-        return range(len(self.exchange.here))
-
-    def _place(self, run: Run, node: Node, starts: Sequence[int], i: int) -> Place:
-        """Where the i-th device here runs the operator."""
-        shape, j, form = list(node.shape), self.exchange.here[i], run.way.output
-        if form >= 0:
-            first, last = self.bounds(node.name, form, node.segment)[j]
-            shape[form] = last - first
+            starts.append(self._slice(source.name, form, node.segment)[0] if form >= 0 else 0)
+        shape = list(node.shape)
+        if output >= 0:
+            first, last = self._slice(node.name, output, node.segment)
+            shape[output] = last - first
         # summands of a sum over replicas are added once; a linear operator maps every summand
-        return Place(tuple(shape), tuple(starts), form == PARTIAL, first=j == 0)
+        place = Place(tuple(shape), tuple(starts), output == PARTIAL, first=self.ranks.rank == 0)
+        return (
+            self._by_factors(run, node, inputs, place)
+            if run.factors
+            else (compute(node, inputs, place))
+        )
 
-    def _by_factors(self, run: Run, node: Node, inputs: list[Slices]) -> Slices:
+    def _by_factors(self, run: Run, node: Node, inputs: Sequence[Tensor], place: Place) -> Tensor:
         """A product of a slice of the batch with a whole weight (and bias).
 
         The parameters' gradients are computed on every device, from the gathered input and the
         gathered gradient of the output (HAP, Section 2.5.2).
         """
         (left, right, *bias), out = parsed(node.attributes["equation"])
-        devices = len(self._here)
-        fixed = [[p.detach() for p in row] for row in inputs[1:]]
-        places = [self._place(run, node, [0] * len(inputs), i) for i in self._here]
-        local = [
-            compute(node, [x, *(row[i] for row in fixed)], places[i])
-            for i, x in enumerate(inputs[0])
-        ]
-        factors = [x.detach() for x in inputs[0]]
-        form, segment = run.way.inputs[0], node.segment
+        read, *parameters = inputs
+        local = compute(node, [read, *(p.detach() for p in parameters)], place)
+        factor, manner, bounds = read.detach(), self.gathers[run.after], self.decided.bounds
 
-        def whole(slices: Slices, tensor: str, form: Form) -> Slices:
-            manner = self._gathers[run.after]
-            return self.exchange.gather(slices, form, self.bounds(tensor, form, segment), manner)
+        def forward(local: Tensor, *_: Tensor) -> Tensor:
+            return local.view_as(local)
 
-        def backward(gradients: Slices) -> list[Tensor | None]:
-            read = whole(factors, node.inputs[0], form)
-            over = whole(gradients, node.name, run.way.output)
-            pairs = list(zip(read, over, strict=True))
-            needed: list[Tensor | None] = [*gradients]
-            needed += [torch.einsum(f"{left},{out}->{right}", x, g) for x, g in pairs]
-            for letters in bias:
-                needed += [torch.einsum(f"{out}->{letters}", g) for g in over]
-            return needed
+        def backward(gradient: Tensor) -> tuple[Tensor, ...]:
+            cuts = bounds(node.inputs[0], run.way.inputs[0], node.segment)
+            x = self.ranks.gather(factor, run.way.inputs[0], cuts, manner)
+            cuts = bounds(node.name, run.way.output, node.segment)
+            over = self.ranks.gather(gradient, run.way.output, cuts, manner)
+            weight = torch.einsum(f"{left},{out}->{right}", x, over)
+            biases = [torch.einsum(f"{out}->{letters}", over) for letters in bias]
+            return gradient, weight, *biases
 
-        parameters = [p for row in inputs[1:] for p in row]
-        return mirrored(
-            lambda slices: [y.view_as(y) for y in slices[:devices]], backward, [*local, *parameters]
-        )
+        made: Tensor = mirrored(forward, backward, local, *parameters)
+        return made
 
-    def _change(self, change: Change, slices: Slices) -> Slices:
+    def _change(self, change: Change, value: Tensor) -> Tensor:
         """A tensor from one form to another."""
-        name, how, together = change.tensor, change.how, self.exchange
+        name, how, ranks, bounds = change.tensor, change.how, self.ranks, self.decided.bounds
         segment = self.program.node(name).segment
+        source, target = change.source, change.target
         if how == "Share":
-            return [value / len(self.ratios[0]) for value in slices]
-        if how == "All-Reduce":
-            return mirrored(together.total, together.total, slices)
-        if how == "Repartition" and change.source < 0:
-            return slices
+            return value / self.decided.m
+        if how == "Repartition" and source < 0:
+            return value
         if how == "Slice":
-            cuts = self.bounds(name, change.target, segment)
-            pairs = zip(slices, together.here, strict=True)
-            return [piece(value, change.target, cuts[j]) for value, j in pairs]
-        if how in ("All-To-All", "Repartition"):
-            source, target = change.source, change.target
+            return piece(value, target, self._slice(name, target, segment))
+        made: Tensor
+        if how == "All-Reduce":
+            made = mirrored(ranks.total, ranks.total, value)
+        elif how in ("All-To-All", "Repartition"):
             there = reading_segment(change) if how == "Repartition" else segment
-            before, after = self.bounds(name, source, segment), self.bounds(name, target, there)
-            return mirrored(
-                lambda s: together.swap(s, source, before, target, after),
-                lambda g: together.swap(g, target, after, source, before),
-                slices,
-            )
-        form = change.target if how == "Reduce-Scatter" else change.source
-        bounds = self.bounds(name, form, segment)
-        manner: Manner = "grouped" if how == "Grouped-Broadcast" else "padded"
-        both: tuple[Step, Step] = (
-            lambda s: together.gather(s, form, bounds, manner),
-            lambda s: together.scatter(s, form, bounds, manner),
-        )
-        forward, backward = both[::-1] if how == "Reduce-Scatter" else both
-        return mirrored(forward, backward, slices)
+            before, after = bounds(name, source, segment), bounds(name, target, there)
+
+            def swap(x: Tensor) -> Tensor:
+                return ranks.swap(x, source, before, target, after)
+
+            def back(x: Tensor) -> Tensor:
+                return ranks.swap(x, target, after, source, before)
+
+            made = mirrored(swap, back, value)
+        else:
+            form = target if how == "Reduce-Scatter" else source
+            cuts = bounds(name, form, segment)
+            manner: Manner = "grouped" if how == "Grouped-Broadcast" else "padded"
+
+            def gather(x: Tensor) -> Tensor:
+                return ranks.gather(x, form, cuts, manner)
+
+            def scatter(x: Tensor) -> Tensor:
+                return ranks.scatter(x, form, cuts, manner)
+
+            both = (scatter, gather) if how == "Reduce-Scatter" else (gather, scatter)
+            made = mirrored(*both, value)
+        return made
 
 
 def useful(order: Sequence[Instruction]) -> list[Instruction]:

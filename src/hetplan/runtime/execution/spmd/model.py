@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.catalogue import program_of
+from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.profiling.models import load_model
 from hetplan.runtime.plan import Plan

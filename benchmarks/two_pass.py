@@ -1,41 +1,58 @@
-"""The full theory of forward and backward pass, with tensors and gradients of their own, for small
-programs.
+"""HAP: what mirroring loses. The full theory of forward and backward pass beside the mirrored one.
 
-`rules` prices every instruction with its mirror and searches the forward pass alone. Here nothing
-is mirrored: gradients are tensors (`d x`), each operator's gradient of each input is an instruction
-that may run in another way than the operator did, as long as the values that it reads are had in
-its forms, and gradients of parameters are joined when the goal wants them. With y = f(x …) run in a
-way (form of x -> form of y), the gradient goes from the dual of y's form to the dual of x's: whole
-and summands change places, slices stay. Beside it stands the replicated way.
+    python benchmarks/two_pass.py [--quick] [-o FILE.md|FILE.json]
+
+`formulations/hap/spmd/rules.py` prices every instruction with its mirror and searches the forward
+pass alone. Here nothing is mirrored: gradients are tensors (`d x`), each operator's gradient of
+each input is an instruction that may run in another way than the operator did, as long as the
+values that it reads are had in its forms, and gradients of parameters are joined when the goal
+wants them. With y = f(x …) run in a way (form of x -> form of y), the gradient goes from the dual
+of y's form to the dual of x's: whole and summands change places, slices stay. Beside it stands the
+replicated way.
 
 A parameter is held in one form, which is given: the gradient is wanted in the same, and triples
 cannot say that what is used must be updated. The best program is the best over all ways to hold the
 parameters (`holdings`). Gradients of one tensor from several users are added in one form. Prices
-are those of `rules`. The frontier of these theories grows with depth, because what the forward pass
-computed stays needed: one or two blocks can be solved.
+are those of the mirrored theory. The frontier of these theories grows with depth, because what the
+forward pass computed stays needed: one or two layers can be solved.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from typing import Any
 
-from hetplan.formulations.hap.data import Device, HapData
-from hetplan.formulations.hap.spmd.axes import Axes
+from harness import markdown, save
+
+from hetplan.formulations import family
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.spmd.forms import (
     PARTIAL,
     WHOLE,
     Form,
     Way,
+    changes,
     form_name,
     property_name,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.instructions import changes
-from hetplan.formulations.hap.spmd.links import Links
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS, operator
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Triples
+from hetplan.formulations.hap.spmd.prices import Links, Price, ring
+from hetplan.formulations.hap.spmd.program import (
+    PARAMETER,
+    PLACEHOLDER,
+    Axes,
+    Node,
+    SingleProgram,
+    Writer,
+    ways_of,
+)
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, theory_of
+from hetplan.solvers.options import Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
 
 GOAL = "the loss and every gradient"
 
@@ -87,7 +104,7 @@ def gradient(tensor: str) -> str:
     return f"d {tensor}"
 
 
-class _Writer(Triples):
+class _Writer:
     """Triples, one rule at a time."""
 
     def __init__(
@@ -98,7 +115,9 @@ class _Writer(Triples):
         element_bytes: int,
         held: Mapping[str, Form],
     ) -> None:
-        super().__init__(program, devices, links, element_bytes)
+        self.program, self.devices, self.links = program, devices, links
+        self.element_bytes, self.axes = element_bytes, Axes(program)
+        self.gradients, self.triples = program.needs_gradient(), list[Triple]()
         self.held = held
         # tensor -> names of the gradients that its users give
         self.given: dict[str, list[str]] = {}
@@ -107,9 +126,39 @@ class _Writer(Triples):
                 if name in self.gradients and node.name in self.gradients:
                     self.given.setdefault(name, []).append(f"{gradient(name)} by {node.name}.{i}")
 
+    def allowed(self, node: Node, way: Way) -> bool:
+        """Whether every device can have a part of what the way slices."""
+        return self.axes.sliceable(node, way, self.devices, all_dimensions=False)
+
+    def cuts(self, node: Node) -> list[int]:
+        """Dimensions along which a node's tensor can be sliced."""
+        whole = (WHOLE,) * len(node.inputs)
+        return [d for d in range(len(node.shape)) if self.allowed(node, Way(whole, d))]
+
+    def add_compute(
+        self, text: str, pre: Sequence[str], post: str, flops: tuple[float, float]
+    ) -> None:
+        """A compute triple. flops: fixed, and shared by the ratios."""
+        self.triples.append(
+            Compute(
+                kind="compute", instruction=text, pre=list(dict.fromkeys(pre)), post=[post],
+                fixed_flops=flops[0], shared_flops=flops[1],
+            )
+        )  # fmt: skip
+
+    def add_communication(self, text: str, pre: str, post: str, price: Price) -> None:
+        """A communication triple."""
+        self.triples.append(
+            Communication(
+                kind="comm", instruction=text, pre=[pre], post=[post], fixed_seconds=price.fixed,
+                shared_seconds=price.shared,
+            )
+        )  # fmt: skip
+
     def held_ways(self, node: Node) -> list[Way]:
         """The ways that read the parameters as they are held, the replicated one first."""
-        return [way for way in self.ways(node) if self.fits(node, way)]
+        ways = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
+        return [way for way in ways if self.allowed(node, way) and self.fits(node, way)]
 
     def fits(self, node: Node, way: Way) -> bool:
         """Whether the way reads the parameters as they are held."""
@@ -204,7 +253,7 @@ class _Writer(Triples):
                 self.add_compute(f"Slice({name}, {target})", [before], after, (0.0, 0.0))
             else:
                 text = f"{how}({name}, {form_name(source)}, {form_name(target)})"
-                price = self.links.price(how, self.size(node))
+                price = self.links.price(how, float(node.elements * self.element_bytes))
                 self.add_communication(text, before, after, price)
 
     def kept(self, node: Node) -> None:
@@ -229,3 +278,70 @@ def parts_of(flops: float, shared: bool) -> tuple[float, float]:
 def forms(way: Way) -> str:
     """`(Identity, All-Gather(0)) -> All-Reduce`."""
     return f"({', '.join(map(form_name, way.inputs))}) -> {form_name(way.output)}"
+
+
+DEVICES = [
+    *[Device(name="V100", flops_per_second=3.86e12)] * 2,
+    *[Device(name="P100", flops_per_second=2.15e12)] * 2,
+]
+
+
+def layers(count: int, batch: int = 1024, width: int = 2048) -> SingleProgram:
+    """Dense layers with relu between them, and a loss."""
+    w = Writer("layers")
+    x, labels = w.placeholder("x", (batch, width)), w.placeholder("labels", (batch,), below=width)
+    for i in range(count):
+        x = w.linear(f"l{i}", x, "bi,oi->bo", (width, width))
+        if i < count - 1:
+            x = w.apply("relu", f"r{i}", x)
+    w.apply("cross-entropy", "loss", x, labels, count=batch)
+    return w.finish()
+
+
+def proven(data: HapData) -> float | None:
+    """The optimum; None where the goal cannot be reached."""
+    result = solve(family("hap"), data, "auto", Run(Options(threads=1, time_limit=60)))
+    assert result.status in ("optimal", "infeasible"), result.message
+    return result.objective
+
+
+def both(program: SingleProgram, links: Links) -> tuple[float, float]:
+    """(mirrored, both passes under the best way to hold the parameters)."""
+    mirrored = proven(theory_of(program, DEVICES, links).data)
+    each = [
+        proven(two_pass_theory(program, DEVICES, links, held))
+        for held in holdings(program, len(DEVICES))
+    ]
+    assert mirrored is not None
+    return mirrored, min(seconds for seconds in each if seconds is not None)
+
+
+def main() -> None:
+    """A table, printed and written where asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one layer")
+    parser.add_argument("-o", "--output", help="write Markdown (.md) or every row (.json) here too")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for count in (1,) if arguments.quick else (1, 2):
+        for speed in (1.3e9, 1e10, 1e11):
+            mirrored, passes = both(layers(count), ring(len(DEVICES), speed))
+            rows.append({"layers": count, "speed": speed, "mirrored": mirrored, "passes": passes})
+    cells = [
+        (
+            r["layers"],
+            f"{r['speed']:g}",
+            f"{1e3 * r['mirrored']:.3f}",
+            f"{1e3 * r['passes']:.3f}",
+            f"{100 * max(0.0, 1 - r['passes'] / r['mirrored']):.1f} %",
+        )
+        for r in rows
+    ]
+    header = ("layers", "bytes/s", "mirrored, ms", "both passes, ms", "lower by")
+    save(arguments.output, [markdown("What mirroring loses", header, cells)], rows)
+
+
+if __name__ == "__main__":
+    main()
