@@ -21,13 +21,14 @@ from hetplan.planner.ditto import Ditto, within_problem
 from hetplan.planner.ranking import Relaxation, make_plans, relaxations
 from hetplan.planner.ranking import with_memory as with_more
 from hetplan.planner.search import WITHIN, Search
-from hetplan.planner.strategy import chosen, propose
+from hetplan.planner.strategy import Strategy, chosen, propose
 from hetplan.planner.variant import Variant, recomputed, useful_modes
 from hetplan.profiling.times import Recomputation
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate, solve
 from present import present
+from stopping import cancelled_after
 
 MODES: tuple[Recomputation, ...] = get_args(Recomputation)
 AMP = family("amp")
@@ -64,11 +65,10 @@ def test_recomputation_is_chosen_where_nothing_else_fits() -> None:
     workload = with_memory(4.3)
     (plain,) = propose(DataParallel(), workload, one_thread())
     assert plain.fits_memory is False
-    best = make_plans(workload, [DataParallel()], one_thread()).best
-    assert best is not None and best.plan is not None and best.replayed is not None
-    assert best.plan.recomputation in ("selective", "full")
-    assert best.name == f"dp/enumeration+{best.plan.recomputation}" and best.replayed.fits
-    assert best.plan.origin == best.name
+    best = present(make_plans(workload, [DataParallel()], one_thread()).best)
+    plan = present(best.plan)
+    assert plan.recomputation in ("selective", "full") and present(best.replayed).fits
+    assert plan.origin == best.name == f"dp/enumeration+{plan.recomputation}"
     assert best.status == "optimal" and best.bound == best.objective
 
 
@@ -86,12 +86,12 @@ def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() ->
     workload = with_memory(2.6)
     search = Search(Amp(), workload, one_thread())
     plain = search.exact()
-    found = [*plain, *search.recomputing(plain)[0]]
-    assert all(c.replayed is not None and c.replayed.fits for c in found if c.method.exact)
-    (within,) = (c for c in found if WITHIN in c.message)
+    candidates = [*plain, *search.recomputing(plain)[0]]
+    assert all(present(c.replayed).fits for c in candidates if c.method.exact)
+    (within,) = (c for c in candidates if WITHIN in c.message)
     assert within.name == "amp/auto+full" and within.status == "optimal"
     loose = propose(Amp(), recomputed(workload, "full"), one_thread(), Amp.methods[:1])[0].objective
-    assert loose is not None and within.objective is not None and loose < within.objective
+    assert present(loose) < present(within.objective)
     assert within.bound == pytest.approx(within.objective, rel=1e-6)
 
 
@@ -124,13 +124,11 @@ def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None
     workload = with_memory(16)
     capacity, compared = workload.device_bytes()["T4"], 0
     for problem in within_problems(recomputed(workload, mode)):
-        assert problem.data.memory is not None
-        beside = capacity - problem.data.memory.device_bytes["T4"]
+        beside = capacity - present(problem.data.memory).device_bytes["T4"]
         for decision in decisions(problem.data):
             plan = Variant(mode).marked(problem.to_plan(decision))
             own, held = peak_bytes(problem.data, decision), replay(plan, workload).peak_bytes
-            assert own is not None
-            for mine, real in zip(own, held, strict=True):
+            for mine, real in zip(present(own), held, strict=True):
                 assert mine + beside >= real * (1 - 1e-9)
                 if decision.pipeline > 1 and mode == "none":
                     assert mine == pytest.approx(real, rel=1e-9)
@@ -138,48 +136,46 @@ def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None
     assert compared > 50
 
 
-@pytest.mark.parametrize(("mode", "gib"), [("none", 3.4), ("full", 2.6), ("selective", 3.0)])
-def test_amps_optimum_is_the_best_that_the_replay_has_room_for(
-    mode: Recomputation, gib: float
+@pytest.mark.parametrize(
+    ("strategy", "mode", "gib"),
+    [
+        (Amp(), "none", 3.4),
+        (Amp(), "full", 2.6),
+        (Amp(), "selective", 3.0),
+        *((Ditto(), mode, 3.2) for mode in MODES),
+    ],
+)
+def test_the_best_that_the_replay_has_room_for(
+    strategy: Strategy, mode: Recomputation, gib: float
 ) -> None:
+    """Its bound is one of every decision of AMP's; Ditto's of its own."""
     workload = with_memory(gib)
     posed = recomputed(workload, mode)
-    found = Amp().within_replay(posed, one_thread(), None)
-    assert found.status == "optimal" and found.plan is not None and found.bound is not None
-    assert replay(Variant(mode).marked(found.plan), workload).fits
-    for problem in within_problems(posed):
+    best = present(strategy.within_replay(posed, one_thread(), None))
+    bound = present(best.bound)
+    assert replay(Variant(mode).marked(present(best.plan)), workload).fits
+    assert bound <= present(best.objective) * (1 + 1e-9)
+    assert best.status == "optimal" or strategy.name == "ditto"
+    for problem in within_problems(posed) if strategy.name == "amp" else ():
         for decision in decisions(problem.data):
             objective = evaluate(AMP, problem.data, decision).objective
-            assert objective is None or found.bound <= objective * (1 + 1e-9)
+            assert objective is None or bound <= objective * (1 + 1e-9)
 
 
 def test_no_room_at_all_is_a_proof_of_amps_and_a_stop_is_none() -> None:
     none = Amp().within_replay(with_memory(1.51), one_thread(), None)
-    assert none.status == "infeasible" and none.plan is None
+    assert (none.status, none.plan) == ("infeasible", None)
     assert Ditto().within_replay(with_memory(1.51), one_thread(), None) is None
-    stopped = one_thread()
-    stopped.cancel.set()
-    found = Amp().within_replay(with_memory(16), stopped, None)
-    assert (found.status, found.plan) == ("unknown", None)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_dittos_best_fits_when_replayed(mode: Recomputation) -> None:
-    workload = with_memory(3.2)
-    found = Ditto().within_replay(recomputed(workload, mode), one_thread(), None)
-    assert found is not None and found.plan is not None and found.bound is not None
-    assert replay(Variant(mode).marked(found.plan), workload).fits
-    assert found.objective is not None and found.bound <= found.objective * (1 + 1e-9)
+    stopped = Amp().within_replay(with_memory(16), cancelled_after(0), None)
+    assert (stopped.status, stopped.plan) == ("unknown", None)
 
 
 def test_dittos_widths_are_held() -> None:
-    data = within_problem(small(), 1, 1)
-    found = solve(family("ditto"), data, "auto", one_thread())
-    assert found.decision is not None
-    assert {stage.devices for stage in found.decision.stages} == {1}
-    wide, narrow = within_problem(small(), 1, 2).memory, data.memory
-    assert wide is not None and narrow is not None
-    assert sum(wide.layer_activation_bytes) > sum(narrow.layer_activation_bytes)
+    narrow, wide = (within_problem(small(), 1, width) for width in (1, 2))
+    decision = present(solve(family("ditto"), narrow, "auto", one_thread()).decision)
+    assert {stage.devices for stage in decision.stages} == {1}
+    kept = [sum(present(data.memory).layer_activation_bytes) for data in (narrow, wide)]
+    assert kept[1] > kept[0]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
@@ -188,53 +184,52 @@ def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, s
     workload = with_memory(5.0)
     (poplar,) = chosen(["poplar"], {"poplar": {"zero": stage}})
     posed = pose_poplar(recomputed(workload, mode), stage)
-    seen = 0
-    for candidate in Search(poplar, workload, one_thread(), Variant(mode)).exact():
-        if candidate.plan is None:
-            continue
-        assert candidate.replayed is not None and candidate.replayed.fits
-        for replica in candidate.plan.replicas:
-            device, batch = replica.stages[0].devices[0][0], replica.micro_batches
-            expected = posed.device_bytes(device, max(b.samples for b in batch))
-            assert candidate.replayed.peak_bytes[device] == pytest.approx(expected, rel=1e-9)
-            seen += 1
-    assert seen
+    (candidate,) = Search(poplar, workload, one_thread(), Variant(mode)).exact()
+    held = present(candidate.replayed)
+    assert held.fits
+    for replica in present(candidate.plan).replicas:
+        device = replica.stages[0].devices[0][0]
+        expected = posed.device_bytes(device, max(b.samples for b in replica.micro_batches))
+        assert held.peak_bytes[device] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) -> None:
     workload = with_memory(16)
     (candidate,) = propose(DataParallel(), recomputed(workload, mode), one_thread())
-    assert candidate.plan is not None
-    held = replay(Variant(mode).marked(candidate.plan), workload).peak_bytes
+    held = replay(Variant(mode).marked(present(candidate.plan)), workload).peak_bytes
     assert candidate.peak_bytes == pytest.approx(held, rel=1e-9)
 
 
-NAMES = ("amp", "astra", "poplar")
+@pytest.fixture(scope="module")
+def quick() -> list[Strategy]:
+    """Those that plan a small model at once."""
+    return chosen(["amp", "astra", "poplar"])
 
 
 @pytest.fixture(scope="module")
-def relaxed() -> list[Relaxation]:
+def relaxed(quick: list[Strategy]) -> list[Relaxation]:
     """Of gpt2-medium on four devices of 2 GiB."""
-    return relaxations(with_memory(2.0, "gpt2-medium"), one_thread(), chosen(NAMES))
+    return relaxations(with_memory(2.0, "gpt2-medium"), one_thread(), quick)
 
 
+@pytest.mark.parametrize(("share", "enough"), [(1.0, True), (0.95, False)])
 @pytest.mark.parametrize("which", [0, -1])
-def test_more_memory_is_enough_and_less_is_not(which: int, relaxed: list[Relaxation]) -> None:
+def test_more_memory_is_enough_and_less_is_not(
+    which: int, share: float, enough: bool, relaxed: list[Relaxation], quick: list[Strategy]
+) -> None:
     """A plan of the whole planner fits as replayed, and none with a twentieth less."""
     (extra,) = set(relaxed[which].extra_bytes.values())
     types = tuple(relaxed[which].extra_bytes)
-    for share, expected in ((1.0, True), (0.95, False)):
-        bigger = with_more(with_memory(2.0, "gpt2-medium"), types, share * extra)
-        planning = make_plans(bigger, chosen(NAMES), one_thread())
-        assert (planning.winner is not None) is expected
+    bigger = with_more(with_memory(2.0, "gpt2-medium"), types, share * extra)
+    assert (make_plans(bigger, quick, one_thread()).winner is not None) is enough
 
 
 @pytest.mark.parametrize("names", [["amp", "dp"], ["dp"]])
 def test_what_would_fit_is_told_where_nothing_does(names: list[str]) -> None:
     planning = make_plans(with_memory(2.0, "gpt2-medium"), chosen(names), one_thread())
     assert planning.winner is None and planning.relaxations
-    for told in planning.document()["relaxations"]:
-        assert told["extra_bytes"] and "more on each of 2" in told["what"]
-        assert "by dp/" in told["what"]  # the quick one of those asked for
+    for relaxation in planning.document()["relaxations"]:
+        assert relaxation["extra_bytes"] and "more on each of 2" in relaxation["what"]
+        assert "by dp/" in relaxation["what"]  # the quick one of those asked for
     assert make_plans(small(), chosen(names), one_thread()).relaxations == ()

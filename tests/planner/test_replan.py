@@ -15,6 +15,7 @@ from hetplan.errors import InputError
 from hetplan.planner.amp import Amp, DataParallel
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import (
+    KINDS,
     Choice,
     Moves,
     holdings,
@@ -69,52 +70,72 @@ def made(replicas: list[list[tuple[tuple[int, int], list[int]]]], **changes: Any
 
 
 ALL = (0, LAYERS)
+TWO_STAGES = [((0, 7), [0]), ((7, 14), [1])]
 
 
 def bytes_of(first: int, last: int, *kinds: str) -> float:
     """Bytes of some layers."""
     sizes = state_sizes(workload())
-    return sum(
-        sizes[l, kind] for l in range(first, last) for kind in kinds or ("weights", "states")
-    )
+    return sum(sizes[l, kind] for l in range(first, last) for kind in kinds or KINDS)
 
 
-def test_nothing_moves_where_nothing_changes() -> None:
-    plan = made([[((0, 7), [0]), ((7, 14), [1])]])
-    found = moves(plan, plan, workload())
-    assert (found.total, found.from_checkpoint, found.seconds(workload())) == (0.0, 0.0, 0.0)
+WHOLE, HALF = bytes_of(*ALL), bytes_of(7, 14)
 
 
-def test_a_stage_that_moves_takes_its_layers_along() -> None:
-    before, after = made([[((0, 7), [0]), ((7, 14), [1])]]), made([[((0, 7), [0]), ((7, 14), [2])]])
-    found = moves(before, after, workload())
-    assert found.links == {(1, 2): pytest.approx(bytes_of(7, 14))}
-    assert found.between_nodes(workload()) == {(0, 1): pytest.approx(bytes_of(7, 14))}
-    assert found.seconds(workload()) == pytest.approx(bytes_of(7, 14) / (10e9 / 8))
+@pytest.mark.parametrize(
+    ("before", "after", "gone", "links", "lost"),
+    [
+        pytest.param([TWO_STAGES], [TWO_STAGES], [], {}, {}, id="nothing changes"),
+        pytest.param(
+            [TWO_STAGES],
+            [[((0, 7), [0]), ((7, 14), [2])]],
+            [],
+            {(1, 2): HALF},
+            {},
+            id="a stage takes its layers along",
+        ),
+        pytest.param(
+            [[((0, 7), [0]), ((7, 14), [2])]],
+            [TWO_STAGES],
+            [2, 3],
+            {},
+            {1: HALF},
+            id="what nobody holds comes from a checkpoint",
+        ),
+        pytest.param(
+            [[(ALL, [0])], [(ALL, [2])]],
+            [[(ALL, [d])] for d in range(4)],
+            [],
+            {(0, 1): WHOLE, (2, 3): WHOLE},
+            {},
+            id="a neighbour in the node is asked first",
+        ),
+        pytest.param(
+            [[(ALL, [0])]],
+            [[(ALL, [0, 1])]],
+            [],
+            {(0, 1): WHOLE / 2},
+            {},
+            id="ranks' halves",
+        ),
+        pytest.param(
+            [[(ALL, [0, 1])]], [[(ALL, [0])]], [], {(1, 0): WHOLE / 2}, {}, id="halves back again"
+        ),
+    ],
+)
+def test_moves_by_hand(
+    before: Any, after: Any, gone: list[int], links: dict[Any, float], lost: dict[int, float]
+) -> None:
+    needed = moves(made(before), made(after), workload(), gone)
+    assert needed.links == pytest.approx(links) and needed.lost == pytest.approx(lost)
+    assert needed.total == pytest.approx(sum(links.values()))
 
 
-def test_what_nobody_holds_comes_from_a_checkpoint() -> None:
-    before, after = made([[((0, 7), [0]), ((7, 14), [2])]]), made([[((0, 7), [0]), ((7, 14), [1])]])
-    found = moves(before, after, workload(), gone=[2, 3])
-    assert found.links == {}
-    assert found.lost == {1: pytest.approx(bytes_of(7, 14))}
-
-
-def test_a_neighbour_in_the_node_is_asked_first() -> None:
-    before = made([[(ALL, [0])], [(ALL, [2])]])
-    found = moves(
-        before, made([[(ALL, [0])], [(ALL, [1])], [(ALL, [3])], [(ALL, [2])]]), workload()
-    )
-    assert found.links == {
-        (0, 1): pytest.approx(bytes_of(*ALL)),
-        (2, 3): pytest.approx(bytes_of(*ALL)),
-    }
-
-
-def test_tensor_ranks_move_halves() -> None:
-    before, after = made([[(ALL, [0])]]), made([[(ALL, [0, 1])]])
-    assert moves(before, after, workload()).links == {(0, 1): pytest.approx(bytes_of(*ALL) / 2)}
-    assert moves(after, before, workload()).links == {(1, 0): pytest.approx(bytes_of(*ALL) / 2)}
+def test_moves_take_as_long_as_the_slowest_card() -> None:
+    before, after = made([TWO_STAGES]), made([[((0, 7), [0]), ((7, 14), [2])]])
+    needed = moves(before, after, workload())
+    assert needed.between_nodes(workload()) == {(0, 1): pytest.approx(HALF)}
+    assert needed.seconds(workload()) == pytest.approx(HALF / (10e9 / 8))
 
 
 @pytest.mark.parametrize(
@@ -123,14 +144,13 @@ def test_tensor_ranks_move_halves() -> None:
 def test_shards_move_as_parts(zero: int, kinds: tuple[str, ...]) -> None:
     """From two devices to four: the first half stays on device 0, of which device 1 needs the
     second quarter."""
-    before = made([[(ALL, [0])], [(ALL, [1])]], zero=zero)
-    after = made([[(ALL, [d])] for d in range(4)], zero=zero)
-    found = moves(before, after, workload())
-    quarter, whole = bytes_of(*ALL, *kinds) / 4, bytes_of(*ALL, "weights")
-    assert found.links[0, 1] == pytest.approx(quarter)
-    assert found.links[1, 2] >= quarter * (1 - 1e-9) and found.links[1, 3] >= quarter * (1 - 1e-9)
-    expected = 3 * quarter + (2 * whole if "weights" not in kinds else 0.0)
-    assert found.total == pytest.approx(expected)
+    before, after = (made([[(ALL, [d])] for d in range(n)], zero=zero) for n in (2, 4))
+    needed = moves(before, after, workload())
+    quarter, weights = bytes_of(*ALL, *kinds) / 4, bytes_of(*ALL, "weights")
+    assert needed.links[0, 1] == pytest.approx(quarter)
+    assert min(needed.links[1, 2], needed.links[1, 3]) >= quarter * (1 - 1e-9)
+    expected = 3 * quarter + (2 * weights if "weights" not in kinds else 0.0)
+    assert needed.total == pytest.approx(expected)
 
 
 def test_unequal_shards_follow_memory() -> None:
@@ -156,51 +176,40 @@ plans = st.sampled_from(
 @settings(max_examples=60)
 @given(plans, plans, st.sets(st.integers(0, 3), max_size=3))
 def test_what_moves_is_what_is_missing(before: Plan, after: Plan, gone: set[int]) -> None:
-    found = moves(before, after, workload(), gone)
-    had, needs, sizes = (
-        holdings(before, gone, workload()),
-        holdings(after, set(), workload()),
-        state_sizes(workload()),
-    )
-    missing = 0.0
-    for key, wanted in needs.items():
+    needed, sizes = moves(before, after, workload(), gone), state_sizes(workload())
+    had, missing = holdings(before, gone, workload()), 0.0
+    for key, wanted in holdings(after, set(), workload()).items():
         for device, (begin, end) in wanted:
             own = [interval for other, interval in had.get(key, []) if other == device]
             kept = sum(max(0.0, min(end, q) - max(begin, p)) for p, q in own)
             missing += (end - begin - kept) * sizes[key]
-    assert found.total + found.from_checkpoint == pytest.approx(missing, abs=1.0)
-    assert not any(source in gone for source, _ in found.links)
-    if not gone:
-        assert found.from_checkpoint == 0.0
+    assert needed.total + needed.from_checkpoint == pytest.approx(missing, abs=1.0)
+    assert not any(source in gone for source, _ in needed.links)
+    assert gone or needed.from_checkpoint == 0.0
 
 
 def test_replanning_leaves_the_lost_idle() -> None:
     w, run = workload(), one_thread()
     before = present(propose(Amp(), w, run)[0].plan)
-    found = replan(before, w, [1], run, strategies=[Amp(), DataParallel()])
-    assert found.best is not None and found.before == replay(before, w).seconds
-    for choice in found.choices:
-        plan = choice.candidate.plan
-        assert plan is not None and all(plan.devices[d].node == 0 for d in plan.ranks)
-        assert plan.workload == before.workload
-        assert replay(plan, w).seconds == choice.candidate.predicted_seconds
-        assert "@" not in choice.candidate.name
-    document = found.document()
-    assert document["lost_nodes"] == [1] and document["winner"] == found.chosen
+    answer = replan(before, w, [1], run, strategies=[Amp(), DataParallel()])
+    assert answer.best is not None and answer.before == replay(before, w).seconds
+    for candidate in (choice.candidate for choice in answer.choices):
+        plan = present(candidate.plan)
+        assert all(plan.devices[d].node == 0 for d in plan.ranks)
+        assert plan.workload == before.workload and "@" not in candidate.name
+        assert replay(plan, w).seconds == candidate.predicted_seconds
+    document = answer.document()
+    assert document["lost_nodes"] == [1] and document["winner"] == answer.chosen
     assert {"bytes_to_move", "links", "move_seconds"} <= set(document["candidates"][0])
 
 
 def test_the_least_moved_of_the_nearly_fastest() -> None:
-    w, run = workload(), one_thread()
-    base = propose(DataParallel(), w, run)[0]
-
-    def choice(seconds: float, moved: float) -> Choice:
-        return Choice(replace(base, predicted_seconds=seconds), Moves({(0, 1): moved}, {}))
-
-    choices = [choice(1.0, 50.0), choice(1.04, 10.0), choice(1.2, 0.0)]
-    assert least_moved(choices, 0.0) == 0
-    assert least_moved(choices, 5.0) == 1
-    assert least_moved(choices, 20.0) == 2
+    base = propose(DataParallel(), workload(), one_thread())[0]
+    choices = [
+        Choice(replace(base, predicted_seconds=seconds), Moves({(0, 1): moved}, {}))
+        for seconds, moved in ((1.0, 50.0), (1.04, 10.0), (1.2, 0.0))
+    ]
+    assert [least_moved(choices, within) for within in (0.0, 5.0, 20.0)] == [0, 1, 2]
     assert least_moved([], 5.0) is None
 
 

@@ -18,9 +18,9 @@ from hetplan.planner.search import Search, simulated
 from hetplan.planner.strategy import Candidate, Method, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
+from present import present
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +29,12 @@ def floor(workload: Workload) -> Candidate:
     return propose(DataParallel(), workload, Run())[0]
 
 
-def test_the_ranking_is_by_the_replay(planning: Planning, workload: Workload) -> None:
-    for c in planning.candidates:
-        assert c.plan is not None and c.replayed is not None and c.closed_form_seconds
-        again, told = replay(c.plan, workload), c.plan.prediction
-        assert (c.predicted_seconds, c.peak_bytes) == (again.seconds, again.peak_bytes)
-        assert c.closed_form_seconds != c.predicted_seconds
-        assert c.optimism == pytest.approx(again.seconds / c.closed_form_seconds)
-        assert told is not None and (told.strategy, told.method) == (c.strategy, c.label)
-        assert told.predicted_seconds == c.predicted_seconds
-        assert (told.objective, told.bound) == (c.objective, c.bound)
-
-
 def test_a_plan_that_only_the_closed_form_lets_fit_never_wins(
     workload: Workload, floor: Candidate
 ) -> None:
     """On devices with a byte less than the replay needs, by a strategy that thinks that half is
     enough; what was tried on the device, though, is more than a prediction."""
-    held = max(simulated(floor, workload).peak_bytes or ())
+    held = max(present(simulated(floor, workload).peak_bytes))
     gib = (held - 1 + workload.reserved_bytes) / 2**30
     little = small(devices={name: {"memory_gib": gib} for name in workload.cluster.types})
     judged = simulated(replace(floor, peak_bytes=(held / 2,) * 4), little)
@@ -60,8 +48,8 @@ def test_what_cannot_be_replayed_keeps_its_closed_form() -> None:
     many = small(4_000_000)
     (huge,) = propose(DataParallel(), many, Run())
     judged = simulated(huge, many)
+    assert (judged.closed_form_seconds, judged.replayed) == (None, None)
     assert judged.predicted_seconds == huge.predicted_seconds
-    assert judged.closed_form_seconds is None and judged.replayed is None
     assert "not replayed" in judged.message and "too many micro-batches" in judged.message
 
 
@@ -95,25 +83,25 @@ def large() -> Workload:
 def test_devices_are_handed_out_in_order_and_groups_keep_their_types(
     chosen_one: AmpDecision, large: Workload
 ) -> None:
-    types = [device.type for device in large.cluster.devices]
-    found = list(placements(large, chosen_one))
-    assert found and chosen_one.placement not in found
-    for placement in found:
+    def types(placement: list[list[list[int]]]) -> list[list[list[str]]]:
+        return [[[devices[d].type for d in group] for group in row] for row in placement]
+
+    devices, others = large.cluster.devices, list(placements(large, chosen_one))
+    assert others and chosen_one.placement not in others
+    assert APART.placement in others or chosen_one is APART
+    for placement in others:
         assert sorted(d for row in placement for group in row for d in group) == list(range(24))
-        for row, before in zip(placement, chosen_one.placement, strict=True):
-            assert [[types[d] for d in g] for g in row] == [[types[d] for d in g] for g in before]
-    assert APART.placement in found or chosen_one is APART
+        assert types(placement) == types(chosen_one.placement)
 
 
 def test_the_shorter_replay_is_found(large: Workload) -> None:
     """With its price by AMP's evaluator, and the optimum's bound; not beyond what it may be
     dearer."""
-    data = pose(large, memory=False)
+    data, run = pose(large, memory=False), Run()
 
     def optimum(decision: AmpDecision) -> Candidate:
         """As if AMP's exact method had found it."""
         price = evaluate(family("amp"), data, decision).objective
-        plan = AmpProblem(large, data).to_plan(decision)
         candidate = Candidate(
             strategy="amp",
             method=AUTO,
@@ -122,47 +110,39 @@ def test_the_shorter_replay_is_found(large: Workload) -> None:
             bound=price,
             fits_memory=True,
             predicted_seconds=price,
-            plan=plan,
+            plan=AmpProblem(large, data).to_plan(decision),
         )
         return simulated(candidate, large)
 
-    def search(near: float) -> Search:
-        return Search(Amp(near), large, Run())
-
     both = [optimum(APART), optimum(MIXED)]
-    faster, slower = sorted(both, key=lambda c: c.predicted_seconds or 0.0)
-    assert faster.predicted_seconds is not None and slower.predicted_seconds is not None
-    assert faster.predicted_seconds < slower.predicted_seconds * 0.999
-    (found,) = search(1.0).rearranged(slower, large, Run())
-    assert found.plan is not None and found.predicted_seconds is not None and found.tables
-    assert found.name == found.plan.origin == "amp/rearranged" and found.fits_memory
-    assert found.predicted_seconds <= faster.predicted_seconds
-    assert (found.status, found.bound) == ("feasible", slower.bound)
-    assert found.objective == evaluate(family("amp"), data, decision_of(found.plan)).objective
-    assert found.closed_form_seconds == found.objective
-    again = replace(found, method=AUTO)
-    assert search(1.0).rearranged(again, large, Run()) == []
-    assert search(1.0).rearranged(found, large, Run()) == []
-    assert search(-1.0).rearranged(slower, large, Run()) == []
+    faster, slower = sorted(both, key=lambda c: present(c.predicted_seconds))
+    assert present(faster.predicted_seconds) < present(slower.predicted_seconds) * 0.999
+    search = Search(Amp(near=1.0), large, run)
+    (other,) = search.rearranged(slower, large, run)
+    plan = present(other.plan)
+    assert other.name == plan.origin == "amp/rearranged" and other.fits_memory and other.tables
+    assert present(other.predicted_seconds) <= present(faster.predicted_seconds)
+    assert (other.status, other.bound) == ("feasible", slower.bound)
+    price = evaluate(family("amp"), data, decision_of(plan)).objective
+    assert other.closed_form_seconds == other.objective == price
+    for candidate in (replace(other, method=AUTO), other):
+        assert search.rearranged(candidate, large, run) == []
+    assert Search(Amp(near=-1.0), large, run).rearranged(slower, large, run) == []
 
 
 def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload: Workload) -> None:
-    explained, found = planning.explanation, planning.candidates[0].replayed
-    assert explained is not None and found is not None
-    assert sum(explained.critical.values()) == pytest.approx(found.seconds, rel=1e-9)
-    assert explained.busiest is not None and explained.tightest is not None
-    busiest, tightest = explained.busiest.facts, explained.tightest.facts
-    assert busiest["busy_share"] == pytest.approx(max(found.timeline.busy) / found.seconds)
-    unit = found.owners.index((busiest["replica"], busiest["stage"]))
-    assert found.timeline.busy[unit] == max(found.timeline.busy)
-    shares = [p / q for p, q in zip(found.peak_bytes, found.limit_bytes, strict=True)]
-    assert tightest["bytes"] / tightest["limit_bytes"] == max(shares)
-    assert shares[tightest["device"]] == max(shares)
+    explained, run = present(planning.explanation), present(planning.candidates[0].replayed)
+    assert sum(explained.critical.values()) == pytest.approx(run.seconds, rel=1e-9)
+    busiest, tightest = present(explained.busiest).facts, present(explained.tightest).facts
+    assert busiest["busy_share"] == pytest.approx(max(run.timeline.busy) / run.seconds)
+    unit = run.owners.index((busiest["replica"], busiest["stage"]))
+    assert run.timeline.busy[unit] == max(run.timeline.busy)
+    shares = [p / q for p, q in zip(run.peak_bytes, run.limit_bytes, strict=True)]
+    assert tightest["bytes"] / tightest["limit_bytes"] == max(shares) == shares[tightest["device"]]
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.papers] == ["amp/paper"]
-    rows = {row[0] for row in explained.table(workload).rows}
     lines = {"decides the iteration", "closed form", "busiest", "tightest memory", "papers' own"}
-    assert lines <= rows
+    assert lines <= {row[0] for row in explained.table(workload).rows}
 
 
 def test_the_same_plan_under_another_name_is_no_runner_up(
@@ -175,8 +155,8 @@ def test_the_same_plan_under_another_name_is_no_runner_up(
 
 
 def test_a_winner_without_a_replay_is_still_ranked(workload: Workload, planning: Planning) -> None:
-    bare = replace(planning.candidates[0], replayed=None)
-    explained = explain([bare], 0, workload)
-    assert explained.critical == {} and explained.card is None
+    explained = explain([replace(planning.candidates[0], replayed=None)], 0, workload)
+    assert (explained.critical, explained.card) == ({}, None)
     document = explained.document()
-    assert document["bottleneck"] is None and document["runner_up"] is None
+    assert (document["bottleneck"], document["runner_up"]) == (None, None)
+    assert explained.table(workload).rows
