@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -287,6 +288,30 @@ def test_the_process_may_end_while_highs_is_deep_in_an_lp() -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "interrupted\n", "")
+
+
+ONE_PROCESS = """
+import {0}, {1}
+from hetplan.solvers import cpsat, highs
+from hetplan.solvers.options import Options
+from hetplan.solvers.run import Run
+from hetplan.solvers.model import Model
+model = Model()
+model.minimize(model.integer("y", lower=2.5, upper=9))
+run = Run(Options(threads=1))
+for _ in range(2):
+    for driver in (cpsat, highs):
+        assert abs(driver.solve(model, run).objective - 3.0) < 1e-9
+"""
+
+
+@pytest.mark.parametrize("order", [*permutations(("highspy", "ortools.sat.python.cp_model"))])
+def test_both_solvers_work_in_one_process_whichever_comes_first(order: tuple[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ONE_PROCESS.format(*order)],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from hetplan.cli.output import say
+from hetplan.solvers.native import Work
 from hetplan.solvers.run import Progress, Run
-from hetplan.solvers.threads import Work
 from hetplan.text import number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:

@@ -227,7 +227,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             latest.on_solution(list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
-    (solution, objective), bound = latest.found, latest.bound
+    (solution, objective), bound = latest.incumbent, latest.bound
     units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))
     return ModelAnswer(
         stop=stop,

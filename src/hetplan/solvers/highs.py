@@ -251,7 +251,7 @@ def _read(
     latest: Latest, arrays: LinearArrays, scale: Scale, units: NDArray[np.float64]
 ) -> dict[str, Any]:
     """Incumbent and bound for an answer, integers made whole, seconds in seconds."""
-    (solution, objective), bound = latest.found, latest.bound
+    (solution, objective), bound = latest.incumbent, latest.bound
     read: dict[str, Any] = {}
     if objective is not None:
         read["objective"] = scale.value(objective)

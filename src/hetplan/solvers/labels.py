@@ -131,13 +131,13 @@ def set_labels(
         for begin in range(0, len(labels), limits.block):
             run.check()
             block = labels[begin : begin + limits.block]
-            for found in family.extend(bucket, block, threshold()):
-                if not len(found.rows):
+            for made in family.extend(bucket, block, threshold()):
+                if not len(made.rows):
                     continue
-                found.children["parent"] = count + begin + found.rows
-                cuts = np.flatnonzero(np.diff(found.buckets)) + 1
-                for at, children in zip([0, *cuts], np.split(found.children, cuts), strict=True):
-                    target = int(found.buckets[at])
+                made.children["parent"] = count + begin + made.rows
+                cuts = np.flatnonzero(np.diff(made.buckets)) + 1
+                for at, children in zip([0, *cuts], np.split(made.children, cuts), strict=True):
+                    target = int(made.buckets[at])
                     pending[target].append(children)
                     waiting[target] += len(children)
                     if waiting[target] > limits.crowd * limits.width:

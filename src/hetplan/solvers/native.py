@@ -10,6 +10,7 @@ and refuses another number of workers on it).
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import math
 import os
@@ -17,11 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
-from hetplan.solvers.threads import Work
 
 T = TypeVar("T")
 # (incumbent, bound) in the instance's unit; None where nothing new is known.
@@ -99,18 +99,17 @@ class Latest:
 
     def __init__(self) -> None:
         self.bound: float | None = None
-        self._found: tuple[Any, float] | None = (
-            None  # one object, so that a reader never sees half of an incumbent
-        )
+        # one object, so that a reader never sees half of an incumbent
+        self._incumbent: tuple[Any, float] | None = None
 
     def on_solution(self, solution: Any, objective: float) -> None:
         """Keep an incumbent; solution: whatever the driver wants to have of it."""
-        self._found = (solution, objective)
+        self._incumbent = (solution, objective)
 
     @property
-    def found(self) -> tuple[Any, float | None]:
+    def incumbent(self) -> tuple[Any, float | None]:
         """(solution, objective) of the incumbent, (None, None) without one."""
-        return self._found or (None, None)
+        return self._incumbent or (None, None)
 
     def on_bound(self, bound: float) -> None:
         """Keep the best finite bound (back ends say infinity for none)."""
@@ -120,13 +119,14 @@ class Latest:
     def relay(self, scale: Scale, run: Run, report: Sink | None) -> Callable[[], None]:
         """A function that passes news on, in the instance's unit: to `report`, or to `run` without
         one."""
-        told: list[tuple[float | None, float | None]] = [(None, None)]
+        last: tuple[float | None, float | None] = (None, None)
 
         def poll() -> None:
-            seen = (self.found[1], self.bound)
-            if seen == told[0]:
+            nonlocal last
+            seen = (self.incumbent[1], self.bound)
+            if seen == last:
                 return
-            told[0] = seen
+            last = seen
             incumbent = None if seen[0] is None else scale.incumbent(seen[0])
             bound = None if seen[1] is None else scale.bound(seen[1])
             if report is None:
@@ -135,6 +135,58 @@ class Latest:
                 report(incumbent, bound)
 
         return poll
+
+
+class Work(Generic[T]):
+    """A function's value, computed on a thread of its own that ends with the process.
+
+    `threading.Thread.start` waits until the new thread says that it runs. Where memory is limited,
+    the thread may die before it can say so, and its starter would wait for ever. Here MemoryError
+    is raised when the thread does not begin within `start_seconds`, RuntimeError when there can be
+    none.
+    """
+
+    def __init__(self, function: Callable[[], T], start_seconds: float = 10.0) -> None:
+        self._function = function
+        self._value: list[T | None] = [None]
+        # What stays where the thread ends without a word.
+        self._error: list[BaseException | None] = [MemoryError("a thread ran out of memory")]
+        # Locks are made here and only let go there: a thread without memory can still do that.
+        self._begun, self._over = _thread.allocate_lock(), _thread.allocate_lock()
+        self._begun.acquire()
+        self._over.acquire()
+        _thread.start_new_thread(self._run, ())
+        if not self._begun.acquire(timeout=start_seconds):
+            raise MemoryError("a thread ended before it began")
+
+    def _run(self) -> None:
+        try:
+            self._begun.release()
+            self._value[0] = self._function()
+            self._error[0] = None
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that asks for the value
+            self._error[0] = error
+        finally:
+            self._over.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the work is over, at the latest after so many seconds."""
+        if not self._over.acquire(timeout=seconds):
+            return False
+        self._over.release()
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether the work goes on."""
+        return not self.wait(0.0)
+
+    def value(self) -> T:
+        """What the function returned; raises what it raised. Only when the work is over."""
+        assert not self.alive, "asked too early"
+        if self._error[0] is not None:
+            raise self._error[0]
+        return self._value[0]  # type: ignore[return-value] # None only where T is
 
 
 # Threads that did not stop in time.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import GAP_SHARE, GRACE_SECONDS, Answer, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
-from hetplan.solvers.pyomo_dialects import COMMON_SOLVERS, HIGHS, dialect, engine
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -40,6 +39,24 @@ LATE_SECONDS = 0.3
 PIECE = 100
 # Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
 BOUND_ALLOWANCE = 1e-7
+
+HIGHS = "highs"
+# Interface names that are tried when the caller asks what is installed.
+COMMON_SOLVERS = (
+    "appsi_highs",
+    "highs",
+    "gurobi",
+    "gurobi_direct",
+    "cplex",
+    "cplex_direct",
+    "scip",
+    "scip_direct",
+    "cbc",
+    "glpk",
+    "xpress_direct",
+    "mosek_direct",
+)
+_TIGHT = 1e-9  # feasibility tolerance: a plan's bound has to hold to 1e-6
 
 _PROVEN = {
     TerminationCondition.optimal: Stop.OPTIMAL,
@@ -57,6 +74,103 @@ _STOPPED = {
     TerminationCondition.noSolution,
     TerminationCondition.intermediateNonInteger,
 }
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A solver's names of the common options (None: it has none), and what hetplan always sets.
+
+    clock: of the time limit, for the older direct interfaces, which ignore the one that Pyomo
+    passes.
+    """
+
+    gap: str | None = None
+    threads: str | None = None
+    seed: str | None = None
+    clock: str | None = None
+    always: Mapping[str, NativeValue] = field(default_factory=dict)
+
+    def options(self, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
+        """The common options in the solver's own words; limit: seconds, where `clock` is to be
+        set."""
+        named = {
+            self.gap: common.gap * GAP_SHARE,
+            self.threads: common.threads,
+            self.seed: common.seed,
+        }
+        if limit is not None:
+            named[self.clock] = limit
+        return {**self.always, **{name: value for name, value in named.items() if name is not None}}
+
+    def common_name(self, native: str) -> str | None:
+        """The common option that `native` would repeat."""
+        for common in ("gap", "threads", "seed", "clock"):
+            if native == getattr(self, common):
+                return "time_limit" if common == "clock" else common
+        return None
+
+
+_DIALECTS = {
+    HIGHS: Dialect(
+        gap="mip_rel_gap",
+        threads="threads",
+        seed="random_seed",
+        clock="time_limit",
+        always={
+            "output_flag": False,
+            "mip_abs_gap": 0.0,
+            "mip_feasibility_tolerance": _TIGHT,
+            "primal_feasibility_tolerance": _TIGHT,
+            "dual_feasibility_tolerance": _TIGHT,
+        },
+    ),
+    "gurobi": Dialect(
+        gap="MIPGap",
+        threads="Threads",
+        seed="Seed",
+        clock="TimeLimit",
+        always={"MIPGapAbs": 0, "FeasibilityTol": _TIGHT, "IntFeasTol": _TIGHT},
+    ),
+    "cplex": Dialect(
+        gap="mip_tolerances_mipgap",
+        threads="threads",
+        seed="randomseed",
+        clock="timelimit",
+        always={
+            "mip_tolerances_absmipgap": 0,
+            "mip_tolerances_integrality": 0,
+            "simplex_tolerances_feasibility": _TIGHT,
+        },
+    ),
+    "scip": Dialect(
+        gap="limits/gap",
+        threads="lp/threads",
+        seed="randomization/randomseedshift",
+        always={"numerics/feastol": _TIGHT},
+    ),
+    "cbc": Dialect(
+        gap="ratioGap",
+        threads="threads",
+        seed="randomCbcSeed",
+        always={"allowableGap": 0, "primalTolerance": _TIGHT, "integerTolerance": _TIGHT},
+    ),
+    "glpk": Dialect(gap="mipgap", seed="seed"),
+}
+
+
+def engine(name: str) -> str:
+    """The solver behind one of Pyomo's interface names: `gurobi_direct_v2`, `appsi_gurobi` ->
+    `gurobi`."""
+    base = name.removeprefix("appsi_").removesuffix("_v2")
+    for suffix in ("_direct", "_persistent"):
+        base = base.removesuffix(suffix)
+    return base
+
+
+def dialect(name: str) -> Dialect:
+    """The dialect of a Pyomo interface name; an empty one for solvers that hetplan does not
+    know."""
+    return _DIALECTS.get(engine(name), Dialect())
 
 
 def available(name: str) -> bool:
@@ -133,7 +247,7 @@ def solve(
         concrete = as_pyomo(arrays, model.name, run)
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=name)
-    answer = solve_concrete(concrete, run, scale, report)
+    answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
     if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
         free = replace(arrays, cost=np.zeros_like(arrays.cost))
         again = solve(model, run, report=lambda incumbent, bound: None, arrays=free)
@@ -155,14 +269,14 @@ def solve(
 _UNCLEAR = "infeasible or unbounded"
 
 
-def solve_concrete(
-    model: pyo.ConcreteModel, run: Run, scale: Scale | None = None, report: Sink | None = None
+def _minimised(
+    model: pyo.ConcreteModel, run: Run, scale: Scale, report: Sink | None, *, whole: bool
 ) -> Answer:
-    """Minimise a ConcreteModel with one active objective; the incumbent is left in its variables.
+    """Minimise the model; the incumbent is left in its variables. whole: whether it has integers.
 
     Errors as for `solve`. What a solver raises becomes stop `error` with its message.
     """
-    scale, options, begun = scale or Scale(), run.options, time.perf_counter()
+    options, begun = run.options, time.perf_counter()
     label, is_highs = solver_label(options), engine(options.pyomo_solver) == HIGHS
     solver = _configured(options, _limit(run))
     with _output_left_alone(is_highs):
@@ -194,7 +308,7 @@ def solve_concrete(
         return Answer(stop=stopped(run), seconds=seconds, solver=label, message=message)
     if isinstance(results, str):
         return Answer(stop=Stop.ERROR, seconds=seconds, solver=label, message=results)
-    answer = replace(_read(model, results, run, scale), seconds=seconds, solver=label)
+    answer = replace(_read(model, results, run, scale, whole), seconds=seconds, solver=label)
     incumbent = None if answer.objective is None else answer.objective + scale.under
     (report or (lambda i, b: run.report(incumbent=i, bound=b)))(incumbent, answer.bound)
     return answer
@@ -303,21 +417,20 @@ def _output_left_alone(quiet: bool) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale) -> Answer:
+def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole: bool) -> Answer:
     """Pyomo's results as an answer; loads the incumbent into the model's variables."""
     stop, message = _mapped(results, run)
     if stop is Stop.INFEASIBLE or message == _UNCLEAR:
         return Answer(stop=stop, message=message)
     objective = None
-    if stop is not Stop.OPTIMAL and not _has_integers(model):
+    if stop is not Stop.OPTIMAL and not whole:
         # some interfaces hand out an LP's infeasible iterates
         return Answer(stop=stop, message=message)
     if len(results.solution) > 0 and len(results.solution[0].variable) > 0:
         # a stopped run's incumbent is welcome, no warning needed
         results.solver.status = SolverStatus.ok
         model.solutions.load_from(results)
-        (cost,) = model.component_data_objects(pyo.Objective, active=True)
-        objective = float(pyo.value(cost))
+        objective = float(pyo.value(model.cost))
     elif stop is Stop.OPTIMAL:
         stop, message = Stop.ERROR, "reported an optimum without a solution"
     bound = _bound(results, stop, objective, run.options)
@@ -327,11 +440,6 @@ def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale) -> Ans
         bound=None if bound is None else scale.bound(bound - BOUND_ALLOWANCE * abs(bound)),
         message=message,
     )
-
-
-def _has_integers(model: pyo.ConcreteModel) -> bool:
-    variables = model.component_data_objects(pyo.Var, active=True)
-    return any(not variable.is_continuous() for variable in variables)
 
 
 def _bound(results: Any, stop: Stop, objective: float | None, options: Options) -> float | None:
