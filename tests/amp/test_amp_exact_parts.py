@@ -15,11 +15,10 @@ from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp import exact
 from hetplan.formulations.amp.cuts import cut_chain
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
-from hetplan.formulations.amp.labels import Found, search
+from hetplan.formulations.amp.labels import Groups, Limits
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.orders import improved, placements, try_placement
 from hetplan.formulations.amp.problem import compile_problem, find_cells
@@ -31,6 +30,7 @@ from hetplan.formulations.amp.rows import (
     root_bound,
     row_model,
 )
+from hetplan.solvers.labels import Labelled
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Progress, Run
@@ -128,16 +128,11 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
         if best is None:
             continue
         most = float(model.sync_values[-1])
-        found = search(
-            model,
-            bound_stages(model, most, np.inf, never).intervals,
-            SyncBox(0.0, most, 0.0),
-            width=width,
-            limit=np.inf,
-            check=never,
-        )
-        seconds, strategy = found.best or (np.inf, None)
-        assert min(seconds, found.dropped) <= best * (1 + 1e-9) + 1e-12
+        intervals = bound_stages(model, most, np.inf, never).intervals
+        groups = Groups(model, intervals, SyncBox(0.0, most, 0.0), Limits())
+        labelled = groups.search(Run(), width=width, limit=np.inf)
+        seconds, strategy = groups.best(labelled) or (np.inf, None)
+        assert min(seconds, labelled.dropped) <= best * (1 + 1e-9) + 1e-12
         if strategy is not None:
             evaluation = evaluate(data_of(case), strategy.decision())
             assert evaluation.objective == pytest.approx(seconds, rel=1e-9, abs=1e-12)
@@ -246,12 +241,14 @@ def test_without_time_there_is_a_decision_all_the_same() -> None:
 
 
 def test_a_search_out_of_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(*arguments: object, width: int, **options: object) -> Found:
+    search = Groups.search
+
+    def greedy(groups: Groups, run: Run, *, width: int, limit: float) -> Labelled:
         if width > 1:
             raise MemoryError
-        return search(*arguments, width=width, **options)  # type: ignore[arg-type]
+        return search(groups, run, width=width, limit=limit)
 
-    monkeypatch.setattr(exact, "search", greedy)
+    monkeypatch.setattr(Groups, "search", greedy)
     short = solve(instance(0, devices=6), Run(), Parameters(first_width=1))
     assert short.stop is Stop.LIMIT and "memory" in short.message
     assert short.decision is not None and short.bound is not None

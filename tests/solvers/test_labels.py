@@ -78,8 +78,9 @@ def labelled(
     root["parent"] = -1
     order = range(LAYERS)
     return set_labels(
-        problem, root, order, run or Run(), threshold=lambda: threshold, limits=limits
-    )
+        problem, root, order, run or Run(), threshold=lambda: threshold, limits=limits,
+        trail=["cost", "node"],
+    )  # fmt: skip
 
 
 def least(found: Labelled) -> float:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from hetplan.solvers.run import Run
@@ -66,7 +67,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Labelled:
-    """All labels kept, by bucket in the order taken."""
+    """All labels kept, by bucket in the order taken; of those before the last bucket the fields
+    that a path needs."""
 
     buckets: list[Labels]
     first: list[int]  # number of each bucket's first label
@@ -99,11 +101,12 @@ def set_labels(
     *,
     threshold: Callable[[], float],
     limits: Limits,
+    trail: Sequence[str],
 ) -> Labelled:
     """Extend the `roots`, which lie in the first bucket of `order`, to the last one.
 
-    threshold: the limit of bounds, which may fall while labels are set. Raises `Stopped` where the
-    run should stop.
+    threshold: the limit of bounds, which may fall while labels are set. trail: fields that are
+    kept of labels after they were extended. Raises `Stopped` where the run should stop.
     """
     pending: dict[int, list[Labels]] = {bucket: [] for bucket in order}
     pending[order[0]] = [roots]
@@ -126,7 +129,6 @@ def set_labels(
     for bucket in order:
         labels = kept(bucket)
         del pending[bucket]
-        buckets.append(labels)
         first.append(count)
         for begin in range(0, len(labels), limits.block):
             run.check()
@@ -144,4 +146,6 @@ def set_labels(
                         pending[target] = [kept(target)]
                         waiting[target] = len(pending[target][0])
         count += len(labels)
+        kept_fields = labels if bucket == order[-1] else repack_fields(labels[["parent", *trail]])
+        buckets.append(kept_fields)
     return Labelled(buckets, first, dropped)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.labels import search
+from hetplan.formulations.amp.labels import Groups, Limits
 from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
 from hetplan.formulations.amp.orders import find_first, try_orders
 from hetplan.formulations.amp.problem import (
@@ -38,6 +38,7 @@ from hetplan.formulations.amp.problem import (
     find_cells,
 )
 from hetplan.formulations.amp.rows import (
+    Bisection,
     RowModel,
     SyncBox,
     bound_configuration,
@@ -53,6 +54,9 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
+# First and last candidate time of the slowest stage.
+Intervals = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -61,7 +65,7 @@ class Parameters:
     # Labels kept at first, and how much more in each further search of the same box. Narrow
     # searches find decisions sooner; every search is begun anew.
     first_width: int = 50
-    widen: int = 6
+    widen: int = 20
     # Before a wider search, every configuration is tried for a better incumbent.
     narrow_width: int = 2_000
     # Boxes that need more stay open: memory grows with the width.
@@ -74,6 +78,9 @@ class Parameters:
     least_share: float = 1e-4
     # A better decision must be better by this (relative), or by the user's gap.
     rounding: float = 1e-9
+    # How far bounds are sharpened, and what one label search spends.
+    bisection: Bisection = field(default_factory=Bisection)
+    labels: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ class Node:
     config: Configuration
     model: RowModel | None = None  # None: only `quick_seconds` bounds it
     box: SyncBox | None = None
+    intervals: Intervals = ()  # of the box, once it was searched
     width: int = 0
     straddling: bool = False  # only decisions with a group that straddles cells
 
@@ -121,10 +129,12 @@ class Search:
         if node.width > self.parameters.narrow_width:
             self.try_everywhere()
         try:
-            dropped = self.search(model, node.box, node.width)
+            intervals = node.intervals or self.intervals(model, node.box)
+            dropped = self.search(model, node.box, intervals, node.width)
         except MemoryError:
             return Expansion(dropped=node.box.bound)
-        return Expansion([(dropped, replace(node, width=node.width * self.parameters.widen))])
+        width = node.width * self.parameters.widen
+        return Expansion([(dropped, replace(node, intervals=intervals, width=width))])
 
     def try_for_incumbent(self, model: RowModel) -> None:
         """Orders and a narrow label search of one configuration, once."""
@@ -133,7 +143,7 @@ class Search:
             return
         try_orders(self.problem, self.cells, config, self.incumbent, self.run)
         every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
-        self.search(model, every, self.parameters.first_width)
+        self.search(model, every, self.intervals(model, every), self.parameters.first_width)
         self.tried.add(config)
 
     def try_everywhere(self) -> None:
@@ -160,20 +170,28 @@ class Search:
         if not model.layout.complete:
             models[True] = row_model(model.layout, straddle=True)
         for straddling, one in models.items():
-            for box in bound_configuration(one, self.incumbent.threshold, self.run.check):
-                yield box.bound, Node(node.config, one, box, width, straddling)
+            limit, bisection = self.incumbent.threshold, self.parameters.bisection
+            for box in bound_configuration(one, limit, self.run.check, bisection):
+                yield box.bound, Node(node.config, one, box, width=width, straddling=straddling)
 
-    def search(self, model: RowModel, box: SyncBox, width: int) -> float:
-        """One label search, which may find an incumbent; the least bound of what it dropped."""
+    def intervals(self, model: RowModel, box: SyncBox) -> Intervals:
+        """Of the slowest stage's time: those that can hold a better decision in the box."""
+        limit = self.incumbent.threshold - box.low
+        bisection = self.parameters.bisection
+        return bound_stages(model, box.high, limit, self.run.check, bisection).intervals
+
+    def search(self, model: RowModel, box: SyncBox, intervals: Intervals, width: int) -> float:
+        """One label search, which may meet an incumbent; the least bound of what it cut."""
         limit = self.incumbent.threshold
-        stages = bound_stages(model, box.high, limit - box.low, self.run.check)
-        if not stages.intervals:
+        if not intervals:
             return limit
-        found = search(model, stages.intervals, box, width=width, limit=limit, check=self.run.check)
-        self.labels += found.labels
-        if found.best is not None:
-            self.incumbent.offer(*found.best)
-        return min(found.dropped, limit)
+        groups = Groups(model, intervals, box, self.parameters.labels)
+        labelled = groups.search(self.run, width=width, limit=limit)
+        self.labels += labelled.count
+        best = groups.best(labelled)
+        if best is not None:
+            self.incumbent.offer(*best)
+        return min(labelled.dropped, limit)
 
     def lay_out(self, config: Configuration, most_shapes: int) -> Layout:
         """The configuration's layout."""

@@ -33,14 +33,22 @@ from hetplan.formulations.amp.strategy import ring_factor
 # How much beyond an even share of a burden the tables tell apart; a pipeline that has to absorb
 # more is treated as if that were all (a relaxation).
 SPARE = 1
-# Bisections of the slowest stage's time and of the synchronisation's: more cost more than they
-# raise the bound.
-MAX_INTERVALS = 40
-MAX_BOXES = 20
-# Boxes of one configuration that are searched one by one; more are joined.
-SEARCHED_BOXES = 12
 # Rounding of prefix sums must not exclude what is allowed.
 SLACK = 1 + 1e-12
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """How far the bound of a configuration is sharpened: more takes more time than it saves."""
+
+    # Bisections of the slowest stage's time, and relative width where they may end.
+    most_intervals: int = 40
+    interval_width: float = 1e-5
+    # Bisections of the synchronisation's time, and relative width where they may end.
+    most_boxes: int = 20
+    box_width: float = 1e-4
+    # Boxes of one configuration that are searched one by one; more are joined.
+    searched_boxes: int = 12
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,7 @@ def best_bandwidth(problem: AmpProblem, ranks: int) -> float:
 def root_bound(model: RowModel, check: Callable[[], None]) -> float:
     """What every decision of the configuration costs at least, seconds; +inf where it has none."""
     low, most = float(model.sync_values[0]), float(model.sync_values[-1])
-    return low + bound_stages(model, most, np.inf, check, tolerance=1e-3).bound
+    return low + bound_stages(model, most, np.inf, check, Bisection(interval_width=1e-3)).bound
 
 
 def furthest(prefix: Floats, cap: float) -> Ints:
@@ -264,13 +272,12 @@ def bound_stages(
     sync_cap: float,
     limit: float,
     check: Callable[[], None],
-    tolerance: float = 1e-5,
+    bisection: Bisection = Bisection(),
 ) -> StageIntervals:
     """Least cost of the pipelines (without synchronisation) when synchronisation is at most
     `sync_cap`.
 
     limit: costs of at least this are not of interest. check: raises where it is time to stop.
-    tolerance: relative, where bisection may end.
     """
     weight = model.layout.config.gas - 1
     values = model.stage_values
@@ -279,13 +286,16 @@ def bound_stages(
     pieces = {0: (0, last, start)}
     worth = {0: model.shared(start + weight * values[0])}
     names = count(1)
-    for _ in range(MAX_INTERVALS):
+    for _ in range(bisection.most_intervals):
         best = min(worth, key=worth.__getitem__, default=None)
         if best is None or worth[best] >= limit:
             break
         check()
         first, final, table = pieces[best]
-        if first == final or weight * (values[final] - values[first]) <= tolerance * worth[best]:
+        if (
+            first == final
+            or weight * (values[final] - values[first]) <= bisection.interval_width * worth[best]
+        ):
             break
         middle = _middle(values, first, final)
         _, lower = model.tables(float(values[middle]), sync_cap)
@@ -310,7 +320,10 @@ def _middle(values: Floats, first: int, last: int) -> int:
 
 
 def bound_configuration(
-    model: RowModel, limit: float, check: Callable[[], None], tolerance: float = 1e-4
+    model: RowModel,
+    limit: float,
+    check: Callable[[], None],
+    bisection: Bisection = Bisection(),
 ) -> list[SyncBox]:
     """Boxes of synchronisation time covering every decision cheaper than `limit`, each with its
     bound.
@@ -325,17 +338,19 @@ def bound_configuration(
         return float(values[first]) + rows, next(names), first, last, rows
 
     def rows_of(first: int, last: int) -> float:
-        return bound_stages(model, float(values[last]), limit - float(values[first]), check).bound
+        return bound_stages(
+            model, float(values[last]), limit - float(values[first]), check, bisection
+        ).bound
 
     last = len(values) - 1
     heap = [box(0, last, rows_of(0, last))]
     done: list[SyncBox] = []
-    for _ in range(MAX_BOXES):
+    for _ in range(bisection.most_boxes):
         if not heap or heap[0][0] >= limit:
             break
         bound, _, first, last, rows = heapq.heappop(heap)
         last = min(last, int(np.searchsorted(values, limit - rows, side="right")) - 1)
-        if last <= first or values[last] - values[first] <= tolerance * bound:
+        if last <= first or values[last] - values[first] <= bisection.box_width * bound:
             done.append(SyncBox(float(values[first]), float(values[max(first, last)]), bound))
             continue
         middle = _middle(values, first, last)
@@ -343,11 +358,11 @@ def bound_configuration(
         heapq.heappush(heap, box(middle + 1, last, rows))
     rest = [SyncBox(float(values[f]), float(values[l]), bound) for bound, _, f, l, _ in heap]
     boxes = sorted([*done, *rest], key=lambda b: b.low)
-    return _merge([b for b in boxes if b.bound < limit])
+    return _merge([b for b in boxes if b.bound < limit], bisection.searched_boxes)
 
 
-def _merge(boxes: list[SyncBox]) -> list[SyncBox]:
-    """At most SEARCHED_BOXES: neighbours are joined where the label search loses least by it.
+def _merge(boxes: list[SyncBox], most: int) -> list[SyncBox]:
+    """At most `most`: neighbours are joined where the label search loses least by it.
 
     It knows of a box what its pipelines cost under the greatest synchronisation, and adds the least
     one; the joint bound is the smaller of the two.
@@ -356,7 +371,7 @@ def _merge(boxes: list[SyncBox]) -> list[SyncBox]:
     def loss(a: SyncBox, b: SyncBox) -> float:
         return min(a.bound, b.bound) - (a.low + b.bound - b.low)
 
-    while len(boxes) > SEARCHED_BOXES:
+    while len(boxes) > most:
         i = min(range(len(boxes) - 1), key=lambda n: loss(boxes[n], boxes[n + 1]))
         a, b = boxes[i], boxes[i + 1]
         boxes[i : i + 2] = [SyncBox(a.low, max(a.high, b.high), min(a.bound, b.bound))]

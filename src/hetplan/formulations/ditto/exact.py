@@ -159,7 +159,7 @@ class Search:
         limits = labels.Limits(node.width)
         found = labels.set_labels(
             parts, parts.root(), order, self.run, threshold=lambda: self.incumbent.threshold,
-            limits=limits,
+            limits=limits, trail=["first", "option"],
         )  # fmt: skip
         self.counts["searched"] += 1
         self.counts["labels"] += found.count
