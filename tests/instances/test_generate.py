@@ -40,11 +40,16 @@ def test_sizes(size: str) -> None:
         assert len(draw("amp", seed, size).data.devices) <= SIZES[size]
 
 
-def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(InputError, match="no generator for the problem 'hap'"):
-        draw("hap", 0)
-    with pytest.raises(InputError, match="unknown size 'huge'"):
-        draw("amp", 0, "huge")
+@pytest.mark.parametrize(
+    ("problem", "size", "message"),
+    [
+        ("hap", "small", "no generator for the problem 'hap'"),
+        ("amp", "huge", "unknown size 'huge'"),
+    ],
+)
+def test_what_cannot_be_drawn(problem: str, size: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        draw(problem, 0, size)
 
 
 def test_every_set_has_instances() -> None:

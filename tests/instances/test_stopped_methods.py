@@ -6,10 +6,11 @@ from __future__ import annotations
 import pytest
 
 from hetplan.formulations import family
-from hetplan.instances.library import Entry, find
+from hetplan.instances.library import find
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
+from present import present
 from stopping import cancelled_after, over
 
 # Of each family one that general solvers do not finish at once, with the looks at which its model
@@ -25,21 +26,14 @@ CASES = [(name, looks) for name, places in INSTANCES.items() for looks in places
 GENERAL = ("cp-sat", "milp", "pyomo")
 
 
-def entry(name: str) -> Entry:
-    """The packaged instance of that name."""
-    found = find(name)
-    assert found is not None, name
-    return found
-
-
 def stopped_result_holds(name: str, method: str, run: Run, stop: Stop) -> None:
     """Bound at most the record, objective at least the record, seconds that are not nothing."""
-    packaged, record = entry(name), entry(name).best_known()
-    assert record is not None and record.objective is not None
+    packaged = present(find(name))
+    best = present(packaged.best_known()).objective
     result = solve(family(packaged.problem), packaged.load().data, method, run)
     assert result.stop in (stop, Stop.OPTIMAL), result.message
-    assert result.bound is not None and 0 < result.bound <= record.objective * (1 + 1e-7)
-    assert result.objective is None or result.objective >= record.objective * (1 - 1e-7)
+    assert result.bound is not None and 0 < result.bound <= best * (1 + 1e-7)
+    assert result.objective is None or result.objective >= best * (1 - 1e-7)
     assert result.seconds > 0
 
 

@@ -445,7 +445,8 @@ def test_files_and_folders_of_models(tmp_path: Path) -> None:
         (
             {"model_type": "gpt2"},
             r"^config: vocab_size: key is missing \(expected the number of tokens in the "
-            r"vocabulary, which every gpt2 configuration gives; n_embd, n_layer, n_head missing too\)$",
+            r"vocabulary, which every gpt2 configuration gives; n_embd, n_layer, n_head missing "
+            r"too\)$",
         ),
         ([1], "not an object"),
         ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),

@@ -92,7 +92,7 @@ def test_worst_cases_come_worst_first() -> None:
 
 
 # What the titles of the pictures speak of, in their order.
-CHARTS = ("one dot per run", "speed-up", "Gaps", "Proofs", "profile", "size")
+CHARTS = ("one dot per run", "Gaps", "Proofs", "profile", "size")
 
 
 def test_page() -> None:

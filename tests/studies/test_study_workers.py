@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from hetplan.solvers.options import Options
-from hetplan.studies import workers
 from hetplan.studies.rows import Row, Task, keys, read_rows, tasks
 from hetplan.studies.workers import Patience, death, run_tasks
 
@@ -27,31 +26,30 @@ import sys
 from pathlib import Path
 from hetplan.solvers.options import Options
 from hetplan.studies import workers
-from hetplan.studies.rows import carry_out
-from hetplan.studies.rows import tasks
-workers.PRELOAD[:] = ["hetplan.studies.workers"]
+from hetplan.studies.rows import carry_out, tasks
 options = Options(threads=1, time_limit=20)
 work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(30), options))
-run = lambda left: workers.run_tasks(left, 2, stop=lambda: False)
+light = ["hetplan.studies.workers"]
+run = lambda left: workers.run_tasks(left, 2, preload=light, stop=lambda: False)
 tally = carry_out(work, Path(sys.argv[1]), run)
 print(tally.done, tally.total, tally.known)
 """
 
 
-@pytest.fixture(autouse=True)
-def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children are forked from a process that has loaded only what these tasks need."""
-    monkeypatch.setattr(workers, "PRELOAD", ["hetplan.studies.workers"])
+# The processes of tasks are forked from one that has loaded only what these tasks need.
+LIGHT = ["hetplan.studies.workers"]
 
 
-def some(method: str = "megatron", instance: str = "tiny-mixed", **options: object) -> list[Task]:
+def one_task(
+    method: str = "megatron", instance: str = "tiny-mixed", **options: object
+) -> list[Task]:
     """One task."""
     return list(tasks([instance], [method], [0], Options(threads=1, **options)))  # type: ignore[arg-type]
 
 
 def rows_of(work: list[Task], **settings: object) -> list[Row]:
     """The rows of a run on two processes."""
-    return list(run_tasks(work, 2, stop=lambda: False, **settings))  # type: ignore[arg-type]
+    return list(run_tasks(work, 2, preload=LIGHT, stop=lambda: False, **settings))  # type: ignore[arg-type]
 
 
 def test_rows_come_back() -> None:
@@ -64,7 +62,7 @@ def test_rows_come_back() -> None:
 
 
 def test_too_little_memory_is_a_row() -> None:
-    [row] = rows_of(some("exact", time_limit=2), memory_bytes=64 * 2**20)
+    [row] = rows_of(one_task("exact", time_limit=2), memory_bytes=64 * 2**20)
     assert (row["status"], row["objective"]) == ("unknown", None)
     assert row["message"]
 
@@ -73,11 +71,11 @@ def test_too_little_memory_is_a_row() -> None:
 def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
     work = (
         list(tasks(["random-amp-medium-5"], ["milp"], [0], Options(threads=1, time_limit=60)))
-        + some()
+        + one_task()
     )
     rows: list[Row] = []
     before = children()
-    stream: Iterator[Row] = run_tasks(work, 2, stop=lambda: False)
+    stream: Iterator[Row] = run_tasks(work, 2, preload=LIGHT, stop=lambda: False)
     rows.append(next(stream))
     assert rows[0]["method"] == "megatron"
     [victim] = [pid for pid in children() - before if is_task(pid)]
@@ -88,16 +86,16 @@ def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
 
 
 def test_what_does_not_stop_is_killed() -> None:
-    work = some("milp", "random-amp-medium-5", time_limit=60.0)
+    work = one_task("milp", "random-amp-medium-5", time_limit=60.0)
     [row] = rows_of(work, patience=Patience(-1e9, -0.97))  # after less than its time limit
     assert (row["status"], row["stop"]) == ("unknown", "limit")
     assert row["message"].startswith("killed: still running")
 
 
 def test_a_wish_to_stop_ends_all() -> None:
-    work = some("milp", "random-amp-medium-5", time_limit=60.0) * 3
+    work = one_task("milp", "random-amp-medium-5", time_limit=60.0) * 3
     asked = iter([False] * 4)
-    assert list(run_tasks(work, 2, stop=lambda: next(asked, True))) == []
+    assert list(run_tasks(work, 2, preload=LIGHT, stop=lambda: next(asked, True))) == []
 
 
 def test_how_deaths_read() -> None:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan import __version__
 from hetplan.errors import InputError
-from hetplan.instances.library import BEST_FORMAT, Instance, parse_best_known, plain
+from hetplan.instances.library import BEST_FORMAT, BestKnown, Instance, parse_best_known, plain
 from hetplan.schema import Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
 from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
@@ -139,12 +139,7 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = parse_best_known(value, where=where)
         check_problem(best.problem, instance, where)
-        decision = parse_decision(best.decision, instance, where, "decision")
-        return [
-            Claim(
-                source=best.found_by, decision=decision, objective=best.objective, bound=best.bound
-            )
-        ]
+        return [claim_of_record(best, instance, where)]
     if not isinstance(value, dict) or "results" not in value:
         return [Claim(source="decision", decision=parse_decision(value, instance, where))]
     answers = parse(AnswerFile, value, where=where)
@@ -167,6 +162,14 @@ def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) 
         objective=answer.objective,
         bound=answer.bound,
         gap=answer.gap,
+    )
+
+
+def claim_of_record(best: BestKnown, instance: Instance, where: str) -> Claim:
+    """What a best-known record claims; raises InputError where its decision is malformed."""
+    decision = parse_decision(best.decision, instance, where, "decision")
+    return Claim(
+        source=best.found_by, decision=decision, objective=best.objective, bound=best.bound
     )
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -39,8 +39,7 @@ from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.registry import Family
 from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
 
-FORMAT = "hetplan-instance"
-VERSION = 1
+FORMAT, VERSION = "hetplan-instance", 1
 
 
 class InstanceFile(StrictModel):
@@ -128,8 +127,7 @@ def instance_schema(problem: str | None = None) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "$defs": definitions}
 
 
-BEST_FORMAT: Final = "hetplan-best-known"
-BEST_VERSION: Final = 1
+BEST_FORMAT, BEST_VERSION = "hetplan-best-known", 1
 
 
 class BestKnown(StrictModel):
@@ -185,34 +183,30 @@ def parse_best_known(value: Any, *, where: str) -> BestKnown:
     return parse(BestKnown, value, where=where)
 
 
-def library(
-    problem: str | None = None, name: str | None = None, *, root: Traversable | None = None
-) -> list[Entry]:
+def library(problem: str | None = None, name: str | None = None) -> list[Entry]:
     """The packaged instances, sorted by problem and name; nothing is read yet.
 
-    problem: only this one. name: only names that match this shell pattern. root: another library
-    folder.
+    problem: only this one. name: only names that match this shell pattern.
     """
     return [
         entry
-        for entry in (Entry(*row) for row in shelved(root))
+        for entry in (Entry(*row) for row in shelved())
         if problem in (None, entry.problem) and fnmatch.fnmatchcase(entry.name, name or "*")
     ]
 
 
-def find(name: str, *, root: Traversable | None = None) -> Entry | None:
+def find(name: str) -> Entry | None:
     """The packaged instance called `name` or `problem/name`; None where there is none of that
     name."""
-    every = library(root=root)
-    return next((e for e in every if name in (e.name, f"{e.problem}/{e.name}")), None)
+    return next((e for e in library() if name in (e.name, f"{e.problem}/{e.name}")), None)
 
 
-def load_from_library(name: str, *, root: Traversable | None = None) -> Instance:
+def load_from_library(name: str) -> Instance:
     """The packaged instance called `name` or `problem/name`; raises InputError where there is
     none."""
-    entry = find(name, root=root)
+    entry = find(name)
     if entry is None:
-        names = [entry.name for entry in library(root=root)]
+        names = [entry.name for entry in library()]
         raise unknown_name(
             "no such instance in the library:",
             name,

@@ -33,13 +33,13 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def shelved(root: Traversable | None = None) -> Iterator[tuple[str, str, Traversable, Traversable]]:
+def shelved() -> Iterator[tuple[str, str, Traversable, Traversable]]:
     """(problem, name, instance file, best-known record) of each instance, sorted by problem and
     file name.
 
-    root: another library folder. The record need not exist.
+    The record need not exist.
     """
-    top = root if root is not None else files("hetplan.instances") / "library"
+    top = files("hetplan.instances") / "library"
     for folder in sorted((f for f in top.iterdir() if f.is_dir()), key=lambda f: f.name):
         for file in sorted(folder.iterdir(), key=lambda f: f.name):
             record = record_name(file.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from hetplan.instances.answers import (
     Claim,
     Verdict,
     claim_of,
+    claim_of_record,
     judge,
-    parse_decision,
 )
 from hetplan.instances.library import (
     BEST_FORMAT,
@@ -144,7 +144,10 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
             usable.append((finding, claim))
         except InputError as error:
             refused.append(str(error))
-    known = [] if before is None else [claim_of_record(before, instance)]
+    known = []
+    if before is not None:
+        record = claim_of_record(before, instance, entry.name)
+        known = [replace(record, source="the record")]
     verdicts = judge([*(claim for _, claim in usable), *known], instance)
     own = verdicts.pop() if known else None
     judged = [(f, verdict) for (f, _), verdict in zip(usable, verdicts, strict=True)]
@@ -156,14 +159,6 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
         good = [(f, v) for f, v in judged if not v.complaints]
         after = with_bound(with_decision(before, good), good, instance)
     return Change(entry, before, after, tuple(refused))
-
-
-def claim_of_record(record: BestKnown, instance: Instance) -> Claim:
-    """What stands in the record."""
-    decision = parse_decision(record.decision, instance, record.instance, "decision")
-    return Claim(
-        source="the record", decision=decision, objective=record.objective, bound=record.bound
-    )
 
 
 def with_decision(
@@ -207,14 +202,9 @@ def with_bound(
     bound, by = max(proved)
     bound = min(bound, record.objective)
     if record.bound is None or bound > record.bound * (1 + NEWS):
-        return replaced(record, bound=bound, proved_by=by)
+        return record.model_copy(update={"bound": bound, "proved_by": by})
     # rounding may leave a bound a hair above a better decision
-    return replaced(record, bound=min(record.bound, record.objective))
-
-
-def replaced(record: BestKnown, **fields: Any) -> BestKnown:
-    """The record with other values, checked."""
-    return BestKnown.model_validate({**record.model_dump(), **fields})
+    return record.model_copy(update={"bound": min(record.bound, record.objective)})
 
 
 def write(change: Change) -> None:

@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hetplan.errors import InputError
 from hetplan.studies.findings import PROVEN, SIZES, Study, cactus, profile, row_size
 
@@ -23,10 +21,8 @@ WIDE_RANGE = 10  # beyond this factor between the ends an axis is logarithmic
 
 def charts(study: Study, problem: str) -> Mapping[str, Any]:
     """Title -> figure, those for which the problem has rows."""
-    speed = "Predicted speed-up of the best known plan over each heuristic's"
     makers: Mapping[str, Callable[[Study, str], Any | None]] = {
         "Predicted time above the best known, one dot per run": excesses,
-        f"{speed}: half of the runs, all runs": speedups,
         "Gaps at the end of the exact methods' runs": gaps,
         "Proofs against time": proofs,
         "Performance profile of the exact methods": profiles,
@@ -52,63 +48,27 @@ def figure(height: float) -> tuple[Any, Any]:
     return made, axes
 
 
-def by_heuristic(study: Study, problem: str) -> dict[str, list[float]]:
-    """Heuristic -> its runs' excesses, ascending; those with any."""
-    runs: dict[str, list[float]] = {name: [] for name in study.methods(problem, exact=False)}
-    for row in study.of(problem):
-        excess = study.excess(row)
-        if row["method"] in runs and excess is not None:
-            runs[row["method"]].append(excess)
-    return {name: sorted(values) for name, values in runs.items() if values}
-
-
-def rows_figure(names: Sequence[str]) -> tuple[Any, Any]:
-    """A figure with a row per name, the first above."""
-    made, axes = figure(0.9 + 0.38 * len(names))
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    return made, axes
-
-
 def excesses(study: Study, problem: str) -> Any | None:
     """A row of dots per heuristic, its median marked."""
-    runs = by_heuristic(study, problem)
+    runs: dict[str, list[float]] = {}
+    for row in study.of(problem):
+        excess = study.excess(row)
+        if not row["exact"] and excess is not None:
+            runs.setdefault(row["method"], []).append(max(100 * excess, LEAST_EXCESS))
     if not runs:
         return None
-    made, axes = rows_figure(list(runs))
-    for at, values in enumerate(runs.values()):
-        shown = [max(100 * value, LEAST_EXCESS) for value in values]
+    made, axes = figure(0.9 + 0.38 * len(runs))
+    axes.set_yticks(range(len(runs)), list(runs))
+    axes.invert_yaxis()
+    for at, shown in enumerate(runs.values()):
         spread = [at + 0.28 * ((7 * i) % 11 / 5 - 1) for i in range(len(shown))]
-        axes.scatter(shown, spread, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
-        mark(axes, statistics.median(shown), at, 0.36)
+        axes.scatter(sorted(shown), spread, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
+        middle = statistics.median(shown)
+        axes.plot([middle, middle], [at - 0.36, at + 0.36], color=COLOURS[1], linewidth=2.2)
     axes.set_xscale("log")
     axes.set_xlim(left=LEAST_EXCESS * 0.8)
     axes.set_xlabel("% above the best known (left edge: the optimum; bar: median)")
     return made
-
-
-def speedups(study: Study, problem: str) -> Any | None:
-    """A bar per heuristic from the lower to the upper quartile of its time over the best known, a
-    line over all."""
-    runs = by_heuristic(study, problem)
-    if not runs:
-        return None
-    made, axes = rows_figure(list(runs))
-    for at, values in enumerate(runs.values()):
-        least, low, middle, high, most = 1 + np.quantile(values, (0, 0.25, 0.5, 0.75, 1))
-        axes.plot([least, most], [at, at], color=COLOURS[0], linewidth=1)
-        axes.barh(at, high - low, left=low, height=0.5, color=COLOURS[5], edgecolor=COLOURS[0])
-        mark(axes, middle, at, 0.25)
-    if max(values[-1] for values in runs.values()) > WIDE_RANGE - 1:
-        axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.set_xlabel("times the best known predicted time (bar in the middle: median)")
-    return made
-
-
-def mark(axes: Any, value: float, at: float, half: float) -> None:
-    """A bar across a row."""
-    axes.plot([value, value], [at - half, at + half], color=COLOURS[1], linewidth=2.2)
 
 
 def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upwards: str) -> Any:

@@ -16,7 +16,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -161,13 +161,13 @@ def peak_bytes() -> int:
 TELL_SECONDS = 0.5
 # What the fork server imports once instead of every task anew. None of it starts threads, so that
 # forking is safe.
-PRELOAD = [
+PRELOAD = (
     "highspy",
     "numba",
     "pyomo.environ",
     "ortools.sat.python.cp_model",
     "hetplan.studies.workers",
-]
+)
 
 
 @dataclass(frozen=True)
@@ -223,14 +223,16 @@ def run_tasks(
     *,
     memory_bytes: int | None = None,
     patience: Patience = PATIENCE,
+    preload: Sequence[str] = PRELOAD,
     stop: Callable[[], bool],
 ) -> Iterator[Row]:
     """The rows as they come, `jobs` tasks at a time, until `stop` says so; what then still runs is
     dropped.
 
-    memory_bytes: address space of each task's process, None for no limit.
+    memory_bytes: address space of each task's process, None for no limit. preload: what the server
+    process imports.
     """
-    context = server()
+    context = server(preload)
     waiting = iter(tasks)
     running: list[Running] = []
     try:
@@ -253,13 +255,13 @@ def run_tasks(
             end(one)
 
 
-def server() -> Any:
+def server(preload: Sequence[str]) -> Any:
     """Where processes come from: a fork server where the system has one, fresh processes
     elsewhere."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(list(preload))
     return context
 
 
@@ -317,7 +319,8 @@ def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's own process decides
     threading.Thread(target=follow, args=(pipe,), daemon=True).start()
     if memory_bytes is not None:
-        limit_memory(memory_bytes)
+        # allocations beyond fail
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     lock, last = threading.Lock(), [0.0]
 
     def tell(progress: Progress) -> None:
@@ -343,12 +346,3 @@ def follow(pipe: Connection) -> None:
         wait([pipe])
         pipe.recv()
     os._exit(1)
-
-
-def limit_memory(size: int) -> None:
-    """Allocations beyond fail, where the system can limit them."""
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
