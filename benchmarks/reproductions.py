@@ -175,9 +175,8 @@ TABLES = {
         'constant in the number of devices (§7.8). '
         "`paper`: the alternation of A* (here in Python; the authors' is compiled) and ratios, as "
         "printed "
-        "while A* stays small, then by the stricter rules of the authors' program, each for a "
-        "share of "
-        "the limit. `exact` optimises programs and ratios together and proves it.",
+        "while A* stays small, then with shortest paths in its place. `exact` optimises programs "
+        "and ratios together and proves it.",
     ),
     "ditto": Table(
         "Ditto, Figures 9 and 10: GPT-2 XL on Figure 8's clusters, 32 micro-batches",

@@ -7,13 +7,14 @@ import itertools
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hap.hap_cases import known, least_at, programs
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.hap.alternation import STATES, alternate, program_for
+from hetplan.formulations.hap import alternation
+from hetplan.formulations.hap.alternation import shortest_paths
+from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.experiments import (
     BANDWIDTHS,
@@ -21,17 +22,16 @@ from hetplan.formulations.hap.experiments import (
     SIZES,
     Experiment,
     experiments,
+    report,
     theory_named,
 )
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.graph import build
-from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.report import report
 from hetplan.formulations.hap.theories import chain
-from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
 
 ENTRIES = {entry.name: entry for entry in library("hap")}
@@ -116,44 +116,27 @@ def test_the_search_stops_at_any_moment(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_programs_for_fixed_ratios_are_bounded(seed: int) -> None:
-    """Above the best by enumeration, the bound below it; where both meet they are it."""
+def test_shortest_paths_take_the_place_of_a_star(seed: int) -> None:
+    """At its limit at once: never below the best by enumeration, neither at fixed ratios nor at
+    all, and on chains as good as A*."""
     data, optimum = known(seed, 1)
-    if optimum is None:
-        return
-    theory = reduce_theory(compile_problem(data))
-    graph = build(theory, STATES, canonical=True) if theory.goal is not None else None
-    if graph is None:
-        return
-    for row in (theory.problem.proportional, theory.problem.even):
-        least = least_at(theory.problem, programs(seed, 1), row)
-        found = program_for(theory, graph, np.tile(row, (1, 1)))
-        assert found.bound <= least * (1 + 1e-9) + 1e-12
-        assert found.seconds >= least * (1 - 1e-9) - 1e-12
-        if found.exact:
-            assert found.seconds == pytest.approx(least, rel=2e-6, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_the_alternation_is_never_below_the_joint_optimum(seed: int) -> None:
-    data, optimum = known(seed, 1)
-    if optimum is None:
-        return
-    found = alternate(data)
-    if found is None:
-        return
-    assert found.seconds >= optimum * (1 - 1e-9) - 1e-12
-    assert found.first >= found.seconds * (1 - 1e-12)
-    assert 0 <= found.exact <= found.rounds
-
-
-def test_it_alternates_as_the_papers_search_does() -> None:
-    """On chains where both are exact for the first ratios, the pair is as good."""
-    for seed in range(4):
-        data = chain(1, 2, seed)
-        found, paper = alternate(data), solve(family("hap"), data, "paper").objective
-        assert found is not None and paper is not None
-        assert found.seconds == pytest.approx(paper, rel=1e-6)
+    run = Run(Options(threads=1))
+    if optimum is not None:
+        posed = pose(data, run)
+        if isinstance(posed, Outcome):
+            return
+        theory, row = posed.theory, posed.problem.proportional
+        graph = build(theory, 10_000, canonical=True)
+        assert graph is not None
+        paths = shortest_paths(theory, graph, row[None], 4)
+        stages = [theory.problem.stages(path) for path in paths]
+        least = min(theory.problem.seconds(s, row[None]) for s in stages)
+        assert least >= least_at(theory.problem, programs(seed, 1), row) * (1 - 1e-9) - 1e-12
+    data = chain(1 + seed % 3, 2, seed)
+    given = alternation.solve(data, run, alternation.Parameters(extensions=0))
+    assert given.decision is not None and given.message == alternation.TOO_LARGE
+    objective = evaluate(FAMILY, data, given.decision).objective
+    assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
 
 
 def test_experiments_are_those_of_the_paper() -> None:
@@ -168,13 +151,13 @@ def test_experiments_are_those_of_the_paper() -> None:
 
 
 def test_the_report_says_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetplan.formulations.hap.report.PAPER_SECONDS", 0.5)
+    monkeypatch.setattr("hetplan.formulations.hap.experiments.PAPER_SECONDS", 0.5)
     tables, found = report("vgg19-8gpu")
     (row,) = found["rows"]
     assert any("2.41" in figure["speedup"] for figure in found["measured"])
     seconds = row["predicted_seconds"]
     assert row["bound"] <= seconds["joint"] * (1 + 1e-9)
-    assert set(seconds) == {"joint", "paper", "alternation", "dp-even", "dp-proportional"}
+    assert set(seconds) == {"joint", "paper", "dp-even", "dp-proportional"}
     assert seconds["joint"] == min(seconds.values())
     assert seconds["dp-proportional"] / seconds["joint"] > 2, (
         "dense layers are sliced, not synchronised"

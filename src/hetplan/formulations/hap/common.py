@@ -39,7 +39,7 @@ NONE_FITS = "no program fits in memory"
 Price = Callable[[Step], float]
 Combine = Callable[[list[float]], float]
 COMBINED: tuple[Combine, ...] = (sum, max)
-# Prices of all memory together, as multiples of what everything costs at most.
+# What all memory together costs, as multiples of what everything costs at most.
 BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
@@ -237,20 +237,26 @@ def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
     best = best_ratios(problem, problem.stages(program), run).seconds, program
     if problem.capacity is None:
         return best[1], best[0]
-    room = float(problem.capacity @ problem.counts)
     seconds = price_at(theory, np.tile(problem.proportional, (problem.g, 1)))
-    for price, combine in product(BYTE_PRICES, COMBINED):
-        each = price * (problem.most_seconds or 1.0) / (room or 1.0)
+    devices = float(problem.counts.sum())
+    for each, combine in product(byte_prices(problem), COMBINED):
 
         def both(step: Step, each: float = each) -> float:
-            held = float(problem.counts.sum()) * step.fixed_bytes + step.shared_bytes
-            return seconds(step) + each * held
+            return seconds(step) + each * (devices * step.fixed_bytes + step.shared_bytes)
 
         program = greedy_program(theory, both, combine)
         best = min(best, (best_ratios(problem, problem.stages(program), run).seconds, program))
         if run.should_stop and np.isfinite(best[0]):
             break
     return best[1], best[0]
+
+
+def byte_prices(problem: HapProblem) -> list[float]:
+    """Seconds per byte that are tried: all memory together costs what everything costs at most, or
+    multiples of that."""
+    assert problem.capacity is not None
+    room = float(problem.capacity @ problem.counts) or 1.0
+    return [times * (problem.most_seconds or 1.0) / room for times in BYTE_PRICES]
 
 
 def first_program(theory: Theory) -> list[int]:

@@ -1,5 +1,5 @@
-"""A `hap` decision for people: the ratios per device type, the stages, every instruction as in
-HAP's Figure 11, and the stages of every device drawn to scale.
+"""A `hap` decision for people: the ratios per device type, the stages, and every instruction as in
+HAP's Figure 11.
 
 `describe` and `show` work from the instance and the decision alone.
 """
@@ -7,7 +7,7 @@ HAP's Figure 11, and the stages of every device drawn to scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
@@ -15,24 +15,6 @@ from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
 
 MOST_STAGES = 60
-WIDTH = 100
-COMPUTING, COMMUNICATING, WAITING = "#", "=", "."
-
-
-@dataclass(frozen=True)
-class Row:
-    """One instruction."""
-
-    position: int  # in the program
-    stage: int
-    triple: int  # its number
-    kind: str
-    instruction: str
-    tensor: str  # what it gives (HAP's properties are `tensor | form`)
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    segment: int
-    seconds: float  # of a collective, or of the slowest device's computation
 
 
 @dataclass(frozen=True)
@@ -50,19 +32,28 @@ class Stage:
         return self.comm_seconds + max(self.compute_seconds)
 
 
-def rows_of(data: HapData, decision: HapDecision) -> list[Row]:
-    """Every instruction in order."""
+def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
+    """Every instruction in order, as JSON types: its position in the program, stage and triple, the
+    tensor that it gives (HAP's properties are `tensor | form`), properties before and after, and
+    the seconds of a collective, or of the slowest device's computation."""
     rows, stage = [], 0
     for position, i in enumerate(decision.program):
         triple = data.triples[i]
         stage += isinstance(triple, Communication)
-        tensor = triple.post[0].rpartition("|")[0].strip() or triple.post[0]
         rows.append(
-            Row(
-                position, stage, i, triple.kind, triple.instruction, tensor, tuple(triple.pre),
-                tuple(triple.post), triple.segment, max(_seconds(data, decision, i)),
-            )
-        )  # fmt: skip
+            {
+                "position": position,
+                "stage": stage,
+                "triple": i,
+                "kind": triple.kind,
+                "instruction": triple.instruction,
+                "tensor": triple.post[0].rpartition("|")[0].strip() or triple.post[0],
+                "before": list(triple.pre),
+                "after": list(triple.post),
+                "segment": triple.segment,
+                "seconds": max(_seconds(data, decision, i)),
+            }
+        )
     return rows
 
 
@@ -160,65 +151,23 @@ def listing(data: HapData, decision: HapDecision) -> Table:
     stage."""
     rows = tuple(
         (
-            str(row.position),
-            str(row.stage),
-            row.instruction,
-            row.tensor,
-            ", ".join(row.before) or "-",
-            ", ".join(row.after),
-            seconds_text(row.seconds),
+            str(row["position"]),
+            str(row["stage"]),
+            row["instruction"],
+            row["tensor"],
+            ", ".join(row["before"]) or "-",
+            ", ".join(row["after"]),
+            seconds_text(row["seconds"]),
         )
-        for row in rows_of(data, decision)
+        for row in instructions(data, decision)
     )
     header = ("#", "stage", "instruction", "tensor", "before", "after", "takes")
     note = "takes: a collective's time, or the slowest device's; a stage begins at each collective"
     return Table(f"{len(rows)} instructions", header, rows, (note,), right=(0, 1, 6))
 
 
-def drawing(data: HapData, decision: HapDecision, width: int = WIDTH) -> Table:
-    """The stages of every kind of device over time, `width` characters for the whole program."""
-    stages = stages_of(data, decision)
-    total = sum(stage.seconds for stage in stages)
-    rows = [
-        (ranges_text(members), data.devices[members[0]].name, _line(stages, members[0], width))
-        for members in _alike(data, decision)
-    ]
-    rows.append(("", "", _scale(stages, width)))
-    note = (
-        f"{COMPUTING} computing, {COMMUNICATING} collective, {WAITING} waiting for the slowest; "
-        f"below: | a stage begins (+ several); {seconds_text(total / width)} per character"
-    )
-    title = f"{len(stages)} stages, {seconds_text(total)}"
-    return Table(title, ("devices", "kind", "time"), tuple(rows), (note,))
-
-
-def _line(stages: Sequence[Stage], device: int, width: int) -> str:
-    """What a device does at the middle of each character's time."""
-    text, begin, at = [], 0.0, 0
-    total = sum(stage.seconds for stage in stages)
-    for c in range(width):
-        moment = (c + 0.5) / width * total
-        while at + 1 < len(stages) and moment >= begin + stages[at].seconds:
-            begin, at = begin + stages[at].seconds, at + 1
-        inside = moment - begin - stages[at].comm_seconds
-        busy = stages[at].compute_seconds[device]
-        text.append(COMMUNICATING if inside < 0 else COMPUTING if inside < busy else WAITING)
-    return "".join(text)
-
-
-def _scale(stages: Sequence[Stage], width: int) -> str:
-    """Where stages begin."""
-    marks, begin = [" "] * width, 0.0
-    total = sum(stage.seconds for stage in stages)
-    for stage in stages:
-        at = min(width - 1, int(begin / total * width)) if total > 0 else 0
-        marks[at] = "|" if marks[at] == " " else "+"
-        begin += stage.seconds
-    return "".join(marks)
-
-
 def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:
-    """Ratios, drawing and listing; and the same as JSON types."""
+    """Ratios, stages and listing; and the same as JSON types."""
     stages = stages_of(data, decision)
     document = {
         "devices": [device.name for device in data.devices],
@@ -233,12 +182,9 @@ def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, A
             }
             for number, stage in enumerate(stages)
         ],
-        "instructions": [
-            {**asdict(row), "before": list(row.before), "after": list(row.after)}
-            for row in rows_of(data, decision)
-        ],
+        "instructions": instructions(data, decision),
     }
     if data.memory is not None:
         document["held_bytes"] = held_bytes(data, decision)
         document["device_bytes"] = data.memory.device_bytes
-    return [describe(data, decision)[0], drawing(data, decision), listing(data, decision)], document
+    return [*describe(data, decision), listing(data, decision)], document

@@ -69,5 +69,5 @@ FAMILY = Family(
     ),
     describe=f"{_HERE}.describe:describe",
     show=f"{_HERE}.describe:show",
-    report=f"{_HERE}.report:report",
+    report=f"{_HERE}.experiments:report",
 )
