@@ -181,13 +181,15 @@ def test_equal_times_and_bytes_are_one_problem(nodes: list[object]) -> None:
     assert "fp16 is not planned apart: times and bytes are those of bf16" in planning.notes
     assert planned(nodes, "fp16,bf16", "dp").precisions == ("fp16",)
     slow = {name: {"peak_tflops": {"bf16": 10}} for name in cluster(nodes=nodes).types}
-    choice = make_workloads("gpt2", cluster(nodes=nodes, devices=slow), 8, precision="fp16,bf16")
-    assert [w.precision for w in choice.workloads] == ["fp16", "bf16"] and choice.notes == ()
+    apart, notes = make_workloads(
+        "gpt2", cluster(nodes=nodes, devices=slow), 8, precision="fp16,bf16"
+    )
+    assert [w.precision for w in apart] == ["fp16", "bf16"] and notes == []
 
 
 def test_a_profile_is_of_one_precision() -> None:
     profile = Profile.model_validate(profile_document())
-    (workload,) = make_workloads("gpt2", cluster(), 8, precision="fp16", profile=profile).workloads
+    ((workload,), _) = make_workloads("gpt2", cluster(), 8, precision="fp16", profile=profile)
     assert workload.profile == profile
     with pytest.raises(InputError, match="a profile is of one precision"):
         make_workloads("gpt2", cluster(), 8, precision=AUTO, profile=profile)

@@ -130,7 +130,7 @@ def plan(
     from hetplan.runtime.plan import save_plan
 
     run = Run(make_options(**vars(limits)))
-    posed = make_workloads(
+    posed, notes = make_workloads(
         model,
         sources.open_cluster(cluster),
         global_batch,
@@ -138,7 +138,7 @@ def plan(
         precision=precision,
         profile=profile,
     )
-    workloads = [sources.with_links(one, links) for one in posed.workloads]
+    workloads = [sources.with_links(one, links) for one in posed]
     workload = workloads[0]
     names = None if choice.strategies is None else split_list(choice.strategies)
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
@@ -154,7 +154,7 @@ def plan(
             run,
             criteria=criteria,
             on_candidate=display.add,
-            notes=posed.notes,
+            notes=notes,
         ),
         quiet=quiet,
         display=display,

@@ -14,7 +14,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.describe import describe, stages_of
@@ -41,8 +40,6 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run, Stopped
 from hetplan.text import Table, bytes_text, seconds_text
-
-ONE_WAY_SECONDS = 5.0  # for programs that read every parameter in one way
 
 
 class HapSettings(StrictModel):
@@ -82,8 +79,6 @@ class Hap(Strategy):
             raise NoPlan("infeasible", text)
         try:
             posed = pose(workload, self.settings.steps, labelled(run, "hap"))
-        except UnsupportedError as error:
-            raise NoPlan("unknown", str(error)) from None
         except Stopped:
             spent = seconds_text(time.perf_counter() - begun)
             raise NoPlan("unknown", f"no time to write its theory down ({spent})") from None
@@ -92,11 +87,12 @@ class Hap(Strategy):
 
 @dataclass(frozen=True)
 class Theory(Problem):
-    """The theory of the workload. seconds: for the joint search. posing: seconds spent on it."""
+    """The theory of the workload."""
 
     posed: Posed
-    seconds: float
-    posing: float
+    seconds: float  # for the joint search
+    posing: float  # seconds that were spent on writing it down
+    one_way_seconds: float = 5.0  # for programs that read every parameter in one way
 
     def solve(self, method: Method, run: Run) -> Candidate:
         """A method's result as a candidate, its program in whole units."""
@@ -153,7 +149,7 @@ class Theory(Problem):
     def in_one_way_each(self, decision: HapDecision, objective: float) -> tuple[HapDecision, float]:
         """The decision and its objective; where devices have no room for parameters that it reads
         in several ways, the fastest that reads each in one way, if one fits."""
-        theory, run = self.posed.theory, Run(Options(time_limit=ONE_WAY_SECONDS))
+        theory, run = self.posed.theory, Run(Options(time_limit=self.one_way_seconds))
         whole = [self.in_whole_units(each) for each in in_one_way(theory, decision, run)]
         fitting = [other for other in whole if self.posed.fits(other)]
         if not fitting:

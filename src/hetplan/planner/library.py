@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetplan.errors import InputError
@@ -61,7 +61,7 @@ def plan(
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
     file holds. Raises InputError.
     """
-    choice = make_workloads(
+    workloads, notes = make_workloads(
         model,
         opened(cluster),
         global_batch,
@@ -72,12 +72,12 @@ def plan(
     options = Options(time_limit=time_limit)
     options = options if threads is None else replace(options, threads=threads)
     return make_plans(
-        choice.workloads,
+        workloads,
         chosen(strategies, settings),
         Run(options),
         criteria=Criteria(money_limit, cheapest_within, parts),
         on_candidate=on_candidate,
-        notes=choice.notes,
+        notes=notes,
     )
 
 
@@ -88,15 +88,6 @@ def opened(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
     text = os.fspath(cluster)
     bare = isinstance(cluster, str) and not Path(text).suffix and os.sep not in text
     return example_cluster(text) if bare and not os.path.exists(text) else load_cluster(cluster)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One workload per precision worth planning, the preferred first; why others are not among
-    them."""
-
-    workloads: tuple[Workload, ...]
-    notes: tuple[str, ...] = ()
 
 
 def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
@@ -117,30 +108,31 @@ def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
 
 def make_workloads(
     model: str | os.PathLike[str] | Model,
-    cluster: str | os.PathLike[str] | Cluster,
+    cluster: Cluster,
     global_batch: int,
     *,
     sequence: int | None = None,
     precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
-) -> Choice:
-    """`make_workload` for every precision given. With one, or with a Model, which brings its own,
-    that is all.
+) -> tuple[list[Workload], list[str]]:
+    """One workload per precision worth planning, the preferred first; why others are left out.
 
-    With several, those that a device has no peak for are left out, as is one whose times and bytes
-    are those of another on every device. Raises InputError where none is left, or for a profile,
-    which is of one precision.
+    With one precision, or with a Model, which brings its own, it is `make_workload`. Of several,
+    those that a device has no peak for are left out, as is one whose times and bytes are those of
+    another on every device. Raises InputError where none is left, or for a profile, which is of one
+    precision.
     """
     precisions = precisions_of(precision)
     if isinstance(model, Model) or len(precisions) == 1:
-        only = precisions[0]
-        return Choice(
-            (
-                make_workload(
-                    model, cluster, global_batch, sequence=sequence, precision=only, profile=profile
-                ),
-            )
+        only = make_workload(
+            model,
+            cluster,
+            global_batch,
+            sequence=sequence,
+            precision=precisions[0],
+            profile=profile,
         )
+        return [only], []
     if profile is not None:
         raise InputError(
             "a profile is of one precision",
@@ -148,13 +140,12 @@ def make_workloads(
             got=", ".join(precisions),
             expected="one --precision",
         )
-    cluster = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     workloads: list[Workload] = []
-    lacking, alike = [], []
+    notes: list[str] = []
     for name in precisions:
         kinds = [k for k in cluster.types if name not in cluster.specs[k].peak_tflops]
         if kinds:
-            lacking.append((name, ", ".join(kinds)))
+            notes.append(f"{name} is left out: no units for it in {', '.join(kinds)}")
             continue
         made = make_workload(model, cluster, global_batch, sequence=sequence, precision=name)
         twin = next((other for other in workloads if same_problem(made, other)), None)
@@ -162,16 +153,15 @@ def make_workloads(
             workloads.append(made)
         else:
             same = f"times and bytes are those of {twin.precision}"
-            alike.append(f"{name} is not planned apart: {same}")
+            notes.append(f"{name} is not planned apart: {same}")
     if not workloads:
         raise InputError(
             "no precision that every device has",
             where=f"cluster {cluster.name}",
             got=", ".join(precisions),
-            expected="; ".join(f"{name}: not on {kinds}" for name, kinds in lacking),
+            expected="; ".join(notes),
         )
-    left_out = [f"{name} is left out: no units for it in {kinds}" for name, kinds in lacking]
-    return Choice(tuple(workloads), (*left_out, *alike))
+    return workloads, notes
 
 
 def same_problem(one: Workload, other: Workload) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
@@ -41,16 +41,7 @@ from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
-from hetplan.text import ranges_text, seconds_text
-
-
-def _naming_files(value: str) -> str:
-    if not any(part.strip() for part in value.split(",")):
-        raise ValueError("names no file")
-    return value
-
-
-Files = Annotated[str, AfterValidator(_naming_files)]
+from hetplan.text import seconds_text
 
 
 class PoplarSettings(StrictModel):
@@ -64,9 +55,9 @@ class PoplarSettings(StrictModel):
     # Between measured micro-batches; the spline is the paper's.
     interpolation: Literal["linear", "spline"] = "linear"
     # Files of `hetplan profile batch-curve`, separated by commas, one per device type.
-    curves: Files | None = None
+    curves: str | None = None
     # A file of `hetplan profile collectives`, in place of the cluster's links.
-    collectives: Files | None = None
+    collectives: str | None = None
 
     def assumptions(self) -> Assumptions:
         """With the files read; raises InputError."""
@@ -141,7 +132,7 @@ class AtStage(Problem):
             return candidate
         peak = self.peak_bytes(result.decision)
         seconds, shown = result.objective + once, self.workload.cluster.shown
-        notes = (*self.idle_note(result.decision), *posed.dips, *posed.notes)
+        notes = (*posed.dips, *posed.notes)
         return replace(
             candidate,
             predicted_seconds=seconds,
@@ -175,33 +166,18 @@ class AtStage(Problem):
             f"({seconds_text(there)})"
         )
 
-    def largest_batches(self, decision: PoplarDecision) -> list[int]:
-        """[n] the largest micro-batch of each device, 0 where it takes no samples."""
-        pieces = pieces_of(self.posed.data, decision)
-        return [max((b for _, b in row), default=0) for row in pieces]
-
     def peak_bytes(self, decision: PoplarDecision) -> tuple[float, ...]:
         """[n] predicted bytes of each device.
 
         From stage 1 on every device holds its shards, with samples or without; under stage 0 a
         device without samples is left out and holds nothing.
         """
+        pieces = pieces_of(self.posed.data, decision)
+        largest = [max((batch for _, batch in row), default=0) for row in pieces]
         return tuple(
             self.posed.device_bytes(i, batch) if batch or self.posed.data.zero_stage else 0.0
-            for i, batch in enumerate(self.largest_batches(decision))
+            for i, batch in enumerate(largest)
         )
-
-    def idle_note(self, decision: PoplarDecision) -> list[str]:
-        """What devices without samples do."""
-        shown = self.workload.cluster.shown
-        batches = enumerate(self.largest_batches(decision))
-        idle = [i if shown is None else shown[i][1] for i, batch in batches if not batch]
-        if not idle:
-            return []
-        does = "without samples, but with their shards and in every collective"
-        if self.posed.data.zero_stage == 0:
-            does = "left out, without samples"
-        return [f"{does}: devices {ranges_text(idle)}"]
 
     def to_plan(self, decision: PoplarDecision) -> Plan:
         """Every device that takes part is a replica of one stage.

@@ -195,16 +195,6 @@ class NoPlan(Exception):
         super().__init__(reason)
         self.status, self.reason, self.seconds = status, reason, seconds
 
-    def candidate(self, strategy: str, method: Method) -> Candidate:
-        """The row of the ranking that says so."""
-        return Candidate(
-            strategy=strategy,
-            method=method,
-            status=self.status,
-            message=self.reason,
-            solve_seconds=self.seconds,
-        )
-
 
 def chosen(names: Sequence[str] | None = None, settings: Settings | None = None) -> list[Strategy]:
     """The strategies named, each once; all of them for `all` or without names. settings: theirs.
@@ -241,8 +231,8 @@ def propose(
     with derived(f"{workload.model.name} on {workload.cluster.name} as {strategy.name}"):
         try:
             problems = strategy.pose(workload, run)
-        except NoPlan as refusal:
-            return [refusal.candidate(strategy.name, method) for method in methods]
+        except (NoPlan, UnsupportedError) as error:
+            return [refused(strategy, method, error) for method in methods]
         every = [
             attempt(strategy, problem, method, run) for problem in problems for method in methods
         ]
@@ -256,11 +246,21 @@ def attempt(strategy: Strategy, problem: Problem, method: Method, run: Run) -> C
         if run.cancelled:
             raise NoPlan("unknown", "not begun: stopped from the keyboard")
         candidate = problem.solve(method, labelled(run, f"{strategy.name}/{named.name}"))
-    except NoPlan as refusal:
-        return refusal.candidate(strategy.name, named)
-    except UnsupportedError as error:
-        return NoPlan("unknown", str(error)).candidate(strategy.name, named)
+    except (NoPlan, UnsupportedError) as error:
+        return refused(strategy, named, error)
     return None if candidate is None else replace(candidate, method=named)
+
+
+def refused(strategy: Strategy, method: Method, error: NoPlan | UnsupportedError) -> Candidate:
+    """The row of the ranking that says why there is no plan."""
+    reason = error if isinstance(error, NoPlan) else NoPlan("unknown", str(error))
+    return Candidate(
+        strategy=strategy.name,
+        method=method,
+        status=reason.status,
+        message=reason.reason,
+        solve_seconds=reason.seconds,
+    )
 
 
 def labelled(run: Run, label: str) -> Run:

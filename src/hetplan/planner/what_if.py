@@ -36,11 +36,6 @@ class Change:
     kept: tuple[int, ...]  # their numbers in the cluster as it is
     devices: int = 0  # so many more, or fewer below 0
 
-    @property
-    def removes_only(self) -> bool:
-        """Whether nothing but whole nodes that go changes."""
-        return self.devices < 0 and len(self.kept) == len(self.cluster.nodes)
-
 
 @dataclass(frozen=True)
 class Changed:
@@ -232,7 +227,9 @@ def what_if(
             own = make_plans(changed, strategies, run, on_candidate=on_candidate).best
             planned.append((change, changed, own))
     for change, _, own in planned:
-        if own is not None and change.removes_only:  # it runs with what was removed idle, too
+        # Where nothing but whole nodes goes, the plan runs with these idle, too.
+        whole = change.devices < 0 and len(change.kept) == len(change.cluster.nodes)
+        if own is not None and whole:
             part = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
             idle = replace(own, variant=replace(own.variant, part=part))
             numbers = workload.cluster.devices_of(change.kept)
