@@ -109,21 +109,6 @@ def test_paper_is_exact_under_its_own_restriction_and_never_better(seed: int) ->
         assert result.bound is None and result.objective >= best * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("equal", [False, True])
-def test_large_instances_agree_across_methods(equal: bool) -> None:
-    data = instance(layers=48, stages=12, equal_layers_per_type=equal)
-    best = run_one(data, "exact")
-    assert best.status == "optimal"
-    for method in ("cp-sat", "milp"):
-        other = run_one(data, method, time_limit=20)
-        assert other.bound is not None and other.objective is not None
-        assert best.objective is not None
-        assert other.bound <= best.objective * (1 + 1e-9)
-        assert other.objective >= best.objective * (1 - 1e-9)
-        if other.status == "optimal":
-            assert other.objective == pytest.approx(best.objective, rel=2e-6)
-
-
 def test_out_of_time_keeps_a_bound() -> None:
     """A run that is cancelled at its second report stops there, with what it has."""
     run = Run(Options(threads=1))

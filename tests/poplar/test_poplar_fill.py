@@ -91,39 +91,27 @@ def test_the_thinned_fill_hits_the_sum_at_little_loss(seed: int) -> None:
         assert best - 1e-9 <= found <= best + 0.02 * abs(best) + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("count", "batch", "methods"), [(120, 907, ["cp-sat"]), (8, 200, ["cp-sat", "milp"])]
+)
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("shape", ["convex", "tiles", "wild"])
-def test_large_groups_agree_with_cp_sat(stage: int, shape: str) -> None:
-    """120 devices of two kinds: counting per group, against the counting model of a general
-    solver."""
+def test_groups_agree_with_general_solvers(
+    stage: int, shape: str, count: int, batch: int, methods: list[str]
+) -> None:
+    """Devices of three kinds: counting per group, against the model of general solvers."""
     rng = random.Random(stage)
-    kinds = [Device(name=n, step_seconds=curve(rng, m, shape)) for n, m in (("x", 12), ("y", 7))]
-    devices = [kinds[i % 3 == 0] for i in range(120)]
-    data = PoplarData(zero_stage=stage, global_batch=907, comm_seconds=0.3, devices=devices)
-    exact = solve(POPLAR, data, "exact")
-    general = solve(POPLAR, data, "cp-sat", Run(Options(threads=1, time_limit=60)))
-    assert exact.status == general.status == "optimal"
-    assert exact.objective == pytest.approx(general.objective, rel=1e-6)
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_kinked_curves_of_eight_devices_agree(stage: int) -> None:
-    """Non-monotone curves with holes, global batch 200: exact, CP-SAT and HiGHS."""
-    rng = random.Random(stage)
-    kinds = [Device(name=n, step_seconds=curve(rng, 16, "wild")) for n in "xyz"]
-    data = PoplarData(
-        zero_stage=stage,
-        global_batch=200,
-        comm_seconds=0.4,
-        devices=[kinds[i % 3] for i in range(8)],
-    )
-    results = [
-        solve(POPLAR, data, method, Run(Options(threads=1, time_limit=60)))
-        for method in ("exact", "cp-sat", "milp")
+    kinds = [
+        Device(name=n, step_seconds=curve(rng, m, shape))
+        for n, m in zip("xyz", (12, 7, 16), strict=True)
     ]
-    assert {result.status for result in results} == {"optimal"}
-    for result in results[1:]:
-        assert result.objective == pytest.approx(results[0].objective, rel=1e-6)
+    devices = [kinds[i % 3] for i in range(count)]
+    data = PoplarData(zero_stage=stage, global_batch=batch, comm_seconds=0.3, devices=devices)
+    best = solve(POPLAR, data, "exact")
+    for method in methods:
+        general = solve(POPLAR, data, method, Run(Options(threads=1, time_limit=60)))
+        assert best.status == general.status == "optimal"
+        assert best.objective == pytest.approx(general.objective, rel=1e-6)
 
 
 def test_equal_steps_are_grouped() -> None:

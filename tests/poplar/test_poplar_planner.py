@@ -17,7 +17,6 @@ from hetplan.planner.poplar import AtStage, Poplar, PoplarSettings
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
-from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
 from hetplan.solvers.registry import solve
@@ -179,30 +178,6 @@ def test_devices_without_samples_keep_their_shards(stage: int, ranks: int) -> No
     assert any("nothing" in row for row in best.tables[0].rows) or stage > 1
 
 
-def test_splines_that_dip_are_told(workload: Workload) -> None:
-    """Measured points with a flat stretch before a steep one: the spline swings below both."""
-    table = {1: 1.0, 2: 1.9, 3: 1.0, 4: 40.0, 12: 41.0, 20: 100.0}
-    layers = len(workload.profile.layers)
-    tables = [
-        ProfileTable(
-            device=name,
-            tensor=1,
-            micro_batch=b,
-            forward_seconds=[0.0] * layers,
-            backward_seconds=[t / layers] * layers,
-        )
-        for name in workload.cluster.types
-        for b, t in table.items()
-    ]
-    kinked = replace(workload, profile=workload.profile.model_copy(update={"tables": tables}))
-    assert pose(kinked, 3, Assumptions(interpolation="linear")).dips == ()
-    assert pose(kinked, 3, Assumptions(interpolation="spline")).dips != ()
-    best = propose(Poplar(PoplarSettings(zero=3, interpolation="spline")), kinked, Run())[0]
-    assert any("below both neighbouring measurements" in note for note in best.tables[0].notes)
-    plain = propose(Poplar(PoplarSettings(zero=3)), kinked, Run())[0]
-    assert not any("below both neighbouring measurements" in note for note in plain.tables[0].notes)
-
-
 def curve_of(workload: Workload, **changes: object) -> BatchCurve:
     """A measured curve of T4: 0.1 s per sample, up to 3 samples at stage 2 and 9 at stage 3."""
     values: dict[str, object] = {
@@ -275,18 +250,8 @@ def test_a_measured_refusal_is_not_told_as_a_predicted_one(workload: Workload) -
     otherwise."""
     nothing = {"largest": [0, 0, 0, 0], "zero_stage": None, "points": []}
     curves = {name: curve_of(workload, device=name, **nothing) for name in workload.cluster.types}
-    told = pose(workload, 3, Assumptions(curves=curves)).unfit
-    assert told is not None and "measured so on T4 within 10.0 GB" in told and "free" not in told
-    slow = {"T4": curves["T4"]}
-    told = pose(workload, 0, Assumptions(curves=slow)).unfit
-    assert told is not None and "GB free on V100" in told and "measured so on T4" in told
-
-
-def test_long_curves_are_cut_with_a_word(workload: Workload) -> None:
-    curve = curve_of(workload, largest=[0, 0, 3, 9000])
-    posed = pose(replace(workload, global_batch=9000), 3, Assumptions(curves={"T4": curve}))
-    assert max(len(device.step_seconds) for device in posed.data.devices) == 4096
-    assert any("micro-batches beyond 4096 are not considered" in note for note in posed.notes)
+    reason = pose(workload, 3, Assumptions(curves=curves)).unfit or ""
+    assert "measured so on T4 within 10.0 GB" in reason and "free" not in reason
 
 
 @pytest.mark.parametrize("zero", ["all", "lowest", 3])
@@ -320,16 +285,3 @@ def test_curves_go_with_equal_shards_and_one_file_a_device(
         curve.save(tmp_path / name)
     with pytest.raises(InputError, match="second batch curve"):
         PoplarSettings(curves=f"{tmp_path / 'a.json'},{tmp_path / 'b.json'}").assumptions()
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"largest": [0, 0, 0, 0]}, "zero_stage is 2, expected None"),
-        ({"points": []}, "points is empty"),
-        ({"points": [{"micro_batch": b, "seconds": 1.0} for b in (2, 1)]}, "ascending order"),
-    ],
-)
-def test_curve_files_are_checked(workload: Workload, changes: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        curve_of(workload, **changes)

@@ -12,8 +12,6 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import (
     CurveDevice,
-    MemoryReading,
-    OutOfMemoryOnDevice,
     explore,
     linear_curve,
     natural_spline,
@@ -21,13 +19,6 @@ from hetplan.formulations.poplar.awareness import (
 )
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.solvers.registry import solve
-
-
-def test_natural_spline_by_hand() -> None:
-    """Through (0, 0), (1, 1), (2, 0): 4 M1 = 6 (-1 - 1), so S(1/2) = 1/2 - M1/16 = 11/16."""
-    x, y = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 0.0])
-    found = natural_spline(x, y, np.array([0.0, 0.5, 1.0, 1.5, 2.0]))
-    assert found == pytest.approx([0.0, 0.6875, 1.0, 0.6875, 0.0])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -73,29 +64,6 @@ def test_algorithm_1_finds_the_largest_micro_batch(optimism: float) -> None:
         assert found.points == {b: pytest.approx(0.1 * b) for b in found.tried if b <= largest}
         assert largest in found.points
     assert explore(CurveDevice([])).largest == 0
-
-
-class Live:
-    """A device of its own: memory grows by 3 per sample forward, by 5 in a whole pass."""
-
-    def __init__(self, memory: float) -> None:
-        self.memory = memory
-
-    def forward_memory(self, batch: int) -> MemoryReading:
-        if 10.0 + 3.0 * batch > self.memory:
-            raise OutOfMemoryOnDevice("forward")
-        return MemoryReading(total=self.memory, before=10.0, after=10.0 + 3.0 * batch)
-
-    def step_seconds(self, batch: int) -> float:
-        if 10.0 + 5.0 * batch > self.memory:
-            raise OutOfMemoryOnDevice("backward")
-        return 0.5 + batch
-
-
-def test_algorithm_1_on_a_device_that_is_no_curve() -> None:
-    assert explore(Live(67.0)).largest == 11
-    assert explore(Live(14.0)).largest == 0  # the forward pass fits, the backward pass does not
-    assert explore(Live(12.0)).largest == 0
 
 
 def test_the_paper_measures_few_points_and_plans_on_splines() -> None:

@@ -16,7 +16,6 @@ from hetplan.formulations.poplar import plans
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.evaluate import evaluate as evaluate_poplar
 from hetplan.formulations.poplar.problem import compile_problem as compile_poplar
-from hetplan.instances.library import Entry, library
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.registry import evaluate, load
 from hetplan.solvers.run import Run
@@ -63,13 +62,6 @@ def test_what_is_known_of_tiny_instances(problem: str, seed: int) -> None:
     data, best = CASES[problem](seed)
     if best is not None:
         check(problem, data, best)
-
-
-@pytest.mark.parametrize("entry", library("poplar"), ids=lambda entry: entry.name)
-def test_what_is_known_of_packaged_instances(entry: Entry) -> None:
-    record = entry.best_known()
-    assert record is not None and record.objective is not None
-    check("poplar", entry.load().data, record.objective)
 
 
 @pytest.mark.parametrize("total", [1, 3, 7, 9, 21, 49, 63, 70, 99, 147])

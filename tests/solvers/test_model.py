@@ -138,13 +138,6 @@ def test_columns_on_a_grid_are_relaxed_by_less_than_a_step(method: str, seed: in
     assert answer.values("share").sum() == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_coarse_grid_only_relaxes(seed: int) -> None:
-    model, best = ratios(seed, 4)
-    answer = minimise("cp-sat", model, a_run())
-    assert answer.bound is not None and 0 < answer.bound <= best
-
-
 def test_levels_of_a_staircase_are_rounded_down() -> None:
     model = Model("stairs", None, Totals(least=0.1, largest=40.0, roundings=10, error=0.5))
     steps = model.binary("steps", 3)
@@ -327,11 +320,6 @@ def test_the_better_decision_counts(objective: float | None, decision: str) -> N
     assert outcome.decision == decision
     assert outcome.bound == 4.0
     assert watched.bound == 4.0 and watched.incumbent is not None
-
-
-def test_the_better_bound_counts() -> None:
-    run = Run(Options(threads=1, native={"cp-sat": {"max_number_of_conflicts": 0}}))
-    assert solve_with("cp-sat", posed(Known(bound=4.5)), None, run).bound == 4.5
 
 
 @every_method
