@@ -25,11 +25,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hetplan.formulations.amp.cuts import uniform_cut
+from hetplan.formulations.amp.cuts import try_placement, uniform_cut
 from hetplan.formulations.amp.data import AmpDecision
-from hetplan.formulations.amp.orders import try_placement
-from hetplan.formulations.amp.problem import compile_problem
-from hetplan.formulations.amp.strategy import megatron_placement
+from hetplan.formulations.amp.problem import compile_problem, megatron_placement
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.instances.library import Instance, find, plain
 from hetplan.schema import parse

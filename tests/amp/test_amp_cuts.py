@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from amp.cases import CASES, SMALL, data_of
 from hetplan.formulations.amp.cuts import envelope_cut, parameter_cut, uniform_cut
 from hetplan.formulations.amp.paper import average, chain_seconds, paper_cut
-from hetplan.formulations.amp.problem import Floats, Ints, compile_problem
-from hetplan.formulations.amp.strategy import Placed, Strategy, megatron_placement, place
+from hetplan.formulations.amp.problem import (
+    Floats,
+    Ints,
+    Placed,
+    Strategy,
+    compile_problem,
+    megatron_placement,
+    place,
+)
 
 WEIGHTS = st.sampled_from((0.0, 1.0, 1.0, 2.0, 3.5)) | st.floats(0, 4, allow_subnormal=False)
 

@@ -15,12 +15,11 @@ from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp.cuts import cut_chain
+from hetplan.formulations.amp.cuts import cut_chain, improved, placements, try_placement
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
 from hetplan.formulations.amp.labels import Groups, Limits
 from hetplan.formulations.amp.layout import lay_out
-from hetplan.formulations.amp.orders import improved, placements, try_placement
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (
     RowModel,

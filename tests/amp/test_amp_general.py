@@ -17,9 +17,8 @@ from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
 from hetplan.formulations.amp.general import Ask, Parameters, Reply, ask_solver, solve_each
 from hetplan.formulations.amp.model import Programme, Question, size
-from hetplan.formulations.amp.problem import compile_problem, find_cells
+from hetplan.formulations.amp.problem import compile_problem, find_cells, place
 from hetplan.formulations.amp.rows import best_bandwidth, quick_seconds
-from hetplan.formulations.amp.strategy import place
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.native import Sink
 from hetplan.solvers.options import Options

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, heuristics, optimum_of
 from amp.generate import instance
-from hetplan.formulations.amp.annealing import (
+from hetplan.formulations.amp.baselines import (
     Moves,
     accepts,
     device_grid,
+    megatron_trials,
     random_tiling,
     straight_tiling,
 )
-from hetplan.formulations.amp.baselines import megatron_trials
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate, peak_bytes
 from hetplan.formulations.amp.family import FAMILY
@@ -30,8 +30,12 @@ from hetplan.formulations.amp.paper import (
     rank,
     table_bytes,
 )
-from hetplan.formulations.amp.problem import Configuration, compile_problem
-from hetplan.formulations.amp.strategy import megatron_placement, place
+from hetplan.formulations.amp.problem import (
+    Configuration,
+    compile_problem,
+    megatron_placement,
+    place,
+)
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Stop

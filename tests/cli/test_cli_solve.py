@@ -453,7 +453,7 @@ def test_a_method_that_breaks_leaves_the_others_results(
     def broken(*_: object) -> None:
         raise ValueError("impossible")
 
-    monkeypatch.setattr("hetplan.formulations.ditto.greedy.solve", broken)
+    monkeypatch.setattr("hetplan.formulations.ditto.paper.greedy", broken)
     ran = hetplan("solve", "tiny-fast-slow", "-m", "greedy,exact", "--json")
     assert ran.code == 3
     greedy, exact = ran.json["results"]

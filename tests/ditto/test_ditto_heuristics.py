@@ -16,9 +16,8 @@ from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
-from hetplan.formulations.ditto.greedy import all_recovered
 from hetplan.formulations.ditto.oobleck import Division, interval_classes
-from hetplan.formulations.ditto.paper import merged, virtual_stages
+from hetplan.formulations.ditto.paper import all_recovered, merged, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve

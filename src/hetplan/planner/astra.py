@@ -12,8 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from hetplan.formulations.amp.problem import Configuration
-from hetplan.formulations.amp.strategy import megatron_placement
+from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.pool import (
     Pool,

@@ -1,33 +1,57 @@
-"""The rules that AMP is compared with: Megatron's (§4.1) and random strategies (§4.5, RS).
+"""What AMP is compared with: Megatron's rules (§4.1), random strategies (§4.5), annealing (§4.2).
 
-Both list a few strategies, price each exactly, as a real trial would, and return the fastest that
-fits in memory; the mean over those that fit stands in `details`, since the paper reports least and
-mean (Tables 3-5).
+The first two list a few strategies, price each exactly, as a real trial would, and return the
+fastest that fits in memory; the mean over those that fit stands in `details`, since the paper
+reports least and mean (Tables 3-5).
+
+Simulated annealing goes over placements. A state is a tile (h, w), a random tiling of the node x
+device grid by it, a tensor degree and a micro-batch. Each tile is a stage of h w devices, read row
+by row: tensor ranks lie next to each other.
+Neighbour: another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
+Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken with chance exp(-rise
+/ T).
+Energy: the exact T with the cut of the slowest pipeline (cuts.envelope_cut); +inf where none fits
+in memory.
+Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor, and
+as that leaves few tilings, half of the steps (by chance) exchange two devices of the present
+placement instead.
+Source AMP (NeurIPS 2022), §4.2, §6.3, and the annealing of its published code.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
-from hetplan.formulations.amp.cuts import parameter_cut, uniform_cut
+from hetplan.formulations.amp.cuts import envelope_cut, parameter_cut, uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     AmpProblem,
     Configuration,
+    Ints,
+    Strategy,
+    by_node,
     compile_problem,
+    divisors,
+    megatron_placement,
+    place,
 )
-from hetplan.formulations.amp.strategy import Strategy, by_node, megatron_placement, place
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
 # How many random strategies the paper tries (§4.5).
 DRAWS = 50
+# Annealing, as in the published code: steps, and seconds of the first temperature.
+STEPS = 50
+START_TEMPERATURE = 10.0
+# Cells that a random tiling may try before it falls back to the straight one.
+MAX_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -142,3 +166,183 @@ def best_of(
         message="" if best else reason,
         details=details,
     )
+
+
+@dataclass(frozen=True)
+class State:
+    """A tile, the configuration that it carries, and the devices [pp, dp, tp]."""
+
+    tile: tuple[int, int]
+    configuration: Configuration
+    placement: Ints
+
+
+class Moves:
+    """Random states and neighbours for one instance."""
+
+    def __init__(self, data: AmpData, problem: AmpProblem, rng: np.random.Generator) -> None:
+        nodes = [device.node for device in data.devices]
+        self.rng = rng
+        self.grid = device_grid(nodes)
+        self.equal_nodes = len({len(node) for node in by_node(nodes)}) == 1
+        self.configurations: dict[int, list[Configuration]] = {}  # by devices per stage
+        for chosen in problem.configurations():
+            self.configurations.setdefault(chosen.data * chosen.tensor, []).append(chosen)
+        rows, columns = map(divisors, self.grid.shape)
+        self.tiles = [(h, w) for h in rows for w in columns if h * w in self.configurations]
+
+    def start(self) -> State:
+        """Any tile and any tiling. A stage of n devices always has a tile: h = gcd(n, rows), w = n
+        / h."""
+        return self.with_tile(self.tiles[self.rng.integers(len(self.tiles))])
+
+    def with_tile(self, tile: tuple[int, int]) -> State:
+        """A random tiling, tensor degree and micro-batch for `tile`."""
+        choices = self.configurations[tile[0] * tile[1]]
+        chosen = choices[self.rng.integers(len(choices))]
+        shape = (self.grid.shape[0], self.grid.shape[1])
+        stages = [self.grid[area].reshape(-1) for area in random_tiling(shape, tile, self.rng)]
+        placement = np.stack(stages).reshape(chosen.pipeline, chosen.data, chosen.tensor)
+        return State(tile, chosen, placement)
+
+    def neighbour(self, state: State) -> State:
+        """Another tile that shares one coordinate (any tile where there is none), or an
+        exchange."""
+        if not self.equal_nodes and self.rng.random() < 0.5:
+            return self.exchange(state)
+        near = [
+            tile for tile in self.tiles if (tile[0] == state.tile[0]) != (tile[1] == state.tile[1])
+        ]
+        near = near or self.tiles
+        return self.with_tile(near[self.rng.integers(len(near))])
+
+    def exchange(self, state: State) -> State:
+        """Two devices change places."""
+        order = state.placement.reshape(-1).copy()
+        a, b = self.rng.integers(order.size, size=2)
+        order[[a, b]] = order[[b, a]]
+        return State(state.tile, state.configuration, order.reshape(state.placement.shape))
+
+
+def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
+    """The best state seen in 50 steps; the run's seed decides them all. Proves no bound."""
+    begun = time.perf_counter()
+    problem = compile_problem(data)
+    moves = Moves(data, problem, np.random.default_rng(run.options.seed))
+    best: tuple[float, Strategy] | None = None
+    accepted = step = 0
+    if moves.tiles:
+        state = moves.start()
+        energy, cut = energy_of(problem, state, run)
+        best = better(None, energy, state, cut)
+        while step < STEPS and not run.should_stop:
+            candidate = moves.neighbour(state)
+            energy_there, cut = energy_of(problem, candidate, run)
+            best = better(best, energy_there, candidate, cut)
+            temperature = START_TEMPERATURE * (1 - step / STEPS)
+            if accepts(energy, energy_there, temperature, moves.rng.random()):
+                state, energy = candidate, energy_there
+                accepted += 1
+            step += 1
+            run.report(incumbent=best[0] if best else None)
+    stop = Stop.DONE if not run.should_stop else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+    reason = f"none of {step + 1} placements fits in memory" if moves.tiles else NO_CONFIGURATION
+    return Outcome(
+        stop=stop,
+        decision=None if best is None else best[1].decision(),
+        solve_seconds=time.perf_counter() - begun,
+        message="" if best else reason,
+        details={"steps": step, "accepted": accepted},
+    )
+
+
+def accepts(energy: float, energy_there: float, temperature: float, draw: float) -> bool:
+    """Metropolis' rule: a better or equal neighbour always, a worse one where `draw` < exp(-rise /
+    T).
+
+    Both +inf (nothing fits in memory) count as equal: any move is as good as staying.
+    """
+    return energy_there <= energy or draw < math.exp((energy - energy_there) / temperature)
+
+
+def energy_of(problem: AmpProblem, state: State, run: Run) -> tuple[float, Ints | None]:
+    """T of a state with its cut; (+inf, None) where no cut fits in memory."""
+    placed = place(problem, state.configuration, state.placement)
+    cut = envelope_cut(placed)
+    return (math.inf, None) if cut is None else (placed.seconds(cut), cut)
+
+
+def better(
+    best: tuple[float, Strategy] | None, energy: float, state: State, cut: Ints | None
+) -> tuple[float, Strategy] | None:
+    """The better of what was best and of a state just priced."""
+    if cut is None or (best is not None and best[0] <= energy):
+        return best
+    return energy, Strategy(state.configuration, state.placement, cut)
+
+
+def device_grid(nodes: Sequence[int]) -> Ints:
+    """Devices [rows, columns]: a row per node where nodes are equal, else rows of the common
+    divisor.
+
+    Every row lies within a node, so a rectangle w wide uses w neighbours; nodes [D] names each
+    device's node.
+    """
+    members = by_node(nodes)
+    columns = math.gcd(*map(len, members))
+    return np.array([device for node in members for device in node], dtype=np.int64).reshape(
+        -1, columns
+    )
+
+
+def random_tiling(
+    shape: tuple[int, int], tile: tuple[int, int], rng: np.random.Generator
+) -> list[tuple[slice, slice]]:
+    """A random tiling of a grid by `tile` (h, w), each one upright or turned, ordered by their
+    first cells.
+
+    h divides the rows and w the columns, so that a tiling exists. The first free cell takes a tile
+    in one of the two orientations at random, in the other where that leads nowhere; after MAX_STEPS
+    the straight tiling serves.
+    """
+    rows, columns = shape
+    free = np.ones(shape, dtype=bool)
+    placed: list[
+        tuple[tuple[slice, slice], list[tuple[int, int]]]
+    ] = []  # a tile and what is left to try there
+    pending = orientations(tile, rng)
+    for _ in range(MAX_STEPS):
+        if not free.any():
+            return [area for area, _ in placed]
+        row, column = divmod(int(free.argmax()), columns)
+        area = None
+        while pending and area is None:
+            height, width = pending.pop()
+            tried = (slice(row, row + height), slice(column, column + width))
+            if row + height <= rows and column + width <= columns and free[tried].all():
+                area = tried
+        if area is not None:
+            free[area] = False
+            placed.append((area, pending))
+            pending = orientations(tile, rng)
+        else:  # a dead end: take back the last tile and turn it
+            area, pending = placed.pop()
+            free[area] = True
+    return straight_tiling(shape, tile)
+
+
+def orientations(tile: tuple[int, int], rng: np.random.Generator) -> list[tuple[int, int]]:
+    """The tile upright and turned, in random order."""
+    height, width = tile
+    both = [tile] if height == width else [tile, (width, height)]
+    return both[::-1] if rng.random() < 0.5 else both
+
+
+def straight_tiling(shape: tuple[int, int], tile: tuple[int, int]) -> list[tuple[slice, slice]]:
+    """All tiles upright, row by row."""
+    height, width = tile
+    return [
+        (slice(row, row + height), slice(column, column + width))
+        for row in range(0, shape[0], height)
+        for column in range(0, shape[1], width)
+    ]

@@ -45,14 +45,14 @@ def evaluate(data: AmpData, decision: AmpDecision) -> Evaluation:
 
 def check(data: AmpData, decision: AmpDecision) -> tuple[str, ...]:
     """Everything that `decision` breaks: checks (1) to (5), and (6) where those hold."""
-    found = [
+    violations = [
         *check_degrees(data, decision),
         *check_micro_batches(data, decision),
         *check_tables(data, decision),
         *check_placement(data, decision),
         *check_stages(data, decision),
     ]
-    return tuple(found or check_memory(data, decision))
+    return tuple(violations or check_memory(data, decision))
 
 
 def check_degrees(data: AmpData, decision: AmpDecision) -> list[str]:
@@ -131,15 +131,15 @@ def check_memory(data: AmpData, decision: AmpDecision) -> list[str]:
     peak = peak_bytes(data, decision)
     if peak is None or data.memory is None:
         return []
-    found = []
+    violations = []
     for j, i, r, device in positions(decision):
         capacity = data.memory.device_bytes[data.devices[device].type]
         if peak[device] > capacity * (1 + MEMORY_TOLERANCE):
             where = (
                 f"device {device} (placement[{j}][{i}][{r}], type {data.devices[device].type!r})"
             )
-            found.append(f"{where} holds {peak[device]:.6g} bytes, has {capacity:.6g}")
-    return found
+            violations.append(f"{where} holds {peak[device]:.6g} bytes, has {capacity:.6g}")
+    return violations
 
 
 def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:

@@ -24,16 +24,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hetplan.formulations.amp.cuts import find_first, try_orders
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.labels import Groups, Limits
 from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
-from hetplan.formulations.amp.orders import find_first, try_orders
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     NO_ROOM,
     AmpProblem,
     Cells,
     Configuration,
+    Strategy,
     compile_problem,
     find_cells,
 )
@@ -47,7 +48,6 @@ from hetplan.formulations.amp.rows import (
     root_bound,
     row_model,
 )
-from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.native import stopped

@@ -60,7 +60,7 @@ FAMILY = Family(
         ),
         Method(
             "annealing",
-            f"{_HERE}.annealing:solve",
+            f"{_HERE}.baselines:annealing",
             False,
             "annealing over placements",
             "AMP, §4.2",

@@ -15,13 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.model import Programme, Question, size
-from hetplan.formulations.amp.orders import find_first
-from hetplan.formulations.amp.problem import NO_CONFIGURATION, NO_ROOM, compile_problem, find_cells
+from hetplan.formulations.amp.problem import (
+    NO_CONFIGURATION,
+    NO_ROOM,
+    Strategy,
+    compile_problem,
+    find_cells,
+    place,
+)
 from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
-from hetplan.formulations.amp.strategy import Strategy, place
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Incumbent
@@ -154,9 +160,10 @@ class Sweep:
         reply = ask(Question(case.tables, case.bound, cutoff), part, report)
         self.models += 1
         self.build_seconds += reply.build_seconds
-        if (found := reply.strategy) is not None:
-            placed = place(case.tables.problem, found.configuration, found.placement)
-            self.incumbent.offer(placed.seconds(found.cut), found)
+        strategy = reply.strategy
+        if strategy is not None:
+            placed = place(case.tables.problem, strategy.configuration, strategy.placement)
+            self.incumbent.offer(placed.seconds(strategy.cut), strategy)
         limit = math.inf if cutoff is None else cutoff
         if reply.stop is Stop.INFEASIBLE:
             case.bound, case.closed = max(case.bound, limit), True

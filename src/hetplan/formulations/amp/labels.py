@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
-from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.formulations.amp.problem import Floats, Ints, Strategy
 from hetplan.formulations.amp.rows import RowModel, SyncBox
-from hetplan.formulations.amp.strategy import Strategy
 from hetplan.solvers import labels as engine
 from hetplan.solvers.labels import Extensions, Labelled, Labels, Numbers, set_labels
 from hetplan.solvers.run import Run

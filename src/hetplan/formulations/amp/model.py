@@ -41,8 +41,7 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 
-from hetplan.formulations.amp.problem import Floats, Ints
-from hetplan.formulations.amp.strategy import Strategy
+from hetplan.formulations.amp.problem import Floats, Ints, Strategy
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
 from hetplan.solvers.run import Run

@@ -44,10 +44,8 @@ from hetplan.formulations.amp.problem import (
     Configuration,
     Floats,
     Ints,
-    compile_problem,
-)
-from hetplan.formulations.amp.strategy import (
     Strategy,
+    compile_problem,
     megatron_placement,
     place,
     ring_factor,

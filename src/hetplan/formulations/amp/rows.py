@@ -27,8 +27,8 @@ from hetplan.formulations.amp.problem import (
     Configuration,
     Floats,
     Ints,
+    ring_factor,
 )
-from hetplan.formulations.amp.strategy import ring_factor
 
 # How much beyond an even share of a burden the tables tell apart; a pipeline that has to absorb
 # more is treated as if that were all (a relaxation).

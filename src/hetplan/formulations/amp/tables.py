@@ -24,8 +24,8 @@ from hetplan.formulations.amp.problem import (
     Configuration,
     Floats,
     Ints,
+    ring_factor,
 )
-from hetplan.formulations.amp.strategy import ring_factor
 
 # Half of what the evaluator lets pass: the other half is for the solvers' own tolerances.
 HALF_TOLERANCE = MEMORY_TOLERANCE / 2
@@ -112,7 +112,7 @@ class Tables:
     def profiles(self) -> list[Profile]:
         """The paces that tensor groups can have: of every set of types that is slower than any part
         of it."""
-        kinds, found = range(len(self.problem.types)), []
+        kinds, profiles = range(len(self.problem.types)), []
         for size in range(1, min(len(kinds), self.configuration.tensor) + 1):
             for types in combinations(kinds, size):
                 pace = self.seconds[list(types)].max(axis=0)
@@ -123,8 +123,8 @@ class Tables:
                 ]
                 if not any((part == pace).all() for part in parts):
                     covers = frozenset(k for k in kinds if (self.seconds[k] <= pace).all())
-                    found.append(Profile(types, covers, pace))
-        return found
+                    profiles.append(Profile(types, covers, pace))
+        return profiles
 
     def compute(self, stage: int) -> Floats:
         """[profiles, N]: slowest tables summed over the intervals of a stage."""

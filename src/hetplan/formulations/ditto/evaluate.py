@@ -75,43 +75,45 @@ def stage_seconds(data: DittoData, stage: DittoStage) -> float:
 
 def check(data: DittoData, decision: DittoDecision) -> list[str]:
     """Everything that `decision` breaks: checks (1) to (4), and (5) where those hold."""
-    found = [
+    violations = [
         *check_cover(data, decision),
         *check_groups(data, decision),
         *check_devices(data, decision),
         *check_stage_count(data, decision),
     ]
-    return found or check_memory(data, decision)
+    return violations or check_memory(data, decision)
 
 
 def check_cover(data: DittoData, decision: DittoDecision) -> list[str]:
     """(1) the stages part the layers."""
     if not decision.stages:
         return ["no stages, expected at least one"]
-    found, at = [], 0
+    violations, at = [], 0
     for k, stage in enumerate(decision.stages):
         if stage.first != at:
-            found.append(f"stages[{k}] begins with layer {stage.first}, expected {at}")
+            violations.append(f"stages[{k}] begins with layer {stage.first}, expected {at}")
         if stage.last <= stage.first:
-            found.append(f"stages[{k}] is empty: [{stage.first}, {stage.last})")
+            violations.append(f"stages[{k}] is empty: [{stage.first}, {stage.last})")
         at = stage.last
     if at != data.layers:
-        found.append(f"the stages end at layer {at}, expected {data.layers}")
-    return found
+        violations.append(f"the stages end at layer {at}, expected {data.layers}")
+    return violations
 
 
 def check_groups(data: DittoData, decision: DittoDecision) -> list[str]:
     """(2) known types, and group sizes that one node offers."""
     names, most = [kind.name for kind in data.device_types], data.devices_per_node
-    found = []
+    violations = []
     for k, stage in enumerate(decision.stages):
         if stage.type not in names:
-            found.append(f"stages[{k}].type is {stage.type!r}, expected one of {', '.join(names)}")
+            violations.append(
+                f"stages[{k}].type is {stage.type!r}, expected one of {', '.join(names)}"
+            )
         if stage.devices > most or stage.devices & (stage.devices - 1):
-            found.append(
+            violations.append(
                 f"stages[{k}].devices is {stage.devices}, expected a power of two up to {most}"
             )
-    return found
+    return violations
 
 
 def check_devices(data: DittoData, decision: DittoDecision) -> list[str]:
@@ -139,7 +141,7 @@ def check_memory(data: DittoData, decision: DittoDecision) -> list[str]:
     memory, count = data.memory, len(decision.stages)
     if memory is None:
         return []
-    found = []
+    violations = []
     for k, stage in enumerate(decision.stages):
         layers = slice(stage.first, stage.last)
         alive = min(data.micro_batches, count - k)
@@ -147,7 +149,7 @@ def check_memory(data: DittoData, decision: DittoDecision) -> list[str]:
         held = (held + alive * math.fsum(memory.layer_activation_bytes[layers])) / stage.devices
         limit = memory.device_bytes[stage.type]
         if held > limit * (1 + MEMORY_TOLERANCE):
-            found.append(
+            violations.append(
                 f"stages[{k}] needs {held:.6g} bytes per device, {stage.type} has {limit:.6g}"
             )
-    return found
+    return violations

@@ -62,7 +62,7 @@ FAMILY = Family(
         ),
         Method(
             "greedy",
-            f"{_HERE}.greedy:solve",
+            f"{_HERE}.paper:greedy",
             False,
             "greedy recovery",
             "Ditto, Algorithm 1",

@@ -55,18 +55,20 @@ def conclude(
     if reason is not None:
         return outcome(reason)
     try:
-        found = algorithm(problem)
+        template = algorithm(problem)
     except NoTemplate as why:
         return outcome(str(why))
     except Stopped:
         return outcome("out of time", stopped(run))
-    if len(found.stages) > problem.micro_batches:
-        count = f"{len(found.stages)} stages for {problem.micro_batches} micro-batches"
+    if len(template.stages) > problem.micro_batches:
+        count = f"{len(template.stages)} stages for {problem.micro_batches} micro-batches"
         return outcome(f"the template found has {count}")
-    if not problem.fits(found.stages):
+    if not problem.fits(template.stages):
         return outcome("the template found does not fit in memory, which the algorithm ignores")
-    decision = problem.decision(found.stages)
-    return replace(outcome(found.message, found.stop), decision=decision, details=found.details)
+    decision = problem.decision(template.stages)
+    return replace(
+        outcome(template.message, template.stop), decision=decision, details=template.details
+    )
 
 
 @dataclass(frozen=True)

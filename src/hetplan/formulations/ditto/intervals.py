@@ -119,9 +119,9 @@ class Space:
         behind = seconds.ravel() <= high + tie(high)
         ahead = seconds.ravel() <= high
         masks = (behind, ahead & (seconds.ravel() >= low), ahead)
-        found = [np.flatnonzero(mask) for mask in masks]
-        lengths = [len(numbers) for numbers in found]
-        numbers = np.concatenate(found)
+        groups = [np.flatnonzero(mask) for mask in masks]
+        lengths = [len(numbers) for numbers in groups]
+        numbers = np.concatenate(groups)
         order = np.argsort(numbers, kind="stable")
         end, first, option = np.unravel_index(numbers[order], seconds.shape)
         return Arcs(

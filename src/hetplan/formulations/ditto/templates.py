@@ -101,16 +101,16 @@ def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList
         if run.should_stop:
             return TemplateList(tuple(templates), tuple(infeasible), complete=False)
         part = cluster_part(data, nodes)
-        found = exact.solve(part, run.part())
-        if found.decision is None:
-            if found.stop is not Stop.INFEASIBLE:
+        answer = exact.solve(part, run.part())
+        if answer.decision is None:
+            if answer.stop is not Stop.INFEASIBLE:
                 return TemplateList(tuple(templates), tuple(infeasible), complete=False)
             infeasible.append(nodes)
             continue
-        times = tuple(stage_seconds(part, stage) for stage in found.decision.stages)
+        times = tuple(stage_seconds(part, stage) for stage in answer.decision.stages)
         seconds = price(data.micro_batches, list(times)).objective
         assert seconds is not None
-        templates.append(Template(nodes, found.decision, times, seconds, found.bound))
+        templates.append(Template(nodes, answer.decision, times, seconds, answer.bound))
         run.report(note=f"{len(templates)} templates")
     return TemplateList(tuple(templates), tuple(infeasible), complete=True)
 
@@ -185,9 +185,9 @@ def instantiate(
     first, last = 0, len(values) - 1
     while first < last:
         middle = (first + last) // 2
-        found = count_pipelines(useful, nodes, micro_batches, float(values[middle]), failures, run)
-        if found is not None:
-            best, last = found, middle
+        answer = count_pipelines(useful, nodes, micro_batches, float(values[middle]), failures, run)
+        if answer is not None:
+            best, last = answer, middle
         elif run.should_stop:
             break
         else:
