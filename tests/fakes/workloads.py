@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
+from hetplan.runtime.plan import Plan, new_plan
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
@@ -50,6 +52,15 @@ def small(global_batch: int = 8, model: str = "gpt2", **changes: Any) -> Workloa
     on = cluster(**changes)
     profile = predict(load_model(model), on, micro_batches=[1, 2], date="2026-01-01")
     return make_workload(model, on, global_batch, profile=profile)
+
+
+def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:
+    """gpt2's 14 layers cut before the given ones, stage j on device j, micro-batches of one sample,
+    1F1B."""
+    bounds = pairwise([0, *cuts, len(workload.profile.layers)])
+    stages = [{"layers": [cut], "devices": [[j]]} for j, cut in enumerate(bounds)]
+    batches = [{"count": workload.global_batch, "samples": 1}]
+    return new_plan(workload, [{"stages": stages, "micro_batches": batches}], name=name)
 
 
 def profile_document(rng: Random | None = None) -> dict[str, Any]:

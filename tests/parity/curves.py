@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,12 @@ def train(
     *,
     resume: Path | None = None,
     save: Path | None = None,
+    **options_of_model: Any,
 ) -> list[float]:
-    """The losses of some steps on one batch."""
-    torch.set_default_dtype(torch.float64)
+    """The losses of some steps on one batch, in torch's default type."""
     with torch.device("meta"):
         module = MODELS["gpt"]()
-    model = distribute(module, plan, device=DEVICE, seed=1)
+    model = distribute(module, plan, device=DEVICE, seed=1, **options_of_model)
     kind, options = OPTIMIZERS[optimizer]
     updates = model.optimizer(kind, **options)
     if resume is not None:
@@ -89,15 +90,31 @@ def train(
 
 def work(rank: int, world: int, folder: Path) -> None:
     """Curves of all plans of this size; checkpoints halfway."""
-    found = {}
-    for name, plan in PLANS.items():
-        if plan.world_size != world:
-            continue
-        for optimizer in OPTIMIZERS:
-            found[name, optimizer] = train(plan, optimizer)
-            train(plan, optimizer, STEPS // 2, save=folder / f"{name}-{optimizer}")
+    torch.set_default_dtype(torch.float64)
+    curves = {}
+    for name, optimizer in of_world(world):
+        curves[name, optimizer] = train(PLANS[name], optimizer)
+        train(PLANS[name], optimizer, STEPS // 2, save=folder / f"{name}-{optimizer}")
     if dist.get_rank() == 0:
-        torch.save(found, folder / f"curves-{world}.pt")
+        torch.save(curves, folder / f"curves-{world}.pt")
+
+
+def resume(rank: int, world: int, folder: Path) -> None:
+    """The second halves of the curves: each plan goes on from another one's checkpoint, of which
+    `work` has written one each."""
+    torch.set_default_dtype(torch.float64)
+    names, halves = list(PLANS), {}
+    for name, optimizer in of_world(world):
+        other = folder / f"{names[(names.index(name) + 1) % len(names)]}-{optimizer}"
+        halves[name, optimizer] = train(PLANS[name], optimizer, STEPS - STEPS // 2, resume=other)
+    if dist.get_rank() == 0:
+        torch.save(halves, folder / f"resumed-{world}.pt")
+
+
+def of_world(world: int) -> list[tuple[str, str]]:
+    """Plans for so many ranks, with every optimizer."""
+    names = [name for name, plan in PLANS.items() if plan.world_size == world]
+    return list(product(names, OPTIMIZERS))
 
 
 Curves = dict[tuple[str, str], list[float]]

@@ -1,7 +1,8 @@
 """Ranks by fork: torch is imported once, and one process group serves many cases.
 
-`main([TARGET, FOLDER])` runs `target(rank, world, folder)` in every rank of each world size that
-the module `TARGET` lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails
+`main([TARGET, FOLDER])` runs the function `work(rank, world, folder)` of the module `TARGET`, or
+another one that `TARGET` names behind a colon, in every rank of each world size that the module
+lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails
 writes its traceback to FOLDER/failed-WORLD-RANK.txt.
 
 PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as
@@ -24,15 +25,15 @@ import torch.distributed as dist
 from parity.warm import used_once
 
 
-def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
+def rank_main(work: Any, rank: int, world: int, folder: Path) -> None:
     """One rank: joins the group, works, leaves."""
     if os.environ.get("PARITY_DEVICE") == "cuda each":
         os.environ["LOCAL_RANK"] = str(rank)
-    store = dist.FileStore(str(folder / f"store-{target.__name__}-{world}"), world)
+    store = dist.FileStore(str(folder / f"store-{work.__name__}-{world}"), world)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
-    target.work(rank, world, folder)
+    work(rank, world, folder)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -40,8 +41,9 @@ def rank_main(target: Any, rank: int, world: int, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     """All world sizes, one after the other."""
     used_once()
-    name, folder = arguments[0], Path(arguments[1])
+    (name, _, function), folder = arguments[0].partition(":"), Path(arguments[1])
     target = importlib.import_module(name)
+    work = getattr(target, function or "work")
     if hasattr(target, "prepare"):
         target.prepare()
     failed = 0
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
             if child == 0:
                 code = 1
                 try:
-                    rank_main(target, rank, world, folder)
+                    rank_main(work, rank, world, folder)
                     code = 0
                 except BaseException:  # noqa: BLE001 (what a rank dies of is told by the test)
                     (folder / f"failed-{world}-{rank}.txt").write_text(traceback.format_exc())

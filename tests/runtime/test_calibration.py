@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fakes.plans import pipeline
-from fakes.workloads import cluster_document, small
+from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (

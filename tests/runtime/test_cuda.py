@@ -74,7 +74,7 @@ def test_training_on_gpus_goes_on_anywhere(tmp_path: Path) -> None:
     whole = loaded(tmp_path, "curves")
     check_equal(whole)
     for device in ("cuda", "cpu"):
-        run_forked("parity.resumed", tmp_path, PARITY_DEVICE=device)
+        run_forked("parity.curves:resume", tmp_path, PARITY_DEVICE=device)
         check_resumed(tmp_path, whole)
 
 

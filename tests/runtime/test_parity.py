@@ -73,7 +73,7 @@ def test_any_two_plans_give_the_same_loss_curve(curves: tuple[Path, Curves]) -> 
 
 def test_a_checkpoint_goes_on_under_another_plan(curves: tuple[Path, Curves]) -> None:
     """Other cuts, widths, shares, ZeRO levels and numbers of ranks."""
-    run_forked("parity.resumed", curves[0])
+    run_forked("parity.curves:resume", curves[0])
     check_resumed(*curves)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from fakes.workloads import cluster, small
+from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.files import read_json
 from hetplan.profiling.models import load_model
@@ -36,27 +37,19 @@ from markdown_pages import ROOT, blocks  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 
-TESTS = Path(__file__).parent.parent
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """This Python in a process of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
 
 def rehearsed(folder: Path, *names: str) -> dict[str, Any]:
-    """Measured by `parity.rehearsals`."""
-    done = python(str(TESTS / "parity" / "rehearsals.py"), str(folder / "found.json"), *names)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = read_json(folder / "found.json")
-    return found
+    """Documents of plans, run one after the other, 8 s here for each there."""
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump(cluster_document()))
+    options = ("--cluster", cluster, "--virtual", "--time-scale", 8, "--steps", 4, "--json")
+    asked = []
+    for name in names:
+        save_plan(plan(name, small()), folder / f"{name}.json")
+        asked.append(request(name, "run", folder / f"{name}.json", *options, "--quiet"))
+    answers = served(asked, folder, 1)
+    assert {answer["code"] for answer in answers.values()} == {0}, answers
+    return {name: json.loads(answer["out"]) for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -81,7 +74,7 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path) -> None:
     """Needs a machine without other load."""
-    found = rehearsed(tmp_path)
+    found = rehearsed(tmp_path, *PLANS)
     assert len(found) >= 10
     for name, one in found.items():
         assert abs(one["error"]) < 0.1, name
@@ -109,30 +102,19 @@ def test_collectives_wait_for_all_members_and_for_cards() -> None:
     assert take(free, (0, -1), 2.0, 3.0) == 8.0 and free == [8.0, 1.0]
 
 
-def test_the_command_prints_a_table_a_document_and_a_trace(tmp_path: Path) -> None:
+def test_the_command_prints_a_document_and_a_trace(tmp_path: Path) -> None:
     case = Case(
         "two by two", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
     )
     save_plan(case.plan, tmp_path / "plan.json")
-    trace = str(tmp_path / "trace.json")
-    command = (
-        "-m",
-        "hetplan",
-        "run",
-        str(tmp_path / "plan.json"),
-        "--factory",
-        "parity.cases:two",
-        "--steps",
-        "3",
-    )
-    done = python(*command, "--json", "--trace", trace)
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[1] for line in done.stderr.splitlines()] == [
-        " step 0",
-        " step 1",
-        " step 2",
-    ]
-    document = json.loads(done.stdout)
+    options = ("--factory", "parity.cases:two", "--steps", 3, "--json")
+    trace = tmp_path / "trace.json"
+    asked = request("two", "run", tmp_path / "plan.json", *options, "--trace", trace)
+    answer = served([asked], tmp_path, 1)["two"]
+    assert answer["code"] == 0, answer["err"]
+    told = [line.split(":")[1] for line in answer["err"].splitlines()]
+    assert told == [" step 0", " step 1", " step 2"]
+    document = json.loads(answer["out"])
     assert document["predicted_seconds"] is None and document["measured_seconds"] > 0
     assert [rank["tensor_rank"] for rank in document["ranks"]] == [0, 0, 0, 1]
     events = read_json(trace)["traceEvents"]
@@ -148,7 +130,10 @@ def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
     save_plan(case.plan, path)
     command = ("-m", "hetplan.runtime", path, "--factory", "parity.cases:two", "--steps", "2")
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
-    done = python(*torchrun, *command)
+    done = subprocess.run(
+        [sys.executable, *torchrun, *command],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 ranks on this machine" in done.stdout and "loss" in done.stdout
 
@@ -199,14 +184,13 @@ def test_plans_are_uneven_and_run_on_a_device_and_a_slower_one() -> None:
     assert len(seconds) >= 10 and len(set(seconds)) == len(seconds)
 
 
-def test_rank_correlation() -> None:
-    def made(*pairs: tuple[float, float]) -> list[Rehearsed]:
-        return [Rehearsed("x", predicted, measured) for predicted, measured in pairs]
-
-    assert rank_correlation(made((1, 10), (2, 20), (3, 30))) == pytest.approx(1)
-    assert rank_correlation(made((1, 30), (2, 20), (3, 10))) == pytest.approx(-1)
-    assert rank_correlation(made((1, 10), (2, 30), (3, 20))) == pytest.approx(0.5)
-    assert rank_correlation(made((1, 1))) is None
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [((10, 20, 30), 1.0), ((30, 20, 10), -1.0), ((10, 30, 20), 0.5), ((1,), None)],
+)
+def test_rank_correlation(measured: tuple[float, ...], expected: float | None) -> None:
+    plans = [Rehearsed("x", i, seconds) for i, seconds in enumerate(measured)]
+    assert rank_correlation(plans) == (expected if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("late", "code"), [(1.02, 0), (1.2, 1)])

@@ -21,7 +21,7 @@ from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.times import kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan
+from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.run import Run
 
@@ -45,21 +45,7 @@ def plan_of(
 
 def made(replicas: list[dict[str, Any]], **changes: Any) -> Plan:
     """A plan for `workload()`."""
-    w = workload()
-    document = {
-        "name": "test",
-        "workload": {
-            "model": w.model.name,
-            "cluster": w.cluster.name,
-            "global_batch": w.global_batch,
-            "sequence": w.sequence,
-            "precision": w.precision,
-            "layers": [layer.name for layer in w.profile.layers],
-        },
-        "devices": [{"type": d.type, "node": d.node} for d in w.cluster.devices],
-        "replicas": replicas,
-    }
-    return Plan.model_validate(document | changes)
+    return new_plan(workload(), replicas, **changes)
 
 
 def two_pipelines(

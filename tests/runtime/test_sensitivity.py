@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fakes.plans import pipeline
-from fakes.workloads import cluster_document, small
+from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.planner.amp import DataParallel

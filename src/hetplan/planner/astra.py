@@ -31,11 +31,10 @@ from hetplan.planner.strategy import (
     NoPlan,
     Problem,
     Strategy,
-    new_plan,
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica
+from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text
 

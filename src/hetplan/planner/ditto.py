@@ -54,11 +54,10 @@ from hetplan.planner.strategy import (
     Problem,
     Strategy,
     joined,
-    new_plan,
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica
+from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 from hetplan.text import Table, devices_text, names_text, seconds_text, share_text

@@ -29,11 +29,10 @@ from hetplan.planner.strategy import (
     Strategy,
     joined,
     labelled,
-    new_plan,
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica
+from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.runtime.spmd_decision import write_program
 from hetplan.schema import PositiveCount, StrictModel
 from hetplan.solvers.options import Options

@@ -33,11 +33,10 @@ from hetplan.planner.strategy import (
     Strategy,
     joined,
     labelled,
-    new_plan,
 )
 from hetplan.profiling.measured import BatchCurve, load_batch_curve, load_collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage
+from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

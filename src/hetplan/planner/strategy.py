@@ -17,7 +17,7 @@ from hetplan.names import unknown_name
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.variant import PLAIN, Variant
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan, PlanDevice, PlanWorkload, Replica, Stage
+from hetplan.runtime.plan import Plan, Stage
 from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
@@ -274,26 +274,6 @@ def labelled(run: Run, label: str) -> Run:
         run.report(incumbent=progress.incumbent, bound=progress.bound, note=note)
 
     return Run(run.options, forward, run.cancel)
-
-
-def new_plan(workload: Workload, replicas: list[Replica], **more: Any) -> Plan:
-    """A plan for the workload. more: other fields of the plan file."""
-    return Plan(
-        name=f"{workload.model.name} on {workload.cluster.name}"[:200],
-        workload=PlanWorkload(
-            model=workload.model.name,
-            cluster=workload.cluster.name,
-            global_batch=workload.global_batch,
-            sequence=workload.sequence,
-            precision=workload.precision,
-            layers=[layer.name for layer in workload.profile.layers],
-        ),
-        devices=[
-            PlanDevice(type=device.type, node=device.node) for device in workload.cluster.devices
-        ],
-        replicas=replicas,
-        **more,
-    )
 
 
 def tensor_stage(layers: Sequence[tuple[int, int]], group: Sequence[int]) -> Stage:

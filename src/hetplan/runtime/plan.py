@@ -35,6 +35,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import InputError
+from hetplan.profiling.workload import Workload
 from hetplan.runtime.spmd_program import SpmdProgram
 from hetplan.schema import (
     Count,
@@ -391,6 +392,24 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
         sizes[i] += sign
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
+    """A plan for the workload. more: other fields of the plan file."""
+    known = {
+        "name": f"{workload.model.name} on {workload.cluster.name}"[:200],
+        "workload": {
+            "model": workload.model.name,
+            "cluster": workload.cluster.name,
+            "global_batch": workload.global_batch,
+            "sequence": workload.sequence,
+            "precision": workload.precision,
+            "layers": [layer.name for layer in workload.profile.layers],
+        },
+        "devices": [{"type": d.type, "node": d.node} for d in workload.cluster.devices],
+        "replicas": list(replicas),
+    }
+    return Plan.model_validate(known | more)
 
 
 load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save

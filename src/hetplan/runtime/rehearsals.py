@@ -19,7 +19,7 @@ from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job, Measured
 from hetplan.runtime.launch import launch
-from hetplan.runtime.plan import Plan, parse_plan
+from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.spmd_virtual import rehearsal_of
 
 Document = dict[str, Any]
@@ -144,23 +144,7 @@ PLANS: dict[str, tuple[list[Document], Document]] = {
 def plan(name: str, workload: Workload) -> Plan:
     """One of them."""
     replicas, options = PLANS[name]
-    document = {
-        "format": "hetplan-plan",
-        "version": 1,
-        "name": name,
-        "workload": {
-            "model": workload.model.name,
-            "cluster": workload.cluster.name,
-            "global_batch": workload.global_batch,
-            "sequence": workload.sequence,
-            "precision": workload.precision,
-            "layers": [layer.name for layer in workload.profile.layers],
-        },
-        "devices": [{"type": d.type, "node": d.node} for d in workload.cluster.devices],
-        "replicas": replicas,
-        **options,
-    }
-    return parse_plan(document, where=name)
+    return new_plan(workload, replicas, name=name, **options)
 
 
 @dataclass(frozen=True)
