@@ -24,7 +24,7 @@ from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.runtime import rehearsals
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.plan import save_plan
-from hetplan.runtime.rehearsals import FAST, PLANS, SLOW, SLOWED, Rehearsed, rank_correlation
+from hetplan.runtime.rehearsals import FAST, PLANS, SLOW, SLOWED, Rehearsed
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take
 
@@ -182,15 +182,6 @@ def test_plans_are_uneven_and_run_on_a_device_and_a_slower_one() -> None:
     assert sum(slow.seconds()) == pytest.approx(SLOWED * sum(fast.seconds()))
     seconds = [replay(rehearsals.plan(name, workload), workload).seconds for name in PLANS]
     assert len(seconds) >= 10 and len(set(seconds)) == len(seconds)
-
-
-@pytest.mark.parametrize(
-    ("measured", "expected"),
-    [((10, 20, 30), 1.0), ((30, 20, 10), -1.0), ((10, 30, 20), 0.5), ((1,), None)],
-)
-def test_rank_correlation(measured: tuple[float, ...], expected: float | None) -> None:
-    plans = [Rehearsed("x", i, seconds) for i, seconds in enumerate(measured)]
-    assert rank_correlation(plans) == (expected if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("late", "code"), [(1.02, 0), (1.2, 1)])

@@ -109,6 +109,7 @@ def rehearsal(
     else 1.
     """
     from hetplan.profiling.profile import load_profile
+    from hetplan.profiling.sailor.validation import spearman
     from hetplan.runtime import rehearsals
     from hetplan.runtime.measuring.layers import measure_profile
 
@@ -135,7 +136,7 @@ def rehearsal(
         cores=len(os.sched_getaffinity(0)),
         tell=tell,
     )
-    rank = rehearsals.rank_correlation(plans)
+    rank = spearman([plan.predicted for plan in plans], [plan.measured for plan in plans])
     document = {
         "plans": [
             {

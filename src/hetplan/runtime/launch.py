@@ -261,7 +261,7 @@ def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
     for number, rank in alive:
         if rank.state.get("what") in WAITS or rank.state.get("meeting") is not None:
             waiting += waits_too_long(rank, max(job.hang_seconds, PATIENCE.together, 10 * longest))
-        elif is_idle(rank, job) or computes_too_long(rank, job):
+        elif hangs(rank, job):
             return Hung(number, f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s", lost=True)
     if alive and waiting == len(alive):
         number, rank = max(alive, key=lambda item: item[1].state["quiet"])
@@ -286,35 +286,30 @@ def waits_too_long(rank: Rank, patience: float) -> bool:
     return bool(quiet > max(patience, PATIENCE.starting))
 
 
-def is_idle(rank: Rank, job: Job) -> bool:
-    """Whether a rank has made no progress for too long, and does not compute either: in a pass, or
-    as it starts.
+def hangs(rank: Rank, job: Job) -> bool:
+    """Whether a rank, which waits for no other one, has made no progress for too long.
 
-    Virtual devices sleep in their passes; a model's weights may come from far away.
+    It may compute for far longer than its longest pass, with a core to itself. Where it does not
+    compute either, in a pass or as it starts, it may take as long as any; but virtual devices sleep
+    in their passes, and a model's weights may come from far away.
     """
-    what, limit = rank.state.get("what", "start"), job.hang_seconds
-    if what not in (*PASSES, "start") or (job.virtual and what != "start"):
-        return False
-    patience = limit if what in PASSES else max(limit, PATIENCE.starting)
-    quiet = min(rank.state.get("quiet", 0.0), rank.activity.idle())
-    return quiet > patience and not at_work(rank.process.pid)
-
-
-def computes_too_long(rank: Rank, job: Job) -> bool:
-    """Whether a rank has made no progress for far longer than its longest pass, with a core to
-    itself."""
-    what, limit = rank.state.get("what", "start"), job.hang_seconds
+    state, limit, pid = rank.state, job.hang_seconds, rank.process.pid
+    what, quiet = state.get("what", "start"), state.get("quiet", 0.0)
+    first = max(limit, PATIENCE.starting)
+    if what == "start" or (what in PASSES and not job.virtual):
+        idle = min(quiet, rank.activity.idle())
+        if idle > (first if what == "start" else limit) and not at_work(pid):
+            return True
     if what == "start":
         return False
-    quiet, longest = rank.state["quiet"], rank.state["longest"]
+    longest = state["longest"]
     patience = max(limit, 10 * longest)
     if what == "checkpoint" or not longest:  # nothing to compare with
-        patience = max(limit, PATIENCE.starting)
+        patience = first
     patience += PATIENCE.spinning if job.device == "cuda" else 0.0
     if quiet <= patience:
         return False
-    waits = starved(rank.process.pid, rank.state["spent"], limit)
-    return quiet >= PATIENCE.starting or not waits
+    return quiet >= PATIENCE.starting or not starved(pid, state["spent"], limit)
 
 
 # (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where

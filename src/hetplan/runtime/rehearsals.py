@@ -8,14 +8,13 @@ messages (`runtime.virtual`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job, Measured
 from hetplan.runtime.launch import launch
@@ -233,18 +232,12 @@ def rehearse_all(
     steps: int = 4,
     scale: float | None = None,
     cores: int = 1,
-    names: Sequence[str] = (),
     tell: Callable[[Rehearsed], None] | None = None,
 ) -> list[Rehearsed]:
-    """All plans, or those named; tell: receives each when it is done."""
+    """All plans; tell: receives each when it is done."""
     rehearsed = []
-    for name in names or PLANS:
+    for name in PLANS:
         rehearsed.append(rehearse_plan(name, workload, steps=steps, scale=scale, cores=cores))
         if tell is not None:
             tell(rehearsed[-1])
     return rehearsed
-
-
-def rank_correlation(rehearsed: Sequence[Rehearsed]) -> float | None:
-    """Spearman's, of predicted and measured seconds; None for fewer than two plans."""
-    return spearman([one.predicted for one in rehearsed], [one.measured for one in rehearsed])

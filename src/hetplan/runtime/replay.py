@@ -302,9 +302,9 @@ class ZeroCosts:
         """
         used = sorted(plan.ranks)
         shares = np.zeros(len(plan.devices))
-        given = plan.zero_shares or [1.0] * len(plan.devices)
+        parts = plan.zero_shares or [1.0] * len(plan.devices)
         for device in used:
-            shares[device] = given[device] / sum(given[d] for d in used)
+            shares[device] = parts[device] / sum(parts[d] for d in used)
         if plan.zero == 0 or not single_stage(plan):
             if plan.zero >= 2 and plan.in_step:
                 raise UnsupportedError(

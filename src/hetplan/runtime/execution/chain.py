@@ -78,9 +78,9 @@ class Chain:
 
     def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
         """name -> what a tensor rank holds of each of a layer's parameters."""
-        told = cuts_of(self.layers[layer], part)
+        cuts = cuts_of(self.layers[layer], part)
         return {
-            name: told.get(inside, Cut(0, ((0, (*self.parameters[name].shape, 1)[0]),)))
+            name: cuts.get(inside, Cut(0, ((0, (*self.parameters[name].shape, 1)[0]),)))
             for inside, name in self.own[layer].items()
         }
 
@@ -153,35 +153,32 @@ def split_dimensions(
 def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:
     """The layers, checked against the plan's names."""
     if isinstance(module, nn.Sequential) and not hasattr(module, "layers"):
-        if len(module) != len(names):
-            raise InputError(
-                "model does not match the plan",
-                got=f"{len(module)} layers",
-                expected=f"{len(names)}",
-            )
-        return tuple(module)
-    layers = getattr(module, "layers", None)
-    if not isinstance(layers, nn.ModuleDict):
+        layers = tuple(module)
+    elif isinstance(named := getattr(module, "layers", None), nn.ModuleDict):
+        layers = tuple(named.values())
+        for k, (has, wants) in enumerate(zip(named, names, strict=False)):
+            if has != wants:
+                raise InputError(
+                    f"model does not match the plan: layer {k}", got=has, expected=wants
+                )
+    else:
         raise InputError(
             "model is no chain",
             got=type(module).__name__,
             expected="an nn.Sequential, or a ModuleDict `layers`",
         )
-    for k, (has, wants) in enumerate(zip(layers, names, strict=False)):
-        if has != wants:
-            raise InputError(f"model does not match the plan: layer {k}", got=has, expected=wants)
     if len(layers) != len(names):
         raise InputError(
             "model does not match the plan", got=f"{len(layers)} layers", expected=f"{len(names)}"
         )
-    return tuple(layers.values())
+    return layers
 
 
 def outputs_of(
     names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, compute: Any
 ) -> tuple[tuple[tuple[int, ...], Any], ...]:
     """Shapes and dtypes between the layers, of one sample, found on the meta device."""
-    x, found = example[:1].to("meta"), []
+    x, outputs = example[:1].to("meta"), []
     for name, layer in zip(names[:-1], layers[:-1], strict=True):
         try:
             with torch.no_grad():
@@ -198,14 +195,14 @@ def outputs_of(
                 got=type(x).__name__,
                 expected="one tensor whose first dimension are the samples",
             )
-        found.append((tuple(x.shape[1:]), x.dtype))
-    return tuple(found)
+        outputs.append((tuple(x.shape[1:]), x.dtype))
+    return tuple(outputs)
 
 
 def count_of(module: nn.Module) -> Callable[[Tensor], float]:
     """How much targets weigh: the module's `count`, or the default of the contract."""
-    given = getattr(module, "count", None)
-    return given if callable(given) else default_count
+    own = getattr(module, "count", None)
+    return own if callable(own) else default_count
 
 
 def default_count(targets: Tensor) -> float:

@@ -109,7 +109,7 @@ class Trial:
 
     limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch
     beyond this is tried. repeats: timed passes behind one that is not. tell: receives a line per
-    micro-batch tried. too_large: micro-batch -> free bytes that it exceeded.
+    micro-batch tried.
     """
 
     model: Model
@@ -122,7 +122,6 @@ class Trial:
     network: Network = field(init=False, repr=False)
     states: States = field(init=False)
     passes: dict[int, Pass] = field(init=False, default_factory=dict)
-    too_large: dict[int, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.network = network(self.model, self.device)
@@ -137,14 +136,11 @@ class Trial:
     def measure(self, batch: int, free: float) -> Pass:
         """Times and activations of a micro-batch, each size once; raises OutOfMemoryOnDevice beyond
         `free` bytes."""
-        if self.too_large.get(batch, -1.0) >= free:
-            raise OutOfMemoryOnDevice(f"{batch} samples exceed {free:.0f} bytes")
         if batch not in self.passes:
             try:
                 with out_of_memory(batch):
                     one = self.passes[batch] = self._timed(batch, free)
             except OutOfMemoryOnDevice as error:
-                self.too_large[batch] = free
                 self.tell(f"micro-batch {batch}: {error}")
                 raise
             self.tell(

@@ -71,8 +71,8 @@ class Embedding(nn.Module):
                 *tokens.shape, self.table.shape[1], dtype=self.table.dtype, device=tokens.device
             )
         here = (tokens >= first) & (tokens < last)
-        found = F.embedding((tokens - first).clamp(0, last - first - 1), self.table)
-        return found * here.unsqueeze(-1).to(found.dtype)
+        rows = F.embedding((tokens - first).clamp(0, last - first - 1), self.table)
+        return rows * here.unsqueeze(-1).to(rows.dtype)
 
 
 class Block(nn.Module):
@@ -123,8 +123,8 @@ class Attention(nn.Module):
         keys = (t.query_width + a * t.head_dim, t.query_width + b * t.head_dim)
         values = (keys[0] + t.kv_width, keys[1] + t.kv_width)
         rows = Cut(0, (queries, keys, values))
-        found = {"qkv": rows, "out": Cut(1, (queries,))}
-        return found if self.qkv_bias is None else found | {"qkv_bias": rows}
+        cuts = {"qkv": rows, "out": Cut(1, (queries,))}
+        return cuts if self.qkv_bias is None else cuts | {"qkv_bias": rows}
 
     def forward(self, x: Tensor) -> Tensor:
         """Projections, attention of the heads that are here, projection."""
@@ -205,10 +205,9 @@ class FeedForward(nn.Module):
     def cuts(self, part: Part) -> dict[str, Cut]:
         """Columns of `up` (of gate and value alike), rows of `down`."""
         inner = self.shape.feed_forward
-        found = {"up": cut(0, inner, part, self.blocks), "down": cut(1, inner, part)}
-        return (
-            found if self.up_bias is None else found | {"up_bias": cut(0, inner, part, self.blocks)}
-        )
+        columns = cut(0, inner, part, self.blocks)
+        cuts = {"up": columns, "down": cut(1, inner, part)}
+        return cuts if self.up_bias is None else cuts | {"up_bias": columns}
 
     def forward(self, x: Tensor) -> Tensor:
         """down(act(up(x)))."""
