@@ -13,10 +13,9 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from torch import nn  # noqa: E402
 
-from hetplan.runtime.execution.chain import count_of, describe  # noqa: E402
+from hetplan.runtime.execution.chain import Cut, Part, count_of, cut, describe  # noqa: E402
 from hetplan.runtime.execution.places import Layout, bucket_plans  # noqa: E402
 from hetplan.runtime.execution.position import Dropout, Position, at, uniform  # noqa: E402
-from hetplan.runtime.execution.tensor import Cut, Part, cut  # noqa: E402
 from hetplan.runtime.references.build import stand_in  # noqa: E402
 from parity.cases import MODELS, Case, R, S, even, names_of  # noqa: E402
 from parity.faulty import Pair, Picky  # noqa: E402

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.runtime.devices import local_device
-from hetplan.runtime.execution.chain import Chain, count_of, describe
+from hetplan.runtime.execution.chain import Chain, TensorGroup, count_of, describe, join
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import Fragment, States
-from hetplan.runtime.execution.tensor import TensorGroup, join
 from hetplan.runtime.execution.transport import Group, Staging, Transport, host_total
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.watch import Watch

@@ -18,8 +18,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.profiling.simulator.pipeline import order
-from hetplan.runtime.execution.chain import Chain, Parameter
-from hetplan.runtime.execution.tensor import Cut, Part
+from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
 from hetplan.runtime.plan import Place, Plan, split
 from hetplan.schema import Range
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hetplan.runtime.execution.chain import Cut
 from hetplan.runtime.execution.places import BucketPlan, Held, Piece
-from hetplan.runtime.execution.tensor import Cut
 from hetplan.runtime.execution.transport import Group
 from hetplan.runtime.plan import split
 from hetplan.schema import Range

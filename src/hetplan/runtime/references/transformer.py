@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hetplan.profiling.transformer import Experts, Transformer
+from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.execution.position import Dropout
-from hetplan.runtime.execution.tensor import ALONE, Cut, Part, cut
 
 DROPOUT = 0.1
 
