@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetplan.runtime.execution.position import Dropout
-from hetplan.runtime.tracing.counter import Fused, storage
-from hetplan.runtime.tracing.rules import tensors
+from hetplan.runtime.tracing.counter import Fused, storage, tensors
 
 
 class Alive(TorchDispatchMode):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hetplan.formulations.hap.spmd.networks import sizes
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.vision import VGG19
-from hetplan.runtime.tracing.routing import route
+from hetplan.runtime.tracing.aten import route
 
 # (module that returns the loss, example arguments)
 Made = tuple[nn.Module, tuple[Tensor, ...]]

@@ -14,8 +14,8 @@ from hetplan.profiling.operators import Layer
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 
 from fakes import networks  # noqa: E402
+from hetplan.runtime.tracing import counter  # noqa: E402
 from hetplan.runtime.tracing import layers as traced  # noqa: E402
-from hetplan.runtime.tracing import rules  # noqa: E402
 
 H, S, V, HEADS = networks.WIDTH, networks.TOKENS, networks.VOCABULARY, networks.HEADS
 
@@ -84,15 +84,15 @@ def test_what_is_kept_is_what_the_kernels_of_a_gpu_keep() -> None:
 
 def test_traffic_of_simple_operators() -> None:
     a, b = torch.zeros(8, 16), torch.zeros(16, 4)
-    assert rules.traffic("aten.mm", (a, b), {}, a @ b) == (4 * (128 + 64), 4 * 32)
-    assert rules.traffic("aten.add", (a, torch.zeros(1, 16).expand(8, 16)), {}, a) == (
+    assert counter.traffic("aten.mm", (a, b), {}, a @ b) == (4 * (128 + 64), 4 * 32)
+    assert counter.traffic("aten.add", (a, torch.zeros(1, 16).expand(8, 16)), {}, a) == (
         4 * (128 + 16),
         4 * 128,
     )
     table, rows = torch.zeros(1000, 4), torch.zeros(3, dtype=torch.int64)
-    assert rules.traffic("aten.embedding", (table, rows), {}, table[rows]) == (48 + 24, 48)
-    assert rules.traffic("aten.zeros_like", (a,), {}, a) == (0, 4 * 128)
-    assert rules.is_free(torch.ops.aten.view.default, "aten.view")
+    assert counter.traffic("aten.embedding", (table, rows), {}, table[rows]) == (48 + 24, 48)
+    assert counter.traffic("aten.zeros_like", (a,), {}, a) == (0, 4 * 128)
+    assert counter.is_free(torch.ops.aten.view.default, "aten.view")
 
 
 def test_operators_without_a_rule_are_listed_and_counted_as_memory() -> None:

@@ -23,7 +23,7 @@ from hetplan.runtime.measuring.batches import Trial, explore_stages, measure_bat
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_by_autograd  # noqa: E402  # noqa: E402
+from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402  # noqa: E402
 
 SMALL = {"vocabulary": 97}
 
@@ -328,7 +328,7 @@ def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
     inputs = ((tokens,), (x.requires_grad_(),), (x, tokens))
     described = (model.layers[0], model.layers[1], model.layers[-1])
     for one, layer, own, given in zip(described, made.layers, made.own, inputs, strict=True):
-        with saved_by_autograd(layer.parameters()) as kept:
+        with saved_bytes(layer.parameters()) as kept:
             out = layer(*given)
             counted = kept()
         del out

@@ -9,7 +9,7 @@ import hetplan.runtime
 
 RUNTIME = Path(hetplan.runtime.__file__).parent
 # The one module that may use private names.
-PRIVATE = RUNTIME / "tracing" / "private.py"
+PRIVATE = RUNTIME / "tracing" / "counter.py"
 # `torch._x`, `torch.a._x`, or `from torch.a._b import ..., _x`; `__version__` is nobody's secret.
 USES = re.compile(
     r"\btorch(?:\.\w+)*\._[a-z]\w*|from torch[\w.]*\._\w+ import|from torch[\w.]* import .*\b_[a-z]"

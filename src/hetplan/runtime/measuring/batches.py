@@ -33,7 +33,7 @@ from hetplan.runtime.measuring.networks import (
     Network,
     network,
     out_of_memory,
-    saved_by_autograd,
+    saved_bytes,
     silent,
     tokens_of,
 )
@@ -182,7 +182,7 @@ class Trial:
         on CUDA when asked.
         """
         if self.device == "cpu":
-            with saved_by_autograd(self.network.parameters, free) as kept:
+            with saved_bytes(self.network.parameters, free) as kept:
                 yield kept
             return
         for parameter in self.network.parameters:  # gradients are no activations

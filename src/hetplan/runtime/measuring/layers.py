@@ -31,15 +31,15 @@ from hetplan.profiling.predict import profile_layers
 from hetplan.profiling.profile import Profile, ProfileTable, Readings, load_profile
 from hetplan.runtime.devices import check_device, device_name, measured_here, now
 from hetplan.runtime.measuring.networks import (
-    DTYPES,
     KINDS,
     network,
     out_of_memory,
-    saved_by_autograd,
+    saved_bytes,
     shape_of,
     silent,
     tokens_of,
 )
+from hetplan.runtime.tracing.counter import DTYPES
 
 WARM_UP = 2
 
@@ -167,7 +167,7 @@ def _read(
     """
     x, targets = arguments[0].detach(), arguments[1:]
     x.requires_grad_(x.is_floating_point())
-    with saved_by_autograd(layer.parameters()) as kept:
+    with saved_bytes(layer.parameters()) as kept:
         once = layer(x, *targets)
         saved = kept()
     gradient = torch.ones_like(once)

@@ -17,16 +17,11 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import Precision
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.execution.position import Dropout
 from hetplan.runtime.references.transformer import Block, Embedding, Head
+from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage
 
-DTYPES: dict[Precision, torch.dtype] = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-}
 KINDS = ("embedding", "block", "head")
 
 
@@ -129,32 +124,22 @@ def tokens_of(model: Model, batch: int, device: str, *, tensor: int = 1) -> Tens
 
 
 @contextmanager
-def saved_by_autograd(
+def saved_bytes(
     parameters: Iterable[Tensor], limit: float = float("inf")
 ) -> Iterator[Callable[[], float]]:
     """Yields how many bytes of distinct storages autograd has saved inside, parameters left out;
     raises OutOfMemoryOnDevice as soon as they are more than `limit`."""
 
-    def storage(tensor: Tensor) -> int:
-        return int(tensor.untyped_storage()._cdata)  # on the meta device none has an address
+    total = 0.0
 
-    own = {storage(parameter) for parameter in parameters}
-    sizes: dict[int, int] = {}
-    alive = []  # a storage that is gone gives its number to the next one
-    total = 0
-
-    def pack(tensor: Tensor) -> Tensor:
+    def add(size: float) -> None:
         nonlocal total
-        if storage(tensor) not in own and storage(tensor) not in sizes:
-            sizes[storage(tensor)] = tensor.untyped_storage().nbytes()
-            alive.append(tensor.detach())
-            total += sizes[storage(tensor)]
-            if total > limit:
-                raise OutOfMemoryOnDevice(f"{total} bytes of activations, {limit:.0f} free")
-        return tensor.detach()
+        total += size
+        if total > limit:
+            raise OutOfMemoryOnDevice(f"{total:.0f} bytes of activations, {limit:.0f} free")
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield lambda: float(total)
+    with saved_by_autograd({storage(parameter) for parameter in parameters}, add):
+        yield lambda: total
 
 
 @contextmanager

@@ -1,31 +1,269 @@
 """One pass of a module on fake tensors, every operator recorded with the layer and the pass that it
-belongs to.
+belongs to, and with what it reads, writes and multiplies.
 
 Fake tensors have shapes and no values, so an operator whose output's size depends on values cannot
 be run. Operators of the backward pass belong to the layer whose forward pass made their autograd
 node, found by the nodes' numbers.
+
+Every operator reads its inputs (of broadcast ones, what is there) and writes its outputs; views do
+neither. Beyond that rules say which ones are matrix products, which read less than their inputs,
+and which names are known to be nothing but memory. Names are without overload: `aten.mm`.
+
+The private names of torch that tracing needs are all here: fake tensors and dispatch modes have no
+public names yet, and nothing public numbers autograd's nodes. The test of torch's names says when
+one of them changes.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-from hetplan.runtime.tracing.private import TorchDispatchMode, next_node, running_node
-from hetplan.runtime.tracing.rules import (
-    Product,
-    is_free,
-    is_ruled,
-    name_of,
-    products,
-    tensors,
-    traffic,
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
 )
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "next_node",
+    "running_node",
+]
+
+
+def next_node() -> int:
+    """The number that the next autograd node gets."""
+    return int(torch.autograd._get_sequence_nr())
+
+
+def running_node() -> int | None:
+    """The number of the autograd node whose backward pass runs; None outside of one."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+Product = tuple[float, float, float, float]  # count, m, k, n
+Arguments = Sequence[Any]
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
+# Their outputs are inputs by another name, though they are not marked as views.
+ALIASES = _aten(
+    """
+    _unsafe_view _reshape_alias lift_fresh detach_ alias
+    """
+)
+# They make memory without writing it, or only ask about it.
+FREE = _aten(
+    """
+    empty empty_like empty_strided new_empty new_empty_strided sym_size is_same_size
+    _local_scalar_dense resize_
+    """
+)
+# They write without reading.
+FILLS = _aten(
+    """
+    zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full arange fill_
+    zero_ bernoulli_ uniform_ normal_ randn rand randn_like rand_like randint eye scalar_tensor
+    linspace randperm
+    """
+)
+# They read the rows that they are asked for, not the table: as much as they write, and the indices.
+GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten.take"}
+# Moved in place: what is given is added to or written over rows of a large tensor.
+SCATTERS = _aten(
+    """
+    index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_ index_copy_
+    """
+)
+# Nothing but memory, and neither marked as pointwise nor as a reduction.
+MEMORY = _aten(
+    """
+    native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
+    native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward
+    _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm
+    cudnn_batch_norm_backward _batch_norm_with_update _softmax _softmax_backward_data
+    _log_softmax _log_softmax_backward_data nll_loss_forward nll_loss_backward
+    nll_loss2d_forward nll_loss2d_backward native_dropout native_dropout_backward cat stack
+    clone copy_ _to_copy constant_pad_nd repeat roll flip tril triu tril_ triu_ cumsum cumprod
+    sort topk slice_backward select_backward embedding_dense_backward max_pool2d_with_indices
+    max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d
+    upsample_bicubic2d_backward reflection_pad2d reflection_pad2d_backward im2col col2im one_hot
+    unfold_backward mse_loss mse_loss_backward glu glu_backward repeat_interleave scatter
+    scatter_add index_add index_put mean sum _foreach_add_ bincount logsumexp var_mean
+    linalg_vector_norm argsort slice_scatter select_scatter split_with_sizes_copy pixel_shuffle
+    pixel_unshuffle channel_shuffle as_strided_copy as_strided_scatter
+    """
+)
+
+
+def matrix(left: Tensor, right: Tensor) -> list[Product]:
+    """m x k by k x n."""
+    return [(1.0, float(left.shape[0]), float(left.shape[1]), float(right.shape[1]))]
+
+
+def batched(left: Tensor, right: Tensor) -> list[Product]:
+    """Products of a batch."""
+    return [
+        (float(left.shape[0]), float(left.shape[1]), float(left.shape[2]), float(right.shape[2]))
+    ]
+
+
+def convolution_product(
+    x: Tensor, weight: Tensor, transposed: bool, groups: int, out: Tensor
+) -> Product:
+    """A convolution as the product of its patches with its kernel; transposed: of its inputs."""
+    window = float(math.prod(weight.shape[2:]))
+    if transposed:
+        rows = float(x.shape[0] * math.prod(x.shape[2:]))
+        return float(groups), rows, float(x.shape[1] / groups), float(weight.shape[1]) * window
+    rows = float(out.shape[0] * math.prod(out.shape[2:]))
+    return float(groups), rows, float(weight.shape[1]) * window, float(weight.shape[0] / groups)
+
+
+def convolution(args: Arguments, out: Any) -> list[Product]:
+    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding,
+    groups)."""
+    return [convolution_product(args[0], args[1], args[6], args[8], out)]
+
+
+def convolution_backward(args: Arguments, out: Any) -> list[Product]:
+    """dX = G W^T, dW = X^T G; args: gradient, x, weight, five of sizes, transposed, padding,
+    groups, mask."""
+    gradient, x, weight = args[:3]
+    count, m, k, n = convolution_product(x, weight, args[7], args[9], gradient)
+    mask = args[10]
+    return [(count, m, n, k)] * bool(mask[0]) + [(count, k, m, n)] * bool(mask[1])
+
+
+def attention(args: Arguments, out: Any) -> list[Product]:
+    """Scores and their product with the values; masks hide nothing of the work."""
+    return _attention(args[0], args[1], args[2], forward=True)
+
+
+def attention_backward(args: Arguments, out: Any) -> list[Product]:
+    """The scores again, and two products each for them and the values (Dao et al. 2022, Algorithm
+    4)."""
+    return _attention(args[1], args[2], args[3], forward=False)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *, forward: bool) -> list[Product]:
+    heads, rows, columns = float(q.shape[0] * q.shape[1]), float(q.shape[2]), float(k.shape[2])
+    width, out = float(q.shape[3]), float(v.shape[3])
+    scores, mixed = (heads, rows, width, columns), (heads, rows, columns, out)
+    if forward:
+        return [scores, mixed]
+    return [
+        scores, (heads, rows, out, columns), (heads, columns, rows, out),
+        (heads, rows, columns, width), (heads, columns, rows, width),
+    ]  # fmt: skip
+
+
+PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
+    "aten.mm": lambda args, out: matrix(args[0], args[1]),
+    "aten.addmm": lambda args, out: matrix(args[1], args[2]),
+    "aten._addmm_activation": lambda args, out: matrix(args[1], args[2]),
+    "aten.bmm": lambda args, out: batched(args[0], args[1]),
+    "aten.baddbmm": lambda args, out: batched(args[1], args[2]),
+    "aten.addbmm": lambda args, out: batched(args[1], args[2]),
+    "aten.mv": lambda args, out: matrix(args[0], args[1].unsqueeze(1)),
+    "aten.addmv": lambda args, out: matrix(args[1], args[2].unsqueeze(1)),
+    "aten.dot": lambda args, out: [(1.0, 1.0, float(args[0].numel()), 1.0)],
+    "aten.convolution": convolution,
+    "aten.convolution_backward": convolution_backward,
+    **{
+        f"aten._scaled_dot_product_{kind}": attention
+        for kind in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
+    },
+    **{
+        f"aten._scaled_dot_product_{kind}_backward": attention_backward
+        for kind in (
+            "flash_attention_for_cpu",
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+        )
+    },
+}
+
+
+def name_of(operator: Any) -> str:
+    """`aten.mm` of aten.mm.default."""
+    return ".".join(str(operator).split(".")[:2])
+
+
+def is_free(operator: Any, name: str) -> bool:
+    """Whether nothing is read or written."""
+    return bool(operator.is_view) or name in ALIASES or name in FREE or operator.namespace == "prim"
+
+
+def is_ruled(operator: Any, name: str) -> bool:
+    """Whether it is known what the operator does."""
+    known = (*PRODUCTS, *FILLS, *GATHERS, *SCATTERS, *MEMORY)
+    tags = {torch.Tag.pointwise, torch.Tag.reduction}
+    return name in known or name.removesuffix("_") in known or bool(tags & set(operator.tags))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors(one)
+
+
+def bytes_of(tensor: Tensor) -> float:
+    """What is there of a tensor: dimensions that are broadcast count once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return float(math.prod(size for size, stride in sizes if stride) * tensor.element_size())
+
+
+def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tuple[float, float]:
+    """(bytes read, bytes written)."""
+    given, made = list(tensors((args, kwargs))), list(tensors(out))
+    written = sum(map(bytes_of, made))
+    if name in FILLS:
+        return 0.0, written
+    if name in GATHERS:
+        return written + sum(bytes_of(t) for t in given if not t.is_floating_point()), written
+    if name in SCATTERS:
+        moved = sum(bytes_of(t) for t in given[1:])
+        return 2 * moved, moved
+    distinct = {id(t): t for t in given}
+    return sum(map(bytes_of, distinct.values())), written
+
+
+def products(name: str, args: Arguments, out: Any) -> list[Product]:
+    """Matrix products of an operator; none of what only moves memory."""
+    rule = PRODUCTS.get(name)
+    return [] if rule is None else rule(args, out)
 
 
 @dataclass(frozen=True)
@@ -180,3 +418,20 @@ def _rms_norm(
 def storage(tensor: Tensor) -> int:
     """What tells storages apart, fake ones too, which have no address."""
     return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def saved_by_autograd(own: Set[int], saved: Callable[[float], None]) -> Iterator[None]:
+    """`saved` is told the bytes of every distinct storage that autograd saves inside; own: storages
+    that do not count, those of parameters."""
+    alive: dict[int, Tensor] = {}  # a storage that is gone gives its number to the next one
+
+    def pack(tensor: Tensor) -> Tensor:
+        key = storage(tensor)
+        if key not in own and key not in alive:
+            alive[key] = tensor.detach()
+            saved(float(tensor.untyped_storage().nbytes()))
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -22,15 +23,20 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError, one_line
 from hetplan.profiling.model_files import LayerEntry, ModelFile, OperatorEntry
 from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Line, Precision
-from hetplan.runtime.tracing.counter import Call, Counter, Fused, Layers, storage
-from hetplan.runtime.tracing.private import (
+from hetplan.runtime.tracing.counter import (
+    DTYPES,
+    Call,
+    Counter,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    Fused,
+    Layers,
+    Product,
+    saved_by_autograd,
+    storage,
 )
-from hetplan.runtime.tracing.rules import Product
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SAMPLES = (2, 3)
 # What modules raise that do not run on tensors without values.
 FAILURES = (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, LookupError)
@@ -143,14 +149,18 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
             expected="a method batch(step, first, last) -> (inputs, targets)",
         )  # fmt: skip
     layers, dtype = Layers(), DTYPES[precision]
-    saved: list[dict[int, float]] = []
+    saved: dict[int, float] = defaultdict(float)
+
+    def keep(size: float) -> None:
+        saved[layers.now] += size
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = {f"module.{key}": value for key, value in faked(module, dtype).items()}
         data = tuple(fake(value, dtype) for value in batch(0, 0, samples))
         own = {storage(t) for t in state.values()}
         counter = Counter(layers, own | {storage(t) for t in data if isinstance(t, Tensor)})
         try:
-            with Fused(), _saved(own, layers, saved), _watched(module, layers), counter:
+            with Fused(), saved_by_autograd(own, keep), _watched(module, layers), counter:
                 out = torch.func.functional_call(Called(module), state, data)
             ones, counter.backward = torch.ones_like(out), True
             with counter:
@@ -166,7 +176,7 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     if not layers.names:
         layers.enter(type(module).__name__)
     params, tied = _owned(module, state, counter, len(layers.names))
-    sizes = [sum(s.values()) for s in saved] + [0.0] * (len(layers.names) - len(saved))
+    sizes = [saved[k] for k in range(len(layers.names))]
     text = isinstance(data[0], Tensor) and data[0].dim() == 2 and not data[0].is_floating_point()
     return Passes(
         tuple(layers.names), tuple(counter.calls), tuple(sizes), tuple(counter.crossing()),
@@ -289,25 +299,6 @@ def _numbered(path: str) -> str:
     parts = path.split(".")
     at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
     return "" if at is None else ".".join(parts[: at + 1])
-
-
-@contextmanager
-def _saved(own: set[int], layers: Layers, kept: list[dict[int, float]]) -> Iterator[None]:
-    """Distinct storages that autograd keeps, by the layer that keeps them first; parameters left
-    out."""
-    alive: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        key = storage(tensor)
-        if key not in own and key not in alive:
-            alive[key] = tensor
-            while len(kept) <= layers.now:
-                kept.append({})
-            kept[layers.now][key] = float(tensor.untyped_storage().nbytes())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield
 
 
 def _owned(

@@ -1,7 +1,7 @@
 """`trace`: a PyTorch module that returns a scalar loss, as a single-device program.
 
 torch.export gives the forward graph in ATen's operators, without changes in place; the rules
-(`products`, `pointwise`, `moves`) say what each is made of. The backward pass needs no trace:
+(`aten`) say what each is made of. The backward pass needs no trace:
 theories price each instruction with its mirror, and gradients are torch's.
 """
 
@@ -19,11 +19,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.runtime.tracing import moves, pointwise, products
+from hetplan.runtime.tracing.aten import RULES
 from hetplan.runtime.tracing.fuse import Packed, fused
-from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Unsupported, Walker
+from hetplan.runtime.tracing.walk import MissingRule, Tensor, Unsupported, Walker
 
-RULES: dict[str, Rule] = {**products.RULES, **pointwise.RULES, **moves.RULES}
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
 LISTED, LONGEST = 6, 300
@@ -264,6 +263,7 @@ def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
     if not any(tensors_in((arguments, tuple(named.values())))):
         return node.target(*arguments, **named)
     kind, shape = ".".join(str(node.target).split(".")[:2]), shape_of(node)
+    walker.made = shape
     if kind in SILENT:
         return None
     if kind not in RULES:

@@ -48,14 +48,15 @@ Rule = Callable[..., Any]
 
 @dataclass
 class Walker:
-    """What a rule writes to. data: values of constants, by placeholder; notes: what was left
-    out."""
+    """What a rule writes to. data: values of constants, by placeholder; notes: what was left out;
+    made: the shape of what the call gives."""
 
     writer: Writer
     unsupported: list[Unsupported] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
     where: str = ""
+    made: Sequence[int] = ()
     _taken: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:

@@ -1,0 +1,473 @@
+"""ATen's operators as operators of a single-device program, and the routing of a mixture of experts
+as one operator of torch.
+
+A rule takes the walker and an operator's arguments, and writes what it is made of. Routing written
+out in sorts, cumulative sums and comparisons has no rule; `hetplan::route` is one operator, which
+the tracer knows: gates [b, s, e] -> weights [b, s, e, c] as the operator `route` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hetplan.runtime.execution.spmd.kernels import places_of_tokens
+from hetplan.runtime.tracing.walk import MissingRule, Rule, Tensor, Walker, positive, scalar
+
+BATCH = "abcdefg"  # leading dimensions; x, y, z are those of the product
+
+
+def linear(w: Walker, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+    """x [..., i] weight [o, i] bias [o]."""
+    lead = BATCH[: len(x.shape) - 1]
+    if bias is None:
+        return w.apply("contract", x, weight, label="linear", equation=f"{lead}x,yx->{lead}y")
+    return w.apply("contract", x, weight, bias, label="linear", equation=f"{lead}x,yx,y->{lead}y")
+
+
+def matmul(w: Walker, left: Tensor, right: Tensor) -> Tensor:
+    """[..., i, j] @ [..., j, k], equal leading dimensions, or a matrix on the right."""
+    left, right = w.tensor(left), w.tensor(right)
+    if len(left.shape) < 2 or len(right.shape) < 2:
+        raise MissingRule("a product with a vector")
+    lead = BATCH[: len(left.shape) - 2]
+    if len(right.shape) == 2:
+        return w.apply("contract", left, right, label="matmul", equation=f"{lead}xy,yz->{lead}xz")
+    if left.shape[:-2] != right.shape[:-2]:
+        raise MissingRule(
+            f"a product that repeats leading dimensions ({left.shape} and {right.shape})"
+        )
+    return w.apply("contract", left, right, label="matmul", equation=f"{lead}xy,{lead}yz->{lead}xz")
+
+
+def addmm(
+    w: Walker, bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """bias + left @ right."""
+    if beta != 1 or alpha != 1:
+        raise MissingRule("addmm with factors")
+    if len(bias.shape) != 1:
+        return w.apply("add", matmul(w, left, right), bias)
+    return w.apply("contract", left, right, bias, label="addmm", equation="xy,yz,z->xz")
+
+
+def einsum(w: Walker, equation: str, tensors: Sequence[Any], *, path: Any = None) -> Tensor:
+    """Two tensors, every letter once in each."""
+    equation = equation.replace(" ", "")
+    left, _, output = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != 2 or "." in equation or not equation.count("->"):
+        raise MissingRule(f"einsum {equation} (two tensors, all letters written out)")
+    if any(len(set(term)) < len(term) for term in (*terms, output)):
+        raise MissingRule(f"einsum {equation} (a letter twice in one tensor)")
+    if any(x not in left for x in output) or any(
+        x not in output and x not in other for term, other in (terms, terms[::-1]) for x in term
+    ):
+        raise MissingRule(f"einsum {equation} (a sum over one tensor alone)")
+    return w.apply("contract", *tensors, label="einsum", equation=equation)
+
+
+def alike(value: Any) -> int:
+    """The one number that a list repeats."""
+    numbers = [value] if isinstance(value, int) else list(value)
+    if len(set(numbers)) != 1:
+        raise MissingRule(f"different figures for the two directions ({numbers})")
+    return int(numbers[0])
+
+
+def conv2d(
+    w: Walker, x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """A convolution without dilation and groups."""
+    if isinstance(padding, str) or alike(dilation) != 1 or groups != 1 or len(x.shape) != 4:
+        raise MissingRule("convolution with dilation, groups or padding by name")
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    return w.apply(
+        "convolve", *inputs, label="conv2d", padding=alike(padding), stride=alike(stride)
+    )
+
+
+def attention(
+    w: Walker, q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """scaled_dot_product_attention of [samples, heads, tokens, d], with grouped queries too."""
+    if attn_mask is not None:
+        raise MissingRule("attention with a mask (only is_causal has a rule)")
+    if len(q.shape) != 4:
+        raise MissingRule(f"attention over {len(q.shape)} dimensions (expected 4)")
+    if dropout_p:
+        w.same(q, "dropout in attention")
+    if scale is not None and not math.isclose(scale * math.sqrt(q.shape[3]), 1.0, rel_tol=1e-12):
+        q = w.apply("scale", q, factor=scale * math.sqrt(q.shape[3]))
+    if k.shape[1] != q.shape[1]:
+        k, v = repeated_heads(w, k, q.shape[1]), repeated_heads(w, v, q.shape[1])
+    return w.apply("attention", q, k, v, causal=bool(is_causal))
+
+
+def repeated_heads(w: Walker, x: Tensor, heads: int) -> Tensor:
+    """[b, g, s, d] -> [b, heads, s, d], each head repeated for its group of queries."""
+    b, g, s, d = x.shape
+    x = w.reshape(x, (b, g, 1, s, d))
+    return w.reshape(w.apply("repeat", x, shape=(b, g, heads // g, s, d)), (b, heads, s, d))
+
+
+def routed(w: Walker, gates: Tensor, active: int, capacity: int) -> Tensor:
+    """hetplan's own operator for mixtures of experts."""
+    return w.apply("route", gates, active=int(active), capacity=int(capacity))
+
+
+def add(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
+    """Tensors or numbers."""
+    if scalar(left) is not None and not isinstance(left, Tensor):
+        left, right = right, left
+        if alpha != 1:
+            raise MissingRule("a number plus a multiple of a tensor")
+    number = scalar(right)
+    if number is not None:
+        return w.apply("offset", left, number=alpha * number) if number else left
+    if alpha != 1:
+        right = w.apply("scale", right, factor=float(alpha))
+    return w.apply("add", left, right)
+
+
+def sub(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
+    """A sum with the negative."""
+    if scalar(left) is not None and not isinstance(left, Tensor):
+        return add(w, w.apply("scale", right, factor=-float(alpha)), left)
+    return add(w, left, right, alpha=-alpha)
+
+
+def mul(w: Walker, left: Any, right: Any) -> Tensor:
+    """A product of entries, or with a number."""
+    for one, other in ((left, right), (right, left)):
+        number = scalar(other)
+        if number is not None and isinstance(one, Tensor):
+            return w.apply("scale", one, factor=number)
+    return w.apply("multiply", left, right)
+
+
+def div(w: Walker, left: Any, right: Any, *, rounding_mode: Any = None) -> Tensor:
+    """A quotient."""
+    if rounding_mode is not None:
+        raise MissingRule("division with rounding")
+    number = scalar(right)
+    if number is not None:
+        return w.apply("scale", left, factor=1 / number)
+    return mul(w, left, w.apply("power", right, exponent=-1.0))
+
+
+def power(w: Walker, x: Any, exponent: Any) -> Tensor:
+    """x to a number."""
+    number = scalar(exponent)
+    if number is None or not isinstance(x, Tensor):
+        raise MissingRule("a power with a tensor as exponent")
+    return w.apply("power", x, exponent=number)
+
+
+def written(kind: str, **attributes: Any) -> Rule:
+    """An operator of one tensor that exists under that kind."""
+
+    def rule(w: Walker, x: Tensor) -> Tensor:
+        return w.apply(kind, x, **attributes)
+
+    return rule
+
+
+def gelu(w: Walker, x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Both forms."""
+    return w.apply("gelu" if approximate == "tanh" else "gelu-erf", x)
+
+
+def greater(w: Walker, x: Tensor, other: Any) -> Tensor:
+    """1 where an entry is more than 0."""
+    if scalar(other) != 0:
+        raise MissingRule("a comparison with anything but 0")
+    return w.apply("positive", x)
+
+
+def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
+    """Minus infinity where a constant mask says so: a sum with a constant."""
+    number = scalar(value)
+    if isinstance(mask, Tensor) or number is None or number > -1e30:
+        raise MissingRule("masked_fill (only a constant mask with minus infinity has a rule)")
+    hidden = mask.double().masked_fill(mask, -math.inf).masked_fill(~mask, 0.0)
+    return w.apply("add", x, hidden)
+
+
+def over_the_last(kind: str) -> Rule:
+    """softmax, log_softmax."""
+
+    def rule(w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        if positive(dim, len(x.shape)) != len(x.shape) - 1:
+            raise MissingRule(f"{kind} over another dimension than the last")
+        return w.apply(kind, x)
+
+    return rule
+
+
+def layer_norm(
+    w: Walker, x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Tensor:  # fmt: skip
+    """Over the last dimension, with scale and shift."""
+    if len(shape) != 1 or weight is None or bias is None:
+        raise MissingRule("layer norm over several dimensions, or without scale or shift")
+    return w.apply("layer-norm", x, weight, bias, epsilon=float(eps))
+
+
+def rms_norm(
+    w: Walker, x: Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Tensor:
+    """Over the last dimension, with scale."""
+    if len(shape) != 1 or weight is None or eps is None:
+        raise MissingRule("RMS norm over several dimensions, without scale, or without eps")
+    return w.apply("rms-norm", x, weight, epsilon=float(eps))
+
+
+def embedding(
+    w: Walker, table: Tensor, ids: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    """Rows of a table."""
+    if padding_idx >= 0 or scale_grad_by_freq:
+        raise MissingRule("embedding with a padding index or gradients by frequency")
+    return w.apply("embed", ids, table)
+
+
+def cross_entropy(
+    w: Walker, logits: Tensor, labels: Any, weight: Any = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """The mean over rows of [rows, classes]."""
+    labels = w.tensor(labels)
+    if weight is not None or reduction != 1 or label_smoothing != 0 or ignore_index >= 0:
+        raise MissingRule("cross-entropy with weights, smoothing, an index to ignore, or no mean")
+    if len(logits.shape) != 2 or len(labels.shape) != 1:
+        raise MissingRule(
+            "cross-entropy of more than two dimensions, or with probabilities as labels"
+        )
+    return w.apply("cross-entropy", logits, labels, count=labels.shape[0])
+
+
+def nll_loss(
+    w: Walker,
+    x: Tensor,
+    labels: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Of log_softmax: both together are the cross-entropy."""
+    behind = w.writer.node(x.name)
+    if behind.kind != "log-softmax":
+        raise MissingRule("nll_loss of anything but log_softmax")
+    return cross_entropy(
+        w, Tensor(behind.inputs[0], x.shape), labels, weight, reduction, ignore_index
+    )
+
+
+def mean(
+    w: Walker,
+    x: Tensor,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Tensor:
+    """Over some dimensions, one after the other."""
+    rank, whole = len(x.shape), x.shape
+    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    found = sorted({positive(d, rank) for d in dims}, reverse=True)
+    for d in found:
+        x = w.apply("mean", x, dimension=d, length=whole[d])
+    return w.reshape(x, [1 if d in found else n for d, n in enumerate(whole)]) if keepdim else x
+
+
+def total(
+    w: Walker,
+    x: Tensor,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Tensor:
+    """A sum as a multiple of the mean."""
+    found = mean(w, x, dim, keepdim)
+    factor = math.prod(x.shape) / max(1, math.prod(found.shape))
+    return w.apply("scale", found, factor=factor)
+
+
+def max_pool2d(
+    w: Walker, x: Tensor, window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """Squares side by side."""
+    size = alike(window)
+    if (
+        (stride and alike(stride) != size)
+        or alike(padding) != 0
+        or alike(dilation) != 1
+        or ceil_mode
+    ):
+        raise MissingRule("pooling whose windows overlap, are padded or dilated")
+    return w.apply("max-pool", x, window=size)
+
+
+def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
+    """To one value per channel, to the size that is there, or from one value to many."""
+    height, width = (int(n) for n in size)
+    if (height, width) == x.shape[2:]:
+        return x
+    if x.shape[2:] == (1, 1):
+        return w.apply("repeat", x, shape=(*x.shape[:2], height, width))
+    if (height, width) != (1, 1):
+        raise MissingRule(f"pooling of {x.shape[2:]} to {(height, width)}")
+    return w.reshape(w.apply("mean-pool", x), (*x.shape[:2], 1, 1))
+
+
+def native_dropout(w: Walker, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, None]:
+    """Left out: it costs a pass over memory, and changes no shape. No mask is made."""
+    return w.same(x, "dropout" if p and train else None), None
+
+
+def same_entries(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Views, copies and conversions between floating types: the entries in the output's shape."""
+    return w.reshape(x, w.made)
+
+
+def permute(w: Walker, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Dimensions in another order."""
+    return w.apply("permute", x, order=tuple(positive(d, len(x.shape)) for d in dims))
+
+
+def expand(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Dimensions of length 1 repeated, new ones in front."""
+    x = w.reshape(x, (*[1] * (len(w.made) - len(x.shape)), *x.shape))
+    return x if tuple(w.made) == x.shape else w.apply("repeat", x, shape=tuple(w.made))
+
+
+def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
+    """The range [start, stop) of dimension d."""
+    if (start, stop) == (0, x.shape[d]):
+        return x
+    return w.apply("select", x, label="slice", dimension=d, start=start, stop=stop)
+
+
+def slice_(
+    w: Walker,
+    x: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    """A slice with step 1."""
+    if step != 1:
+        raise MissingRule("slices with a step")
+    d = positive(dim, len(x.shape))
+    first, last, _ = slice(start, end).indices(x.shape[d])
+    return narrow(w, x, d, first, last)
+
+
+def select(w: Walker, x: Tensor, dim: int, index: int) -> Tensor:
+    """One index of a dimension, which is left out."""
+    d = positive(dim, len(x.shape))
+    i = positive(index, x.shape[d])
+    return w.reshape(narrow(w, x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :]))
+
+
+def split_with_sizes(
+    w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0
+) -> tuple[Tensor, ...]:
+    """Ranges one after the other."""
+    d, begin, found = positive(dim, len(x.shape)), 0, []
+    for size in sizes:
+        found.append(narrow(w, x, d, begin, begin + size))
+        begin += size
+    return tuple(found)
+
+
+def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    """One after the other."""
+    parts = [w.tensor(part) for part in tensors]
+    return w.apply("join", *parts, label="cat", dimension=positive(dim, len(parts[0].shape)))
+
+
+def _forward(gates: Any, active: int, capacity: int) -> Any:
+    return gates.unsqueeze(-1) * places_of_tokens(gates, active, capacity)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:  # torch passes these by name
+    gates, ctx.active, ctx.capacity = inputs
+    ctx.save_for_backward(gates)
+
+
+def _backward(ctx: Any, gradient: Any) -> Any:
+    (gates,) = ctx.saved_tensors
+    places = places_of_tokens(gates, ctx.active, ctx.capacity)
+    return (gradient * places).sum(dim=-1), None, None
+
+
+SCHEMA = "(Tensor gates, int active, int capacity) -> Tensor"
+route = torch.library.custom_op("hetplan::route", _forward, mutates_args=(), schema=SCHEMA)
+route.register_fake(lambda gates, active, capacity: gates.new_empty((*gates.shape, capacity)))
+route.register_autograd(_backward, setup_context=_keep)
+
+
+RULES: dict[str, Rule] = {
+    "aten.linear": linear,
+    "aten.matmul": matmul,
+    "aten.mm": matmul,
+    "aten.bmm": matmul,
+    "aten.addmm": addmm,
+    "aten.einsum": einsum,
+    "aten.conv2d": conv2d,
+    "aten.scaled_dot_product_attention": attention,
+    "hetplan.route": routed,
+    "aten.add": add,
+    "aten.sub": sub,
+    "aten.mul": mul,
+    "aten.div": div,
+    "aten.neg": written("scale", factor=-1.0),
+    "aten.pow": power,
+    "aten.rsqrt": written("power", exponent=-0.5),
+    "aten.sqrt": written("power", exponent=0.5),
+    "aten.reciprocal": written("power", exponent=-1.0),
+    "aten.relu": written("relu"),
+    "aten.silu": written("silu"),
+    "aten.tanh": written("tanh"),
+    "aten.sigmoid": written("sigmoid"),
+    "aten.gelu": gelu,
+    "aten.gt": greater,
+    "aten.masked_fill": masked_fill,
+    "aten.softmax": over_the_last("softmax"),
+    "aten.log_softmax": over_the_last("log-softmax"),
+    "aten.layer_norm": layer_norm,
+    "aten.rms_norm": rms_norm,
+    "aten.embedding": embedding,
+    "aten.cross_entropy_loss": cross_entropy,
+    "aten.nll_loss_nd": nll_loss,
+    "aten.mean": mean,
+    "aten.sum": total,
+    "aten.max_pool2d": max_pool2d,
+    "aten.adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "aten.native_dropout": native_dropout,
+    "aten.permute": permute,
+    "aten.expand": expand,
+    "aten.slice": slice_,
+    "aten.select": select,
+    "aten.split_with_sizes": split_with_sizes,
+    "aten.cat": cat,
+    "aten.view": same_entries,
+    "aten._unsafe_view": same_entries,
+    "aten.unsqueeze": same_entries,
+    "aten.squeeze": same_entries,
+    "aten.clone": same_entries,
+    "aten.alias": same_entries,
+    "aten._to_copy": same_entries,
+}
