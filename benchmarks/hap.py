@@ -3,7 +3,7 @@ baselines.
 
     python benchmarks/hap.py [--quick] [--time-limit S] [-o FILE.md|FILE.json]
 
-Theories are hetplan's own, of the shape of a Transformer's (`formulations/hap/theories.py`), and
+Theories are hetplan's own, of the shape of a Transformer's (`hap_theories.py`), and
 built-in networks'.
 Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a
 median in one process. One thread; targets are held against seconds of processor time, which on an
@@ -17,6 +17,7 @@ import argparse
 import time
 from typing import Any
 
+from hap_theories import SPEEDS, chain, cluster, residual, stages_only
 from harness import best_of, markdown, measured, save
 
 from hetplan.formulations import family
@@ -24,7 +25,6 @@ from hetplan.formulations.hap.data import Device, HapData
 from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.rules import theory_of
-from hetplan.formulations.hap.theories import SPEEDS, chain, cluster, residual, stages_only
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

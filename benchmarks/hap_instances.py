@@ -13,10 +13,11 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from hap_theories import NETWORKS, chain, residual, stages_only, theory_named
+
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
-from hetplan.formulations.hap.experiments import NETWORKS, P100, V100, theory_named
-from hetplan.formulations.hap.theories import chain, residual, stages_only
+from hetplan.formulations.hap.experiments import P100, V100
 from hetplan.instances.library import Instance, add_to_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hap_theories import chain
 from library_instances import LIBRARY, add
 
 from hetplan.formulations import family
-from hetplan.formulations.hap.theories import chain
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
 from hetplan.solvers.options import Options

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from fakes.theories import chain
 from hap.hap_cases import instance, programs
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Device, HapData, HapDecision
 from hetplan.formulations.hap.describe import instructions, listing, show, stages_of
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.theories import chain
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import load, solve

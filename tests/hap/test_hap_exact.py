@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, limited, oracle
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Compute, Device, HapData, HapDecision, Memory, Triple
@@ -20,7 +21,6 @@ from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.exact import Parameters
 from hetplan.formulations.hap.exact import solve as exact
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.theories import chain, residual
 from hetplan.instances.library import Instance
 from hetplan.schema import parse
 from hetplan.solvers.options import Options

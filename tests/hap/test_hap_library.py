@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fakes.theories import chain, theory_named
 from hap.hap_cases import known, least_at, programs
 from hetplan.errors import InputError
 from hetplan.formulations import family
@@ -23,11 +24,9 @@ from hetplan.formulations.hap.experiments import (
     Experiment,
     experiments,
     report,
-    theory_named,
 )
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.graph import build
-from hetplan.formulations.hap.theories import chain
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from fakes.theories import stages_only
 from hap.hap_cases import _signature, least_cost
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import (
@@ -19,7 +20,6 @@ from hetplan.formulations.hap.data import (
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.ratios import shard_lengths
-from hetplan.formulations.hap.theories import stages_only
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.theories import chain, residual
 from hap.hap_cases import known, known_limited, least_at, programs, tight
 from hetplan.formulations.hap.byte_prices import first_prices
 from hetplan.formulations.hap.common import pose
@@ -32,7 +33,6 @@ from hetplan.formulations.hap.means import (
 )
 from hetplan.formulations.hap.opening import Opener
 from hetplan.formulations.hap.staging import staged
-from hetplan.formulations.hap.theories import chain, residual
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Limits, Proof, search

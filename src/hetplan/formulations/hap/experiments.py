@@ -1,5 +1,4 @@
-"""HAP's experiments, what is predicted of them beside what the paper measured, and the real
-networks among the packaged instances.
+"""HAP's experiments, what is predicted of them beside what the paper measured.
 
 The experiments: HAP's models on V100 + P100 and on A100 + P100, at bandwidths from 1 to 400 Gbit/s.
 Speeds of V100 and P100 are those measured in the paper's artefact (fp32); the A100's is the P100's
@@ -9,10 +8,6 @@ Source: HAP (EuroSys 2024), Section 7.1, Table 1, Figures 13 and 17.
 
 Ours are predictions of one cost model, the same for every method. The paper's are measured; its bar
 charts carry no numbers, so that only what its text states is given (Sections 7.2 and 7.6).
-
-The packaged networks: the theory of the published size and that of the same operators on small
-tensors have the same triples in the same order, so that a packaged decision can be executed:
-`theory_named(name, tiny=True)`.
 """
 
 from __future__ import annotations
@@ -23,14 +18,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Device, HapData
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.spmd.networks import bert, model, sizes, vit
-from hetplan.formulations.hap.spmd.prices import holding_of, ring
+from hetplan.formulations.hap.spmd.networks import bert, model, sizes
+from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, theory_of
-from hetplan.formulations.hap.spmd.segments import segmented
+from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -207,67 +200,3 @@ def as_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
         Table("Predicted iterations", header, tuple(cells), PREDICTED, right=right),
         Table("As the paper measured it", ("speed-up of HAP", "measured"), MEASURED),
     ]
-
-
-LIBRARY_DEVICES = [Device(name="V100", flops_per_second=V100)] * 2 + [
-    Device(name="P100", flops_per_second=P100)
-] * 4
-LIBRARY_COUNT = len(LIBRARY_DEVICES)
-# per device, where they are not 64
-SAMPLES = {"bert-moe": 32, "gpt2": 8, "llama-blocks": 2}
-# instance -> what it is
-NETWORKS = {
-    "hap-vgg19-6": "VGG19 on CIFAR-10, 64 samples per device",
-    "hap-vit-6": "ViT of 12 blocks, 64 samples per device",
-    "hap-vit-24-6": "ViT of 24 blocks, 64 samples per device",
-    "hap-bert-base-6": "BERT-base, 64 samples per device",
-    "hap-bert-moe-6": "BERT-base with 6 experts in every second block, 32 samples per device",
-    "hap-gpt2-6": "GPT-2, 8 samples per device",
-    "hap-llama-blocks-6": "4 blocks of Llama 7B, 2 samples per device",
-    "hap-vgg19-6-segments2": "VGG19 on CIFAR-10, 64 samples per device, two segments of layers",
-    "hap-vit-2blocks-6-segments2": "ViT of 2 blocks, 64 samples per device, two segments of layers",
-    "hap-vgg19-6-memory": "VGG19 on CIFAR-10, 64 samples per device, 0.6 GiB on each",
-    "hap-bert-moe-6-memory": "BERT-base with 6 experts in every second block, 32 samples "
-    "per device, 8 GiB on each",
-    "hap-gpt2-6-memory": "GPT-2, 8 samples per device, 8.25 GiB on each",
-}
-# GiB of each device where memory is limited: less than data parallelism and the optimum without
-# limit hold
-MEMORY_GIB = {"vgg19": 0.6, "bert-moe": 8.0, "gpt2": 8.25}
-
-
-def program_named(name: str, *, tiny: bool = False) -> SingleProgram:
-    """The single-device program behind a packaged instance, on small tensors if asked."""
-    if name not in NETWORKS:
-        raise InputError(
-            "no such packaged network", got=name, expected=f"one of {', '.join(NETWORKS)}"
-        )
-    kind, _, segments = name.removeprefix("hap-").removesuffix("-memory").partition("-segments")
-    kind = kind.removesuffix(f"-{LIBRARY_COUNT}")
-    batch = LIBRARY_COUNT * (2 if tiny else SAMPLES.get(kind, 64))
-    if kind == "vit-2blocks":
-        program = vit(
-            batch, sizes(2, tiny, LIBRARY_COUNT), 2 * LIBRARY_COUNT if tiny else 196, 768, 10
-        )
-    else:
-        program = model(kind, batch, LIBRARY_COUNT, tiny=tiny)
-    if not segments:
-        return program
-    # segments by the work of the published size, whatever the size asked for
-    if tiny:
-        at = {node.name: node.segment for node in program_named(name).nodes}
-        return program.with_segments(at)
-    return segmented(program, int(segments))[0]
-
-
-def theory_named(name: str, *, tiny: bool = False) -> Theory:
-    """Its theory on two V100 and four P100 (of small tensors, without memory)."""
-    program, holding = program_named(name, tiny=tiny), None
-    if name.endswith("-memory") and not tiny:
-        room = (
-            MEMORY_GIB[name.removeprefix("hap-").removesuffix(f"-{LIBRARY_COUNT}-memory")] * 2**30
-        )
-        holding = holding_of(program, [room] * LIBRARY_COUNT, element_bytes=ELEMENT_BYTES)
-    return theory_of(
-        program, LIBRARY_DEVICES, ring(LIBRARY_COUNT, NETWORK / 8 * 1e9), holding=holding
-    )
