@@ -13,13 +13,12 @@ profile's saved activations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
 from hetplan.formulations.hap.spmd.prices import (
@@ -30,7 +29,7 @@ from hetplan.formulations.hap.spmd.prices import (
     work_of,
     worked_out,
 )
-from hetplan.formulations.hap.spmd.program import Node, SingleProgram
+from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.profiling.operators import ELEMENT_BYTES
@@ -107,24 +106,20 @@ def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -
 def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
     """Node -> bytes of its tensor kept: a layer's, as the profile says, divide over its tensors by
     their entries."""
-    samples, nodes, found = program.nodes[0].shape[0], worked_out(program), dict[str, float]()
+    samples, nodes, kept = program.nodes[0].shape[0], worked_out(program), dict[str, float]()
     for layer in workload.profile.layers:
         members = [node for node in nodes if node.layer == layer.name]
         entries = sum(node.elements for node in members)
         for node in members:
-            found[node.name] = layer.saved_bytes * samples * node.elements / entries
-    return found
+            kept[node.name] = layer.saved_bytes * samples * node.elements / entries
+    return kept
 
 
 def ring_links(workload: Workload) -> Links:
     """Rings over the slowest link; every hop of an all-gather waits for a message."""
-    links, m = links_of(workload.cluster), len(workload.cluster.devices)
-    hop = float(workload.cluster.latency().max())
-    return Links(
-        m, links.all_gather, links.broadcast, links.all_reduce, links.reduce_scatter,
-        links.all_to_all,
-        max((m - 1) * hop, 1e-6 if m > 1 else 0.0),
-    )  # fmt: skip
+    m, hop = len(workload.cluster.devices), float(workload.cluster.latency().max())
+    latency = max((m - 1) * hop, 1e-6 if m > 1 else 0.0)
+    return replace(links_of(workload.cluster), latency=latency)
 
 
 def steps_that_fit(workload: Workload) -> int:
@@ -154,7 +149,7 @@ def steps_that_fit(workload: Workload) -> int:
 def tables(workload: Workload) -> dict[str, ProfileTable]:
     """Per type the profile's times of single devices, at the largest micro-batch within a device's
     even share."""
-    profile, found = workload.profile, {}
+    profile, chosen = workload.profile, {}
     share = max(1, workload.global_batch // len(workload.cluster.devices))
     for name in workload.cluster.types:
         sizes = profile.micro_batches(name, 1)
@@ -163,61 +158,36 @@ def tables(workload: Workload) -> dict[str, ProfileTable]:
             raise UnsupportedError(f"no times of single devices of {name}", where=where)
         table = profile.table(name, 1, max([b for b in sizes if b <= share] or [min(sizes)]))
         assert table is not None, "the profile lists this table"
-        found[name] = table
-    return found
+        chosen[name] = table
+    return chosen
 
 
 def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], dict[str, float]]:
-    """Devices with speeds, and the weight of every operator."""
-    gradients = program.needs_gradient()
-    samples = program.nodes[0].shape[0]
-    element = element_weight(workload)
-    own: dict[str, tuple[float, float]] = {}
-    layers: dict[str, float] = {}
+    """Devices with speeds, and the weight of every operator.
+
+    An entry moved costs more than operators count for it, as on the first type's roofline. A
+    layer's FLOP are its seconds times speed, in the mean over devices; they add up to the model's.
+    """
+    cluster, gradients = workload.cluster, program.needs_gradient()
+    rates = Rates.of(cluster.specs[cluster.types[0]], workload.precision, DEFAULT_EFFICIENCY)
+    element = rates.flops_per_s * rates.element_seconds / ELEMENT_FLOPS
+    plain, weighted, layers = dict[str, float](), dict[str, float](), dict[str, float]()
     for node in program.computations:
-        own[node.name] = weighed(program, node, gradients, element)
-        layers[node.layer] = layers.get(node.layer, 0.0) + own[node.name][1]
-    rows = {
-        name: np.array(table.seconds()) * samples / table.micro_batch
+        products = products_of(program, node, gradients).total
+        plain[node.name] = work_of(program, node, gradients).total
+        weighted[node.name] = products + element * (plain[node.name] - products)
+        layers[node.layer] = layers.get(node.layer, 0.0) + weighted[node.name]
+    seconds = {
+        name: np.array(table.seconds()) * program.nodes[0].shape[0] / table.micro_batch
         for name, table in tables(workload).items()
     }
-    total = sum(layers.values())
-    speed = {name: total / float(row.sum()) for name, row in rows.items()}
-    mean = mean_flops(workload, rows, speed)
+    speed = {name: sum(layers.values()) / float(row.sum()) for name, row in seconds.items()}
+    mean = sum(n * seconds[name] * speed[name] for name, n in cluster.counts().items())
+    mean = np.asarray(mean) / len(cluster.devices)
     wanted = dict(zip([layer.name for layer in workload.profile.layers], mean, strict=True))
-    weights = {}
-    for node in program.computations:
-        plain, weighted = own[node.name]
-        if plain > 0:
-            weights[node.name] = weighted / plain * float(wanted[node.layer]) / layers[node.layer]
-    devices = [
-        Device(name=d.type, flops_per_second=speed[d.type]) for d in workload.cluster.devices
-    ]
-    return devices, weights
-
-
-def mean_flops(workload: Workload, rows: dict[str, Floats], speed: dict[str, float]) -> Floats:
-    """[L] FLOP of each layer: seconds times speed, in the mean over devices; they add up to the
-    model's."""
-    counts = workload.cluster.counts()
-    found = sum(counts[name] * rows[name] * speed[name] for name in rows) / sum(counts.values())
-    return np.asarray(found, dtype=float)
-
-
-def weighed(
-    program: SingleProgram, node: Node, gradients: set[str], element: float
-) -> tuple[float, float]:
-    """(FLOP as the operator counts them, FLOP with moved entries weighted by `element`)."""
-    plain, products = (
-        work_of(program, node, gradients).total,
-        products_of(program, node, gradients).total,
-    )
-    return plain, products + element * (plain - products)
-
-
-def element_weight(workload: Workload) -> float:
-    """How much more an entry moved costs, in FLOP, than operators count for it: on the first type's
-    roofline."""
-    spec = workload.cluster.specs[workload.cluster.types[0]]
-    rates = Rates.of(spec, workload.precision, DEFAULT_EFFICIENCY)
-    return rates.flops_per_s * rates.element_seconds / ELEMENT_FLOPS
+    weights = {
+        node.name: weighted[node.name] / plain[node.name] * wanted[node.layer] / layers[node.layer]
+        for node in program.computations
+        if plain[node.name] > 0
+    }
+    return [Device(name=d.type, flops_per_second=speed[d.type]) for d in cluster.devices], weights

@@ -84,7 +84,10 @@ def reduce_theory(problem: HapProblem) -> Theory:
         for s in applicable
     ]
     assert problem.goal is not None, "the goal of a feasible problem is a property"
-    useful = _relevant(steps, problem.goal)
+    # properties from which the goal may follow, the goal included
+    leads: nx.DiGraph[int] = nx.DiGraph((p, q) for s in steps for p in s.pre for q in s.post)
+    leads.add_node(problem.goal)
+    useful = nx.ancestors(leads, problem.goal) | {problem.goal}
     steps = [replace(s, post=s.post & useful) for s in steps if s.post & useful]
     steps = _undominated(steps)
     by_post: dict[int, list[int]] = {}
@@ -95,21 +98,6 @@ def reduce_theory(problem: HapProblem) -> Theory:
     return Theory(
         problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(free), goal
     )
-
-
-def _relevant(steps: Sequence[Step], goal: int) -> set[int]:
-    """Properties from which the goal may follow, the goal included."""
-    by_post: dict[int, list[Step]] = {}
-    for step in steps:
-        for p in step.post:
-            by_post.setdefault(p, []).append(step)
-    found, stack = {goal}, [goal]
-    while stack:
-        for step in by_post.get(stack.pop(), ()):
-            for p in step.pre - found:
-                found.add(p)
-                stack.append(p)
-    return found
 
 
 def _undominated(steps: Sequence[Step]) -> list[Step]:
