@@ -30,6 +30,7 @@ from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.known import solved
+from hetplan.planner.search import shortest
 from hetplan.planner.strategy import (
     Candidate,
     Method,
@@ -68,28 +69,25 @@ class Amp(Strategy):
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate:
         """The optimum, and its bound; reaching the bound known ends it."""
-        problems, results = list(within_problems(workload)), list[Result[Any]]()
+        problems, candidates = list(within_problems(workload)), list[Candidate]()
         for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
             if run.should_stop:
                 break
             part = run.part(time_limit=run.remaining / left)
-            results.append(solve(family("amp"), problem.data, "auto", part))
-            objective = results[-1].objective
-            if bound and objective is not None and objective <= bound * (1 + SAME):
+            result = solve(family("amp"), problem.data, "auto", part)
+            candidates.append(problem.candidate(AUTO, result))
+            if bound and result.objective is not None and result.objective <= bound * (1 + SAME):
                 break
-        bounds = [r.bound or 0.0 for r in results if r.status != "infeasible"]
-        if len(results) < len(problems):
+        bounds = [c.bound or 0.0 for c in candidates if c.status != "infeasible"]
+        if len(candidates) < len(problems):
             bounds.append(0.0)
-        seconds = fsum(result.seconds for result in results)
-        priced = [(r.objective, n) for n, r in enumerate(results) if r.objective is not None]
-        if not priced:
+        seconds, best = fsum(c.solve_seconds for c in candidates), shortest(candidates)
+        if best is None or best.objective is None:
             status = "unknown" if bounds else "infeasible"
             return Candidate(strategy="amp", method=AUTO, status=status, solve_seconds=seconds)
-        best, n = min(priced)
-        lower = min(max(min(bounds), bound or 0.0), best)
-        status = "optimal" if lower >= best * (1 - SAME) else "feasible"
-        candidate = problems[n].candidate(AUTO, results[n])
-        return replace(candidate, bound=lower, status=status, solve_seconds=seconds)
+        lower = min(max(min(bounds), bound or 0.0), best.objective)
+        status = "optimal" if lower >= best.objective * (1 - SAME) else "feasible"
+        return replace(best, bound=lower, status=status, solve_seconds=seconds)
 
     def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterator[Candidate]:
         """The optimum on other devices, where that is hardly dearer."""

@@ -50,15 +50,14 @@ class Criteria:
         if percent is not None and not 0 <= percent < math.inf:
             what = "percent that a cheaper plan may be slower"
             raise InputError(what, got=percent, expected="a number from 0 on")
-        wanted = (("money limit", limit), ("cheapest plan", percent))
-        asked = [what for what, value in wanted if value is not None]
-        for name in workload.cluster.types if asked else ():
-            if workload.cluster.specs[name].price_per_hour is None:
-                raise InputError(
-                    f"{asked[0]}, but device {name!r} has no price",
-                    where=f"cluster {workload.cluster.name}",
-                    expected="price_per_hour of every device",
-                )
+        cluster, what = workload.cluster, "money limit" if limit is not None else "cheapest plan"
+        unpriced = [k for k in cluster.types if cluster.specs[k].price_per_hour is None]
+        if unpriced and (limit is not None or percent is not None):
+            raise InputError(
+                f"{what}, but device {unpriced[0]!r} has no price",
+                where=f"cluster {cluster.name}",
+                expected="price_per_hour of every device",
+            )
 
     def judged(self, candidate: Candidate, workload: Workload) -> tuple[Candidate, bool]:
         """The candidate, and whether it may win: it fits and does not exceed the limit, else its
