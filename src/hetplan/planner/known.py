@@ -39,7 +39,7 @@ MEMORY = "memory does not depend on the network"
 
 @dataclass
 class Known:
-    """What is proven so far."""
+    """What is proven so far; one of its own for each problem where nothing is remembered."""
 
     proven: list[tuple[str, Any, Any]] = field(default_factory=list)  # what, its data, the answer
     decided: list[str] = field(default_factory=list)  # a line for each that was not solved
