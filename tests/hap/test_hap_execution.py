@@ -29,14 +29,14 @@ from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
 from hetplan.formulations.hap.spmd.forms import Change, Run, Synchronise  # noqa: E402
 from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
-from hetplan.formulations.hap.spmd.one_way import in_one_way  # noqa: E402
+from hetplan.formulations.hap.spmd.one_way import in_one_way, ways_read  # noqa: E402
 from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
     form_kept,
     holding_of,
     measured_by_hap,
 )
 from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
-from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
+from hetplan.formulations.hap.spmd.rules import Theory, theory_of  # noqa: E402
 from hetplan.formulations.hap.spmd.whole import Decided  # noqa: E402
 from hetplan.instances.library import library  # noqa: E402
 from hetplan.profiling.workload import make_workload  # noqa: E402
@@ -146,17 +146,33 @@ def test_factors_are_gathered_where_that_is_optimal() -> None:
     agree(execute(theory, decision, values), reference(program, values))
 
 
-def test_gradients_stay_where_one_way_of_reading_is_left() -> None:
+def several(theory: Theory, decision: HapDecision) -> set[str]:
+    """The parameters that the decision reads in several ways."""
+    return {owner for owner, forms in ways_read(theory, decision).items() if len(forms) > 1}
+
+
+def test_one_way_is_left_of_several() -> None:
+    """A parameter read in several ways is held whole; afterwards each is read in one, and loss and
+    gradients stay."""
     program, values, expected = tiny("gpt2")
     holding = holding_of(program, [1e12] * 3, element_bytes=4)
     theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
-    executed = 0
+    choices: list[HapDecision] = []
+    clashes = 0
     for seed in range(12):
         before = HapDecision(program=drawn_program(theory, seed), ratios=RATIOS)
-        for decision in list(in_one_way(theory, before, SolverRun()))[-1:]:
-            agree(execute(theory, decision, values), expected)
-            executed += 1
-    assert executed >= 3
+        clashing, shards = several(theory, before), Decided(theory, before).shards
+        clashes += len(clashing)
+        assert all(shards[owner].dimension is None for owner in clashing)
+        made = list(in_one_way(theory, before, SolverRun()))
+        assert bool(made) <= bool(clashing)
+        for decision in made:
+            assert several(theory, decision) == set()
+            assert evaluate(family("hap"), theory.data, decision).objective is not None
+        choices += made[-1:]
+    for decision in choices[:4]:
+        agree(execute(theory, decision, values), expected)
+    assert len(choices) >= 4 and clashes >= 20
 
 
 @pytest.mark.parametrize("name", ["vgg19", "bert-moe", "gpt2"])

@@ -3,33 +3,24 @@ read in one way."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
 from fakes.programs import two_layers
 from fakes.workloads import cluster
-from hetplan.formulations import family
-from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.pose import pose
-from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.one_way import in_one_way, ways_read
 from hetplan.formulations.hap.spmd.prices import holding_of, measured_by_hap
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
-from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run as SolverRun
 
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
@@ -112,34 +103,3 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
     for c in plans:
         assert c.peak_bytes is not None and c.fits_memory == (max(c.peak_bytes) <= limit)
         assert c.fits_memory or "does not fit" in c.message
-
-
-def several(theory: Theory, decision: HapDecision) -> set[str]:
-    """The parameters that the decision reads in several ways."""
-    return {owner for owner, forms in ways_read(theory, decision).items() if len(forms) > 1}
-
-
-def test_one_way_is_left_of_several() -> None:
-    """A parameter read in several ways is held whole; afterwards each is read in one, and loss and
-    gradients stay."""
-    program = model("gpt2", 6, 3, tiny=True)
-    holding = holding_of(program, [1e12] * 3, element_bytes=4)
-    theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
-    reduced = reduce_theory(compile_problem(theory.data))
-    rewritten = clashes = 0
-    for seed in range(12):
-        draw = random.Random(seed)
-        prices = [draw.random() ** 3 for _ in theory.data.triples]
-        order = greedy_program(reduced, lambda step, prices=prices: prices[step.index])  # type: ignore[misc]
-        before = HapDecision(program=order, ratios=[[0.5, 0.2, 0.3]])
-        clashing = several(theory, before)
-        clashes += len(clashing)
-        shards = Decided(theory, before).shards
-        assert all(shards[owner].dimension is None for owner in clashing)
-        choices = list(in_one_way(theory, before, Run()))
-        assert bool(choices) <= bool(clashing)
-        for decision in choices:
-            assert several(theory, decision) == set()
-            assert evaluate(family("hap"), theory.data, decision).objective is not None
-            rewritten += 1
-    assert rewritten >= 10 and clashes >= 20

@@ -8,13 +8,13 @@ import pytest
 
 from fakes.programs import two_layers
 from hetplan.errors import InputError
-from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, HapDecision
+from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.spmd import segments
 from hetplan.formulations.hap.spmd.forms import Change, Run
 from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.prices import Links, measured_by_hap, ring, work_of
-from hetplan.formulations.hap.spmd.program import Axes, SingleProgram, Writer
+from hetplan.formulations.hap.spmd.prices import Links, by_layer, measured_by_hap, ring, work_of
+from hetplan.formulations.hap.spmd.program import Axes, Writer
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.spmd.segments import FALLBACK, LAYERS, METIS, How, segmented
 from hetplan.solvers.options import Options
@@ -126,89 +126,38 @@ def test_programs_that_are_none_are_refused() -> None:
         model("alexnet", 4, 2)
 
 
-def work(program: SingleProgram) -> list[float]:
-    """FLOP of each segment."""
-    gradients = program.needs_gradient()
-    found = [0.0] * program.segments
-    for node in program.computations:
-        found[node.segment] += work_of(program, node, gradients).total
-    return found
-
-
-def crossing(program: SingleProgram) -> int:
-    """Entries of tensors read in another segment."""
-    return sum(
-        source.elements
-        for node in program.computations
-        for source in program.inputs(node)
-        if not source.source and source.segment != node.segment
-    )
-
-
-@pytest.mark.parametrize("how", ["layer", "metis"])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_segments_cover_the_program(how: How, count: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "count", "label"),
+    [("layer", 1, LAYERS), ("layer", 4, LAYERS), ("metis", 2, None), ("metis", 4, FALLBACK)],
+)
+def test_segments_cover_the_program(
+    how: How, count: int, label: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbered as they appear, with equal work and little that is read across; layers whole."""
+    if label == FALLBACK:
+        monkeypatch.setattr(segments, "find_spec", lambda name: None)
     program = model("vit", 64, 8)
-    found, label = segmented(program, count, how)
-    assert found.segments == count
-    assert label == (
-        LAYERS if how == "layer" or count == 1 else METIS if find_spec("pymetis") else FALLBACK
-    )
-    first = [node.segment for node in found.computations]
-    assert list(dict.fromkeys(first)) == list(range(count)), "numbered as they appear"
+    found, made_by = segmented(program, count, how)
+    assert made_by == (label or (METIS if find_spec("pymetis") else FALLBACK))
+    gradients, work, crossing = found.needs_gradient(), [0.0] * count, 0
+    parts: dict[str, set[int]] = {}
     for node in found.computations:
+        work[node.segment] += work_of(found, node, gradients).total
+        parts.setdefault(node.layer, set()).add(node.segment)
         for source in found.inputs(node):
-            assert not source.source or source.segment == node.segment
-    assert max(work(found)) <= 1.6 * sum(work(found)) / count
-    assert crossing(found) <= 4 * count * 64 * 196 * 768
-
-
-def test_layers_stay_together() -> None:
-    found, _ = segmented(model("gpt2", 16, 4), 3)
-    by_layer: dict[str, set[int]] = {}
-    for node in found.computations:
-        by_layer.setdefault(node.layer, set()).add(node.segment)
-    assert all(len(numbers) == 1 for numbers in by_layer.values())
-
-
-def test_without_metis_networkx_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "find_spec", lambda name: None)
-    found, label = segmented(model("vgg19", 64, 4), 3, "metis")
-    assert (found.segments, label) == (3, FALLBACK)
-
-
-def test_more_segments_than_operators_are_refused() -> None:
+            away = source.segment != node.segment
+            assert not (source.source and away)
+            crossing += source.elements if away else 0
+    assert list(dict.fromkeys(node.segment for node in found.computations)) == list(range(count))
+    assert max(work) <= 1.6 * sum(work) / count and crossing <= 4 * count * 64 * 196 * 768
+    assert how != "layer" or all(len(numbers) == 1 for numbers in parts.values())
     with pytest.raises(InputError, match="segments"):
-        segmented(model("vgg19", 64, 4), 1000)
-
-
-MIXED = [
-    *[Device(name="V100", flops_per_second=3.86e12)] * 2,
-    *[Device(name="P100", flops_per_second=2.15e12)] * 2,
-]
-
-
-def layers(count: int, batch: int = 1024, width: int = 2048) -> SingleProgram:
-    """Dense layers with relu between them, and a loss."""
-    w = Writer("layers")
-    x, labels = w.placeholder("x", (batch, width)), w.placeholder("labels", (batch,), below=width)
-    for i in range(count):
-        x = w.linear(f"l{i}", x, "bi,oi->bo", (width, width))
-        if i < count - 1:
-            x = w.apply("relu", f"r{i}", x)
-    w.apply("cross-entropy", "loss", x, labels, count=batch)
-    return w.finish()
-
-
-def proven(data: HapData) -> float:
-    """The optimum."""
-    result = solve(FAMILY, data, "auto", SolverRun(Options(threads=1, time_limit=60)))
-    assert result.status == "optimal" and result.objective is not None, result.message
-    return result.objective
+        segmented(program, 1000, how)
 
 
 def test_a_network_without_cost_shares_everything() -> None:
-    program = layers(1)
-    free = Links(4, 1e30, 1e30, 1e30, 1e30, 1e30, latency=0.0)
-    least = sum(work(program)) / sum(d.flops_per_second for d in MIXED)
-    assert proven(theory_of(program, MIXED, free).data) == pytest.approx(least, rel=1e-6)
+    program, free = two_layers(1024, 2048, 2048), Links(3, *[1e30] * 5, latency=0.0)
+    result = solve(FAMILY, theory_of(program, DEVICES, free).data, "auto", SolverRun())
+    work = sum(by_layer(program).values())
+    least = work / sum(device.flops_per_second for device in DEVICES)
+    assert result.objective == pytest.approx(least, rel=1e-6)

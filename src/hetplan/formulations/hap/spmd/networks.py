@@ -124,6 +124,13 @@ class Blocks:
         y = (feed or self.feed_forward)(block, self.norm(norms[1], x))
         return w.apply("add", sums[1], x, y)
 
+    def stack(self, x: str) -> str:
+        """All blocks alike."""
+        for i in range(self.t.layers):
+            self.w.layer = f"block{i}"
+            x = self.block(f"b{i}", x)
+        return x
+
 
 def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> SingleProgram:
     """16 convolutions in 5 groups, 3 dense layers, for images of 32 x 32."""
@@ -154,9 +161,7 @@ def vit(batch: int, t: Transformer, patches: int, pixels: int, classes: int) -> 
     w.layer = "embedding"
     x = w.linear("embed", x, "bsp,hp->bsh", (t.hidden, pixels), "h")
     x = w.apply("add", "placed", x, w.parameter("positions", (patches, t.hidden)))
-    for i in range(t.layers):
-        w.layer = f"block{i}"
-        x = blocks.block(f"b{i}", x)
+    x = blocks.stack(x)
     w.layer = "head"
     x = w.apply("mean", "mean", blocks.norm("norm", x), dimension=1, length=patches)
     x = w.linear("classify", x, "bh,ch->bc", (classes, t.hidden), "c")
@@ -207,9 +212,7 @@ def gpt2(batch: int, t: Transformer, tokens: int, vocabulary: int) -> SingleProg
     table = w.parameter("table", (vocabulary, t.hidden))
     x = w.apply("embed", "words", ids, table)
     x = w.apply("add", "placed", x, w.parameter("positions", (tokens, t.hidden)))
-    for i in range(t.layers):
-        w.layer = f"block{i}"
-        x = blocks.block(f"b{i}", x)
+    x = blocks.stack(x)
     w.layer = "head"
     x = w.apply("contract", "head", blocks.norm("norm", x), table, equation="bsh,vh->bsv")
     return w.loss(x, labels)
@@ -226,9 +229,7 @@ def llama(batch: int, t: Transformer, tokens: int) -> SingleProgram:
     blocks = Blocks(w, t, Names(attention="{}", scores="{}.heads", feed="{}"), causal=True)
     x = w.placeholder("embedded", (batch, tokens, t.hidden), unsliced=(1,))
     labels = w.placeholder("labels", (batch, tokens), below=16)
-    for i in range(t.layers):
-        w.layer = f"block{i}"
-        x = blocks.block(f"b{i}", x)
+    x = blocks.stack(x)
     w.layer = "head"
     return w.loss(w.linear("classify", x, "bsh,ch->bsc", (16, t.hidden)), labels)
 

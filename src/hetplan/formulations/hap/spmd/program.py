@@ -1,10 +1,9 @@
-"""A single-device program: operators in order, each making one tensor of known shape.
+"""A single-device program: operators in order, each making one tensor of known shape; and where its
+tensors may be cut.
 
 Nodes are written through a `Writer`, which infers shapes from the operators. Placeholders (data)
 and parameters are nodes without inputs. A parameter is used by one operator: a model that ties two
 uses gets a copy for each, named in `copies`, whose gradients add up to the parameter's.
-
-Which dimensions are sliced together, and where the cuts fall.
 
 Two dimensions belong to one axis where some way slices both: a reshape's 768 columns and 12 heads,
 a weight's rows and its input's columns. All lengths of an axis are multiples of its number of
@@ -21,6 +20,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
+
+from networkx.utils import UnionFind
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.ratios import shard_lengths
@@ -245,22 +246,10 @@ class Axes:
 
     def __init__(self, program: SingleProgram) -> None:
         self.program = program
-        self._parent: dict[Dimension, Dimension] = {}
+        self._axes: Any = UnionFind()  # of dimensions
         for node in program.computations:
             for way in ways_of(program, node):
-                self._join(list(sliced(node, way)))
-
-    def _find(self, dimension: Dimension) -> Dimension:
-        while (above := self._parent.get(dimension, dimension)) != dimension:
-            self._parent[dimension] = self._parent.get(above, above)
-            dimension = above
-        return dimension
-
-    def _join(self, dimensions: Sequence[Dimension]) -> None:
-        for other in dimensions[1:]:
-            one, two = self._find(dimensions[0]), self._find(other)
-            if one != two:
-                self._parent[two] = one
+                self._axes.union(*sliced(node, way))
 
     @cached_property
     def units(self) -> dict[Dimension, int]:
@@ -268,7 +257,7 @@ class Axes:
         units: dict[Dimension, int] = {}
         for node in self.program.nodes:
             for d, length in enumerate(node.shape):
-                axis = self._find((node.name, d))
+                axis = self._axes[node.name, d]
                 units[axis] = math.gcd(units.get(axis, 0), length)
         return units
 
@@ -276,7 +265,7 @@ class Axes:
     def unsliced(self) -> set[Dimension]:
         """Axes that placeholders want left whole."""
         return {
-            self._find((node.name, d))
+            self._axes[node.name, d]
             for node in self.program.nodes
             for d in node.attributes.get("unsliced", ())
         }
@@ -284,7 +273,7 @@ class Axes:
     def sliceable(self, node: Node, way: Way, devices: int, *, all_dimensions: bool) -> bool:
         """Whether every axis that the way slices has a unit for each device, and is not marked
         `unsliced`."""
-        axes = {self._find(dimension) for dimension in sliced(node, way)}
+        axes = {self._axes[dimension] for dimension in sliced(node, way)}
         if not all_dimensions and axes & self.unsliced:
             return False
         return all(self.units[axis] >= devices for axis in axes)
@@ -292,7 +281,7 @@ class Axes:
     def bounds(self, tensor: str, d: int, ratios: Sequence[float]) -> Bounds:
         """[m] where each device's slice of dimension d begins and ends. Source of the rounding:
         HAP, Section 5.1."""
-        units = self.units[self._find((tensor, d))]
+        units = self.units[self._axes[tensor, d]]
         each = self.program.node(tensor).shape[d] // units
         ends = list(accumulate(_rounded(tuple(ratios), units), initial=0))
         return tuple((each * first, each * last) for first, last in pairwise(ends))

@@ -2,16 +2,19 @@
 graph.
 
 Source: HAP, Section 5.2 (METIS, Karypis and Kumar 1998). Without pymetis, networkx halves the graph
-again and again
-(Kernighan and Lin 1970), whose exchanges keep numbers of operators, not work; the label says which
-of the two it was.
+again and again (Kernighan and Lin 1970), whose exchanges keep numbers of operators, not work; the
+label says which of the two it was.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Literal
+
+import networkx as nx
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.prices import by_layer, work_of
@@ -63,81 +66,61 @@ def _runs_of_layers(program: SingleProgram, count: int) -> dict[str, int]:
     return {node.name: at[node.layer] for node in program.computations}
 
 
-def _graph(program: SingleProgram) -> tuple[list[str], list[int], dict[tuple[int, int], int]]:
-    """(operators, weights of their FLOP, weight in entries of each edge between two)."""
-    names = [node.name for node in program.computations]
-    number, gradients = {name: i for i, name in enumerate(names)}, program.needs_gradient()
-    flops = [work_of(program, node, gradients).total for node in program.computations]
-    entries: dict[tuple[int, int], float] = {}
+def _graph(program: SingleProgram) -> nx.Graph[int]:
+    """Operators by number with their FLOP, edges between two with the entries of what one reads of
+    the other, as weights."""
+    gradients = program.needs_gradient()
+    graph: nx.Graph[int] = nx.Graph()
+    number = {node.name: i for i, node in enumerate(program.computations)}
     for node in program.computations:
+        work = work_of(program, node, gradients).total
+        graph.add_node(number[node.name], work=work)
         for source in program.inputs(node):
             if not source.source:
-                pair = (number[source.name], number[node.name])
-                entries[pair] = entries.get(pair, 0.0) + source.elements
-    return names, _scaled(flops), dict(zip(entries, _scaled(list(entries.values())), strict=True))
-
-
-def _scaled(values: list[float]) -> list[int]:
-    top = max(values, default=1.0) or 1.0
-    return [max(1, round(LARGEST_WEIGHT * value / top)) for value in values]
+                graph.add_edge(number[source.name], number[node.name], entries=source.elements)
+    for rows, name in ((graph.nodes.values(), "work"), (graph.edges.values(), "entries")):
+        top = max((row[name] for row in rows), default=0.0) or 1.0
+        for row in rows:
+            row[name] = max(1, round(LARGEST_WEIGHT * row[name] / top))
+    return graph
 
 
 def _parts(program: SingleProgram, count: int) -> tuple[dict[str, int], str]:
-    names, work, edges = _graph(program)
+    names, graph = [node.name for node in program.computations], _graph(program)
     if find_spec("pymetis") is not None:
-        return dict(zip(names, _by_metis(work, edges, count), strict=True)), METIS
-    return dict(zip(names, _by_halves(work, edges, count), strict=True)), FALLBACK
+        return dict(zip(names, _by_metis(graph, count), strict=True)), METIS
+    return dict(zip(names, _by_halves(graph, count), strict=True)), FALLBACK
 
 
-def _by_metis(work: list[int], edges: Mapping[tuple[int, int], int], count: int) -> list[int]:
+def _by_metis(graph: nx.Graph[int], count: int) -> list[int]:
     """Part of each operator: balanced work, few entries on edges between parts."""
     import pymetis
 
-    near: list[list[tuple[int, int]]] = [[] for _ in work]
-    for (a, b), weight in edges.items():
-        near[a].append((b, weight))
-        near[b].append((a, weight))
-    first = [0]
-    for row in near:
-        first.append(first[-1] + len(row))
+    first = [0, *accumulate(len(graph.adj[node]) for node in range(len(graph)))]
+    near = [pair for node in range(len(graph)) for pair in graph.adj[node].items()]
     _, parts = pymetis.part_graph(
         count,
-        pymetis.CSRAdjacency(first, [b for row in near for b, _ in row]),
-        vweights=work,
-        eweights=[weight for row in near for _, weight in row],
+        pymetis.CSRAdjacency(first, [other for other, _ in near]),
+        vweights=[graph.nodes[node]["work"] for node in range(len(graph))],
+        eweights=[edge["entries"] for _, edge in near],
         options=pymetis.Options(seed=0),
     )
     return [int(part) for part in parts]
 
 
-def _by_halves(work: list[int], edges: Mapping[tuple[int, int], int], count: int) -> list[int]:
+def _by_halves(graph: nx.Graph[int], count: int) -> list[int]:
     """The part with the most work is cut in two where half of it is done, and the cut improved by
     exchanges."""
-    import networkx as nx
-
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(range(len(work)))
-    graph.add_weighted_edges_from((a, b, weight) for (a, b), weight in edges.items())
-    parts: list[set[int]] = [set(range(len(work)))]
+    parts = [list(range(len(graph)))]
     while len(parts) < count:
-        largest = max(
-            (part for part in parts if len(part) > 1),
-            key=lambda part: sum(work[node] for node in part),
+        works = [sum(graph.nodes[node]["work"] for node in part) for part in parts]
+        largest = max((k for k, part in enumerate(parts) if len(part) > 1), key=works.__getitem__)
+        whole = parts.pop(largest)
+        done = list(accumulate(graph.nodes[node]["work"] for node in whole))
+        cut = min(max(1, bisect_right(done, done[-1] / 2)), len(whole) - 1)
+        halves = nx.algorithms.community.kernighan_lin_bisection(
+            graph.subgraph(whole), (set(whole[:cut]), set(whole[cut:])), weight="entries", seed=0
         )
-        parts.remove(largest)
-        parts += nx.algorithms.community.kernighan_lin_bisection(
-            graph.subgraph(largest), partition=_halves(sorted(largest), work), seed=0
-        )
-    part_of = [0] * len(work)
-    for number, part in enumerate(parts):
-        for node in part:
-            part_of[node] = number
-    return part_of
-
-
-def _halves(nodes: list[int], work: list[int]) -> tuple[set[int], set[int]]:
-    """Nodes in order, cut where half of their work is done; neither half is empty."""
-    total, done, cut = sum(work[node] for node in nodes), 0, 0
-    while cut < len(nodes) - 1 and (cut == 0 or 2 * (done + work[nodes[cut]]) <= total):
-        done, cut = done + work[nodes[cut]], cut + 1
-    return set(nodes[:cut]), set(nodes[cut:])
+        parts += [sorted(half) for half in halves]
+    part_of = {node: number for number, part in enumerate(parts) for node in part}
+    return [part_of[node] for node in range(len(graph))]
