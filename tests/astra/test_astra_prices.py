@@ -17,7 +17,7 @@ from hetplan.formulations.astra.search.pool import (
 from hetplan.formulations.astra.search.pricing import (
     Assumptions,
     Priced,
-    iteration_seconds,
+    iteration_parts,
     offload_share,
     stage_peaks,
 )
@@ -86,7 +86,7 @@ def test_prices_equal_a_plain_reading(facts: ModelFacts, gpus: int) -> None:
     table = table_of(facts, gpus, SMALL if facts is GPT else None)
     priced = Priced(facts, table, offer, Assumptions())
     share = np.clip(offload_share(priced), 0, 1)
-    seconds = iteration_seconds(priced, share)
+    seconds = np.sum(iteration_parts(priced, share), axis=0)
     simple = (table.columns["sequence_parallel"] == 0) & (
         np.isin(table.columns["recompute_granularity"], (NONE, 1))
     )

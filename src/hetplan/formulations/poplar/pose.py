@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -33,7 +34,6 @@ from hetplan.formulations.poplar.zero import (
     communication,
     parts,
 )
-from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.measured import BatchCurve, Collectives, check_curve
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
@@ -42,8 +42,6 @@ from hetplan.text import bytes_text, percent_text
 Interpolation = Literal["linear", "spline"]
 # Longest curve of one device; larger micro-batches than this gain nothing.
 LONGEST_CURVE = 4096
-# A curve measured within less than this part of what the cluster's device has is worth a word.
-MUCH_LESS = 0.9
 
 
 class NoStageFits(InputError):
@@ -94,11 +92,6 @@ class Posed:
         """Paid once per iteration beside the instance's objective."""
         return self.communication.per_iteration if self.data.stepwise else 0.0
 
-    @property
-    def holds_everywhere(self) -> bool:
-        """Whether every device holds at least one sample."""
-        return all(device.step_seconds for device in self.data.devices)
-
     def device_bytes(self, device: int, micro_batch: int) -> float:
         """Predicted bytes on a device whose largest micro-batch is `micro_batch` (without the
         reserve)."""
@@ -122,9 +115,19 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     held = parts(memory, assumed.shards)
     check_curves(workload, assumed)
     longest = min(workload.global_batch, LONGEST_CURVE)
-    points = {name: _points(workload, name, assumed.curves) for name in cluster.types}
+    # the profile's points where a curve has none (nothing fitted there)
+    points = {
+        name: (assumed.curves[name].measured if name in assumed.curves else {})
+        or measured_points(workload.profile, name)
+        for name in cluster.types
+    }
     curves = {name: _curve(points[name], longest, assumed.interpolation) for name in cluster.types}
-    fits = _largest(workload, states, zero_stage, held, memory, assumed.curves)
+    fits = [  # as measured, else by the memory model
+        assumed.curves[device.type].largest[zero_stage]
+        if device.type in assumed.curves
+        else states.largest_batch(zero_stage, part, free)
+        for device, part, free in zip(cluster.devices, held.tolist(), memory, strict=True)
+    ]
     unfit = _unfit(workload, states, zero_stage, held, memory, fits, assumed.curves)
     if unfit:
         fits = [0] * len(fits)
@@ -143,27 +146,16 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
     dipping = [
         f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])
     ]
+    largest = dict.fromkeys(cluster.types, 0)
+    for device, batch in zip(cluster.devices, fits, strict=True):
+        largest[device.type] = max(largest[device.type], batch)
+    before, after = (c.per_step or c.per_iteration for c in (whole, visible))
+    hidden = hidden_text(assumed.overlap, before - after, before)
     notes = [
-        *told(workload, assumed.curves, points, fits, longest),
-        *_hidden(assumed.overlap, whole, visible),
-        *_measured(assumed.collectives),
+        *notes_of(workload, assumed, points, largest, longest),
+        *([hidden] if assumed.overlap and before else []),
     ]
     return Posed(data, states, held, visible, tuple(dipping), unfit, tuple(notes))
-
-
-def _hidden(share: float, whole: Communication, visible: Communication) -> list[str]:
-    """What is said of an overlap: of the step's collectives, or of the iteration's where steps have
-    none."""
-    before, after = (c.per_step or c.per_iteration for c in (whole, visible))
-    return [hidden_text(share, before - after, before)] if share and before else []
-
-
-def _measured(collectives: Collectives | None) -> list[str]:
-    """What is said of measured collectives."""
-    if collectives is None:
-        return []
-    c = collectives
-    return [f"collectives as measured on {c.ranks} ranks of {c.device} by {c.backend}"]
 
 
 def check_curves(workload: Workload, assumed: Assumptions) -> None:
@@ -176,58 +168,32 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
                 "batch curve of a device type not in the cluster", got=name, expected=known
             )
         check_curve(curve, workload.model, len(workload.cluster.devices))
-        check_memory(workload, curve)
+        where, held = f"batch curve of {name}", workload.cluster.specs[name].memory_bytes
+        if curve.memory_bytes > held * (1 + 1e-9):
+            raise InputError(
+                "memory_bytes is more than the cluster's device has",
+                where=where,
+                got=bytes_text(curve.memory_bytes),
+                expected=f"at most {bytes_text(held)}",
+            )
         if assumed.shards != "equal":
-            where = f"batch curve of {name}"
             raise InputError(
                 "measured with equal shards", where=where, got=assumed.shards, expected="equal"
             )
 
 
-def _points(workload: Workload, name: str, curves: Mapping[str, BatchCurve]) -> dict[int, float]:
-    """Measured points of a device type; the profile's where a curve has none (nothing fitted
-    there)."""
-    measured = curves[name].measured if name in curves else {}
-    return measured or measured_points(workload.profile, name)
-
-
-def _largest(
-    workload: Workload,
-    states: States,
-    zero_stage: int,
-    held: Floats,
-    memory: Sequence[float],
-    curves: Mapping[str, BatchCurve],
-) -> list[int]:
-    """[n] the largest micro-batch of each device: as measured, else by the memory model."""
-    return [
-        curves[device.type].largest[zero_stage]
-        if device.type in curves
-        else states.largest_batch(zero_stage, part, free)
-        for device, part, free in zip(workload.cluster.devices, held.tolist(), memory, strict=True)
-    ]
-
-
 def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[int]) -> list[Device]:
     """[n] devices of the instance; equal ones share one object, which is checked once."""
-    made: dict[tuple[str, int], Device] = {}
-    for device, largest in zip(workload.cluster.devices, fits, strict=True):
-        if (device.type, largest) not in made:
-            flops = _whale_flops(workload.cluster.specs[device.type])
-            seconds = curves[device.type][1 : largest + 1].tolist()
-            made[device.type, largest] = Device(
-                name=device.type, step_seconds=seconds, flops_per_second=flops
-            )
-    return [
-        made[device.type, largest]
-        for device, largest in zip(workload.cluster.devices, fits, strict=True)
-    ]
 
+    @cache
+    def made(name: str, largest: int) -> Device:
+        spec = workload.cluster.specs[name]
+        # as the baseline `whale` counts; a cluster file's own device may state none
+        flops = spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
+        seconds = curves[name][1 : largest + 1].tolist()
+        return Device(name=name, step_seconds=seconds, flops_per_second=flops)
 
-def _whale_flops(spec: DeviceSpec) -> float | None:
-    """Peak FLOP/s as the baseline `whale` counts them; None where a cluster file's own device
-    states none."""
-    return spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
+    return [made(d.type, n) for d, n in zip(workload.cluster.devices, fits, strict=True)]
 
 
 def _unfit(
@@ -274,7 +240,7 @@ def pose_lowest_stage(workload: Workload, assumed: Assumptions | None = None) ->
     """
     for stage in STAGES:
         posed = pose(workload, stage, assumed)
-        if posed.holds_everywhere:
+        if all(device.step_seconds for device in posed.data.devices):
             return posed
     raise NoStageFits("a device cannot run one sample at any ZeRO stage", expected="more memory")
 
@@ -297,57 +263,37 @@ def _curve(points: Mapping[int, float], largest: int, interpolation: Interpolati
     straight = linear_curve(points, largest)
     if interpolation == "linear":
         return straight
-    if interpolation != "spline":
-        raise InputError("interpolation", got=interpolation, expected="linear or spline")
     last = min(max(points), largest)
     straight[: last + 1] = spline_curve(points, last)
     return straight
 
 
-def check_memory(workload: Workload, curve: BatchCurve) -> None:
-    """Refuse a curve measured within more memory than the cluster's device has; raises
-    InputError."""
-    held = workload.cluster.specs[curve.device].memory_bytes
-    if curve.memory_bytes > held * (1 + 1e-9):
-        raise InputError(
-            "memory_bytes is more than the cluster's device has",
-            where=f"batch curve of {curve.device}",
-            got=bytes_text(curve.memory_bytes),
-            expected=f"at most {bytes_text(held)}",
-        )
-
-
-def told(
+def notes_of(
     workload: Workload,
-    curves: Mapping[str, BatchCurve],
+    assumed: Assumptions,
     points: Mapping[str, Mapping[int, float]],
-    fits: Sequence[int],
+    largest: Mapping[str, int],
     longest: int,
 ) -> Iterator[str]:
-    """One line each: what is measured, extrapolated, capped, cut. fits [n] before the cut at
+    """One line each: what is measured, extrapolated, cut. largest: by type, before the cut at
     `longest`."""
-    devices = workload.cluster.devices
-    largest = dict.fromkeys(workload.cluster.types, 0)
-    for device, batch in zip(devices, fits, strict=True):
-        largest[device.type] = max(largest[device.type], batch)
-    usable = workload.device_bytes()
+    curves, collectives = assumed.curves, assumed.collectives
     if curves:
         kind = workload.profile.provenance.kind
         others = [name for name in largest if name not in curves]
         rest = f"; {', '.join(others)} from the {kind} profile" if others else ""
         yield f"measured batch curves: {', '.join(curves)}{rest}"
     for name, most in largest.items():
-        curve, last = curves.get(name), max(points[name])
-        if curve is not None and curve.memory_bytes < MUCH_LESS * usable[name]:
-            within, of = bytes_text(curve.memory_bytes), bytes_text(usable[name])
-            yield f"{name}: measured within {within} of {of}"
+        curve, last, end = curves.get(name), max(points[name]), min(most, longest)
         if curve is not None and curve.tried_up_to is not None and most == curve.tried_up_to:
             yield f"{name}: no micro-batch beyond {most} was tried, more may fit"
-        elif curve is not None and last < min(most, longest):
-            end = min(most, longest)
+        elif curve is not None and last < end:
             yield f"{name}: extrapolated beyond {last} samples, the largest measured, up to {end}"
         if most > longest and longest < workload.global_batch:
             yield f"{name}: micro-batches beyond {longest} are not considered"
+    if collectives is not None:
+        where = f"{collectives.ranks} ranks of {collectives.device} by {collectives.backend}"
+        yield f"collectives as measured on {where}"
 
 
 def hideable(data: PoplarData) -> float:

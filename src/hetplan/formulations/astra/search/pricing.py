@@ -27,7 +27,13 @@ import numpy as np
 
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import Offer
-from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Ints, Strategies
+from hetplan.formulations.astra.search.space import (
+    GRANULARITIES,
+    METHODS,
+    NONE,
+    Ints,
+    Strategies,
+)
 from hetplan.formulations.astra.search.timing import (
     BACKWARD,
     CORE_FORWARD,
@@ -36,7 +42,6 @@ from hetplan.formulations.astra.search.timing import (
     HEAD,
     PRODUCTS_BACKWARD,
     PRODUCTS_FORWARD,
-    BlockSeconds,
     Floats,
     block_seconds,
     message_seconds,
@@ -46,6 +51,7 @@ from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import RESERVED_BYTES
 
+SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
 # moments).
 # Megatron-LM accumulates bf16 gradients in fp32 (--accumulate-allreduce-grads-in-fp32, forced for
@@ -97,10 +103,11 @@ class Priced:
         self.granularity: Ints = columns["recompute_granularity"]
         self.method: Ints = columns["recompute_method"]
         self.recomputed: Ints = columns["recompute_num_layers"]
+        self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
 
     @cached_property
-    def blocks(self) -> BlockSeconds:
-        """Computation of blocks, embedding and head."""
+    def blocks(self) -> Floats:
+        """Computation of blocks, embedding and head (`timing.block_seconds`)."""
         return block_seconds(
             self.facts,
             self.offer,
@@ -136,12 +143,12 @@ class Priced:
     @cached_property
     def forward(self) -> Floats:
         """One block forward, with its exposed collectives."""
-        return self._with_collectives(self.blocks.row(FORWARD), self.blocks.row(PRODUCTS_FORWARD))
+        return self._with_collectives(self.blocks[FORWARD], self.blocks[PRODUCTS_FORWARD])
 
     @cached_property
     def backward(self) -> Floats:
         """One block backward, with its exposed collectives, without recomputation."""
-        return self._with_collectives(self.blocks.row(BACKWARD), self.blocks.row(PRODUCTS_BACKWARD))
+        return self._with_collectives(self.blocks[BACKWARD], self.blocks[PRODUCTS_BACKWARD])
 
     def _with_collectives(self, compute: Floats, products: Floats) -> Floats:
         # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node
@@ -153,9 +160,9 @@ class Priced:
         return compute + np.maximum(0.0, self.tensor_seconds - covered) + self.expert_seconds
 
     def fully_recomputed(self, layers: Ints) -> Floats:
-        """How many of a stage's `layers` are computed again in full. The number given counts per
+        """How many of a stage's `layers` are computed again in full. The number counts per
         virtual stage."""
-        full = self.granularity == GRANULARITIES.index("full")
+        full = self.granularity == FULL
         counted = np.minimum(np.maximum(self.recomputed, 0) * self.v, layers)
         uniform = self.method == METHODS.index("uniform")
         return np.where(full & uniform, layers, np.where(self.granularity >= 1, counted, 0)).astype(
@@ -165,10 +172,7 @@ class Priced:
     def layers_seconds(self, layers: Ints) -> Floats:
         """Forward, backward and recomputation of a stage of so many layers, one micro-batch."""
         again = self.fully_recomputed(layers)
-        selective = (self.granularity == GRANULARITIES.index("selective")) | (
-            self.granularity == GRANULARITIES.index("hybrid")
-        )
-        core = np.where(selective, (layers - again) * self.blocks.row(CORE_FORWARD), 0.0)
+        core = np.where(self.selective, (layers - again) * self.blocks[CORE_FORWARD], 0.0)
         return layers * (self.forward + self.backward) + again * self.forward + core
 
     @cached_property
@@ -200,7 +204,7 @@ class Priced:
     def exposed_reduction(
         self, dense: Floats, experts: Floats, forward: Floats, backward: Floats
     ) -> Floats:
-        """Gradient reduction (and parameter gathering) that the given windows of computation leave
+        """Gradient reduction (and parameter gathering) that windows of computation leave
         uncovered.
 
         dense, experts: parameters per rank. All-reduce; with the distributed optimizer
@@ -273,13 +277,6 @@ def after_pipeline(
     return reduction, priced.optimizer_seconds(params, offloaded, backward)
 
 
-def iteration_seconds(priced: Priced, offloaded: Floats) -> Floats:
-    """T of every strategy [R] whose stages hold the same number of layers. offloaded: share of the
-    states."""
-    pipeline, reduction, optimizer = iteration_parts(priced, offloaded)
-    return pipeline + reduction + optimizer
-
-
 def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:
     """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same
     number."""
@@ -291,7 +288,7 @@ def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, 
         overlapped, np.maximum(0.0, priced.crossing_seconds - chunk), priced.crossing_seconds
     )
     stage = work + priced.v * crossing
-    first, last = priced.blocks.row(EMBEDDING), priced.blocks.row(HEAD)
+    first, last = priced.blocks[EMBEDDING], priced.blocks[HEAD]
     total = priced.pp * stage + first + last
     slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last))
     pipeline = (total - slowest) / priced.v + priced.K * slowest
@@ -314,15 +311,11 @@ def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
     boundary = priced.facts.boundary_bytes * priced.mbs / np.where(priced.sp == 1, priced.tp, 1)
     again = priced.fully_recomputed(layers)
     group = np.where(priced.method == 1, np.maximum(priced.recomputed, 1), 1)
-    selective = (priced.granularity == GRANULARITIES.index("selective")) | (
-        priced.granularity == GRANULARITIES.index("hybrid")
-    )
     kept = np.ceil(again / group) * boundary + (layers - again) * np.where(
-        selective, frugal, entire
+        priced.selective, frugal, entire
     )
-    working = np.where(
-        again > 0, np.minimum(group, layers) * entire, np.where(selective, entire - frugal, 0.0)
-    )
+    core_again = np.where(priced.selective, entire - frugal, 0.0)
+    working = np.where(again > 0, np.minimum(group, layers) * entire, core_again)
     return kept, working
 
 

@@ -198,7 +198,6 @@ def summary(candidate: Candidate) -> str:
     return f"{devices}: {', '.join(parts)}"
 
 
-Money = Floats
 # Money is seconds x GPUs x price: amounts closer than this differ by the order of multiplication
 # alone.
 ROUNDING = 1e-12
@@ -219,7 +218,7 @@ def tied(values: Floats) -> Ints:
     return ranks
 
 
-def ranking(throughput: Floats, money: Money) -> Ints:
+def ranking(throughput: Floats, money: Floats) -> Ints:
     """Indices by throughput, largest first, then by money, least first (eq. 33); ties keep their
     order (`tied`).
 
@@ -229,7 +228,7 @@ def ranking(throughput: Floats, money: Money) -> Ints:
     return np.lexsort((tied(np.nan_to_num(money)), tied(-throughput)))
 
 
-def pareto(throughput: Floats, money: Money) -> Ints:
+def pareto(throughput: Floats, money: Floats) -> Ints:
     """Indices of the pool that nothing beats in both, sorted as `ranking`.
 
     The paper's eq. 30 asks for strictly better in both; of equals in one the better in the other is
@@ -241,7 +240,7 @@ def pareto(throughput: Floats, money: Money) -> Ints:
     return np.asarray(order[np.nan_to_num(money)[order] < before * (1 - ROUNDING)], dtype=np.int64)
 
 
-def best_under(limit: float | None, throughput: Floats, money: Money) -> int | None:
+def best_under(limit: float | None, throughput: Floats, money: Floats) -> int | None:
     """The fastest whose money is within `limit` (None: no limit); None when nothing is. NaN money
     never is."""
     allowed: NDArray[np.bool_] = (

@@ -122,7 +122,7 @@ def segment_figures(
         np.max([share_needed(p, layers) for p in priced], axis=0), 0.0, float(offload)
     )
     group = priced[0].tp * priced[0].dp
-    ends = np.stack([[p.blocks.row(EMBEDDING), p.blocks.row(HEAD)] for p in priced], axis=1)
+    ends = np.stack([[p.blocks[EMBEDDING], p.blocks[HEAD]] for p in priced], axis=1)
 
     @lru_cache(maxsize=1)  # one strategy is asked for again and again
     def exposed(r: int) -> Floats:

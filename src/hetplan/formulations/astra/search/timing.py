@@ -19,7 +19,7 @@ analytical share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,22 +69,9 @@ def message_seconds(offer: Offer, size: Floats, stride: Ints, ranks: Ints) -> Fl
     return np.where(ranks > 1, seconds + latency(offer, stride, ranks), 0.0)
 
 
-# Rows of `BlockSeconds.table`.
+# Rows of what `block_seconds` returns: an average block's forward, backward, attention core
+# forward, matrix products forward and backward; embedding and head, forward and backward together.
 FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING, HEAD = range(7)
-
-
-@dataclass(frozen=True)
-class BlockSeconds:
-    """table [7, keys] seconds: an average block's forward, backward, attention core forward, matrix
-    products forward
-    and backward; embedding and head, forward and backward together. of [R]: each row's key."""
-
-    table: Floats
-    of: Ints
-
-    def row(self, figure: int) -> Floats:
-        """One figure for every row of the strategy table [R]."""
-        return np.asarray(self.table[figure][self.of])
 
 
 def block_seconds(
@@ -94,8 +81,8 @@ def block_seconds(
     micro_batch: Ints,
     sequence_parallel: Ints,
     profile: Profile | None = None,
-) -> BlockSeconds:
-    """The seconds of all rows [R], each distinct combination computed once."""
+) -> Floats:
+    """[7, R] seconds of all rows, each distinct combination computed once."""
     combined = (tensor * 2**20 + micro_batch) * 2 + sequence_parallel
     distinct, of = np.unique(combined, return_inverse=True)
     keys = [(int(v) >> 21, (int(v) >> 1) & (2**20 - 1), bool(int(v) & 1)) for v in distinct]
@@ -107,7 +94,7 @@ def block_seconds(
             table[figure, number] = _layer(layer, facts, offer, key)[:2].sum()
     if profile is not None:
         _overwrite(table, keys, facts, offer, profile)
-    return BlockSeconds(table, of)
+    return np.asarray(table[:, of])
 
 
 def _layer(layer: Layer, facts: ModelFacts, offer: Offer, key: tuple[int, int, bool]) -> Floats:
