@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from hetplan.solvers.model import Model, ModelAnswer
-from hetplan.solvers.native import Sink, stopped
+from hetplan.solvers.native import UNCLEAR, Sink, stopped
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -72,8 +72,14 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         return ModelAnswer(
             stop=stopped(run), solver=label(method, run.options), message=HANDED_OVER
         )
-    answer: ModelAnswer = importlib.import_module(DRIVERS[method]).solve(model, run, report)
-    return answer
+    driver = importlib.import_module(DRIVERS[method])
+    answer: ModelAnswer = driver.solve(model, run, report)
+    if answer.message != UNCLEAR:
+        return answer
+    again: ModelAnswer = driver.solve(model.without_costs(), run, lambda incumbent, bound: None)
+    if again.stop is Stop.OPTIMAL:
+        return replace(answer, message="found the model unbounded below")
+    return replace(answer, stop=again.stop, message=again.message)
 
 
 def label(method: str, options: Options) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
-from hetplan.solvers.native import GAP_SHARE, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
@@ -81,18 +80,16 @@ class _Listener:
         self._stop = True
 
 
-def solve(
-    model: Model, run: Run, report: Sink | None = None, *, arrays: LinearArrays | None = None
-) -> ModelAnswer:
+def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     """Minimise `model` within what is left of `run`.
 
     report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
-    when the model is the whole problem). arrays: what to solve in place of `model.arrays()`.
+    when the model is the whole problem).
     Raises InputError for a native option that HiGHS does not have.
     """
     begun, scale = time.perf_counter(), model.milp_scale()
     try:
-        arrays, units = arrays or model.arrays(), model.milp_units()
+        arrays, units = model.arrays(), model.milp_units()
         run.check()
         if arrays.shape[1] == 0:
             return _without_columns(arrays, scale)
@@ -107,7 +104,7 @@ def solve(
     ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
     if ended:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
-    stop, message = _mapped(highs, model, arrays, run) if ended else (stopped(run), _ABANDONED)
+    stop, message = _mapped(highs, run) if ended else (stopped(run), _ABANDONED)
     duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
     return ModelAnswer(
         stop=stop,
@@ -224,11 +221,11 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
         latest.on_bound(float(info.objective_function_value))
 
 
-def _mapped(highs: Any, model: Model, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
+def _mapped(highs: Any, run: Run) -> tuple[Stop, str]:
     """HiGHS's model status as ours, with a message where there is more to say."""
     status = highs.getModelStatus().name
     if status == "kUnboundedOrInfeasible":
-        return _told_apart(model, arrays, run)
+        return Stop.ERROR, UNCLEAR
     if status in _PROVEN:
         return _PROVEN[status], ""
     if status in _STOPPED:
@@ -236,15 +233,6 @@ def _mapped(highs: Any, model: Model, arrays: LinearArrays, run: Run) -> tuple[S
     if status not in _FAILED:
         logging.getLogger("hetplan").warning("HiGHS returned an unknown model status: %s", status)
     return Stop.ERROR, f"HiGHS {_FAILED.get(status, f'returned {status}')}"
-
-
-def _told_apart(model: Model, arrays: LinearArrays, run: Run) -> tuple[Stop, str]:
-    """Infeasible or unbounded? Without a cost nothing is unbounded."""
-    free = replace(arrays, cost=np.zeros_like(arrays.cost))
-    again = solve(model, run, report=lambda incumbent, bound: None, arrays=free)
-    if again.stop is Stop.OPTIMAL:
-        return Stop.ERROR, f"HiGHS {_FAILED['kUnbounded']}"
-    return again.stop, again.message
 
 
 def _read(

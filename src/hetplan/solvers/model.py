@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -332,13 +333,19 @@ class Model:
         """[n] what the columns are multiplied by for double-precision solvers."""
         return np.where(self.is_seconds(), self.milp_scale().per_unit, 1.0)
 
-    def arrays(self, unit: float | None = None) -> LinearArrays:
-        """The model as a linear programme whose times are seconds * unit (default: `milp_scale`).
+    def without_costs(self) -> Model:
+        """The same columns and rows: nothing is unbounded then."""
+        free = copy(self)
+        free._costs = []
+        return free
+
+    def arrays(self) -> LinearArrays:
+        """The model as a linear programme whose times are seconds times `milp_scale`'s unit.
 
         Raises UnsupportedError where coefficients are too small or too large; those of times that
         are too small become 0. Raises ValueError for a row under a condition that nothing bounds.
         """
-        unit = self.milp_scale().per_unit if unit is None else unit
+        unit = self.milp_scale().per_unit
         seconds, (lower, upper) = self.is_seconds(), self.bounds()
         scale = np.where(seconds, unit, 1.0)
         lower, upper = lower * scale, upper * scale

@@ -35,6 +35,8 @@ POLL_SECONDS = 0.02
 # answer.
 GRACE_SECONDS = 1.0
 SETTLE_SECONDS = 3.0
+# The message of an answer that leaves these two open; `general.minimise` tells them apart.
+UNCLEAR = "infeasible or unbounded"
 
 
 @dataclass(frozen=True)

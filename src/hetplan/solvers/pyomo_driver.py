@@ -25,7 +25,16 @@ from pyomo.version import version as PYOMO_VERSION
 
 from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
-from hetplan.solvers.native import GAP_SHARE, GRACE_SECONDS, Answer, Scale, Sink, drive, stopped
+from hetplan.solvers.native import (
+    GAP_SHARE,
+    GRACE_SECONDS,
+    UNCLEAR,
+    Answer,
+    Scale,
+    Sink,
+    drive,
+    stopped,
+)
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
@@ -229,9 +238,7 @@ def _finite(bound: float) -> float | None:
     return float(bound) if math.isfinite(bound) else None
 
 
-def solve(
-    model: Model, run: Run, report: Sink | None = None, *, arrays: LinearArrays | None = None
-) -> ModelAnswer:
+def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     """Minimise `model` by `run.options.pyomo_solver` within what is left of `run`; answers as
     HiGHS's driver.
 
@@ -240,7 +247,7 @@ def solve(
     """
     begun, name, scale = time.perf_counter(), solver_label(run.options), model.milp_scale()
     try:
-        arrays = arrays or model.arrays()
+        arrays = model.arrays()
         empty = np.diff(arrays.starts) == 0
         if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
             return ModelAnswer(stop=Stop.INFEASIBLE, solver=name)
@@ -248,12 +255,6 @@ def solve(
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=name)
     answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
-    if answer.message == _UNCLEAR:  # without a cost nothing is unbounded
-        free = replace(arrays, cost=np.zeros_like(arrays.cost))
-        again = solve(model, run, report=lambda incumbent, bound: None, arrays=free)
-        stop = Stop.ERROR if again.stop is Stop.OPTIMAL else again.stop
-        message = "found the model unbounded below" if again.stop is Stop.OPTIMAL else again.message
-        answer = replace(answer, stop=stop, message=message)
     x = None
     if answer.has_solution:
         # columns that occur nowhere never reach the solver
@@ -264,9 +265,6 @@ def solve(
         x = np.where(arrays.integer, np.round(x), x / model.milp_units())
     seconds = time.perf_counter() - begun
     return ModelAnswer(**{**vars(answer), "x": x, "seconds": seconds, "model": model})
-
-
-_UNCLEAR = "infeasible or unbounded"
 
 
 def _minimised(
@@ -340,9 +338,9 @@ def _configured(options: Options, limit: float | None) -> Any:
         )
     solver = pyo.SolverFactory(name)
     if not solver.available(exception_flag=False):
-        found = ", ".join(available_solvers()) or "none"
+        here = ", ".join(available_solvers()) or "none"
         raise UnsupportedError(
-            f"Pyomo does not find the solver {name!r} on this machine; available here: {found}"
+            f"Pyomo does not find the solver {name!r} on this machine; available here: {here}"
         )
     entries = dialect(name).options(
         options, limit if name.endswith(("_direct", "_persistent")) else None
@@ -420,7 +418,7 @@ def _output_left_alone(quiet: bool) -> Iterator[None]:
 def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole: bool) -> Answer:
     """Pyomo's results as an answer; loads the incumbent into the model's variables."""
     stop, message = _mapped(results, run)
-    if stop is Stop.INFEASIBLE or message == _UNCLEAR:
+    if stop is Stop.INFEASIBLE or message == UNCLEAR:
         return Answer(stop=stop, message=message)
     objective = None
     if stop is not Stop.OPTIMAL and not whole:
@@ -466,7 +464,7 @@ def _mapped(results: Any, run: Run) -> tuple[Stop, str]:
     if condition in _STOPPED or run.should_stop:
         return stopped(run), ""
     if condition == TerminationCondition.infeasibleOrUnbounded:
-        return Stop.ERROR, _UNCLEAR
+        return Stop.ERROR, UNCLEAR
     if condition == TerminationCondition.unbounded:
         return Stop.ERROR, "found the model unbounded below"
     return Stop.ERROR, f"ended with {condition}" + (f": {said}" if said else "")

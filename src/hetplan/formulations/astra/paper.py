@@ -83,7 +83,7 @@ class Partial:
     slowest: Floats
 
     def part(self, chosen: slice) -> Partial:
-        """Some of the ways."""
+        """Those of the ways."""
         return Partial(
             self.layers[chosen], self.left[chosen], self.work[chosen], self.slowest[chosen]
         )
@@ -123,14 +123,14 @@ class Enumeration:
         x = np.arange(1, most + 1)
         rows = max(1, self.piece // max(1, len(x)))
         for first in range(0, len(ways.left), rows):
-            some = ways.part(slice(first, first + rows))
-            way, number = np.nonzero(some.left[:, None] - m * x >= following)
+            chunk = ways.part(slice(first, first + rows))
+            way, number = np.nonzero(chunk.left[:, None] - m * x >= following)
             stage = p.stage_seconds[i, x[number]]
             longer = Partial(
-                np.column_stack([some.layers[way], x[number]]),
-                some.left[way] - m * x[number],
-                some.work[way] + m * stage,
-                np.maximum(some.slowest[way], stage),
+                np.column_stack([chunk.layers[way], x[number]]),
+                chunk.left[way] - m * x[number],
+                chunk.work[way] + m * stage,
+                np.maximum(chunk.slowest[way], stage),
             )
             self._extend(used, counts, longer)
 

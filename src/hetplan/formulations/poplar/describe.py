@@ -28,15 +28,15 @@ def pieces_of(data: PoplarData, decision: PoplarDecision) -> list[Pieces]:
             for (full, last), batch in shares
         ]
     steps = decision.steps or []
-    found = []
+    per_device = []
     for i in range(len(data.devices)):
         rows = [(step.micro_batches[i], step.count) for step in steps]
         joined = [
             (sum(n for _, n in same), batch)
             for batch, same in groupby(rows, key=lambda row: row[0])
         ]
-        found.append(tuple(joined))
-    return found
+        per_device.append(tuple(joined))
+    return per_device
 
 
 def busy_seconds(data: PoplarData, pieces: list[Pieces]) -> list[float]:

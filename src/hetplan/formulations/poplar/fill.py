@@ -114,7 +114,7 @@ class Folded:
 
     def split(self, deficit: int) -> Counter[int]:
         """How many devices lose d samples each, for a deficit whose entry is finite."""
-        found: Counter[int] = Counter()
+        lost: Counter[int] = Counter()
         wanted = Counter({deficit: 1})
         for (copies, _), (_, below) in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):
             parts: Counter[int] = Counter()
@@ -127,11 +127,11 @@ class Folded:
                     parts[total - one] += times
                 else:
                     one = best_split(below, self.loss, total)
-                    found[one] += times
+                    lost[one] += times
                     parts[total - one] += times
             wanted = parts
-        found.update(wanted)
-        return found
+        lost.update(wanted)
+        return lost
 
 
 def best_split(first: Floats, second: Floats, total: int) -> int:

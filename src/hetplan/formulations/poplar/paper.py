@@ -65,24 +65,24 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     aware = [explore(CurveDevice(group.seconds[1:].tolist())) for group in problem.groups]
-    splines = [spline_curve(found.points, found.largest) for found in aware]
+    splines = [spline_curve(device.points, device.largest) for device in aware]
     search = search_steps if problem.stepwise else search_shares
-    dipping = _told(problem, aware, splines)
+    dipping = _dips(problem, aware, splines)
     more = f" (and {len(dipping) - 1} more)" if len(dipping) > 1 else ""
     return Outcome(
         stop=Stop.DONE,
         decision=search(problem, splines),
         solve_seconds=time.perf_counter() - begun,
         message=f"spline of {dipping[0]}{more}" if dipping else "",
-        details={"passes": sum(len(found.tried) for found in aware), "dips": dipping},
+        details={"passes": sum(len(device.tried) for device in aware), "dips": dipping},
     )
 
 
-def _told(problem: PoplarProblem, aware: list[Awareness], splines: list[Floats]) -> list[str]:
+def _dips(problem: PoplarProblem, aware: list[Awareness], splines: list[Floats]) -> list[str]:
     return [
         f"{group.name}: {dip}"
-        for group, found, curve in zip(problem.groups, aware, splines, strict=True)
-        for dip in dips(found.points, curve)
+        for group, device, curve in zip(problem.groups, aware, splines, strict=True)
+        for dip in dips(device.points, curve)
     ]
 
 
@@ -137,17 +137,17 @@ def search_steps(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisio
     times = np.unique(np.concatenate([curve[1:] for curve in splines]))
     counts = np.array([group.count for group in problem.groups])
     # find(g, t): the largest batch of at most t seconds, whatever lies below it; [groups, times]
-    found = np.array([_find(curve, times) for curve in splines])
-    size = counts @ found
+    batches = np.array([_find(curve, times) for curve in splines])
+    size = counts @ batches
     steps = -(-problem.total // size)
     best = int(np.argmin((times + problem.comm) * steps))
     full = int(steps[best]) - 1
     rest = problem.total - full * int(size[best])
     last = int(np.argmax(size >= rest))
-    rows = [(1, _trimmed(found[:, last], counts, int(size[last]) - rest))]
+    rows = [(1, _trimmed(batches[:, last], counts, int(size[last]) - rest))]
     if full:
         whole = [
-            Counter({int(b): full * int(n)}) for b, n in zip(found[:, best], counts, strict=True)
+            Counter({int(b): full * int(n)}) for b, n in zip(batches[:, best], counts, strict=True)
         ]
         rows.insert(0, (full, whole))
     return steps_decision(problem, rows)
@@ -192,12 +192,12 @@ def peak_flops(data: PoplarData) -> tuple[Floats, str]:
     flatters Whale; the message says so.
     """
     known = catalogue()
-    found: list[float] = []
+    flops: list[float] = []
     for device in data.devices:
         if device.flops_per_second is not None:
-            found.append(device.flops_per_second)
+            flops.append(device.flops_per_second)
         elif device.name in known:
-            found.append(known[device.name].peak_flops(WHALE_PRECISION, name=device.name))
+            flops.append(known[device.name].peak_flops(WHALE_PRECISION, name=device.name))
         else:
             peaks = [
                 max((b / t for b, t in enumerate(d.step_seconds, 1)), default=0.0)
@@ -206,7 +206,7 @@ def peak_flops(data: PoplarData) -> tuple[Floats, str]:
             return np.array(
                 peaks
             ), f"no peak FLOP/s known for {device.name!r}: measured speeds instead"
-    return np.array(found), ""
+    return np.array(flops), ""
 
 
 def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[PoplarDecision]:

@@ -96,12 +96,12 @@ def compile_problem(data: PoplarData) -> PoplarProblem:
                 break
         else:
             bucket.append((curve, [i], device.name))
-    found = sorted(
+    entries = sorted(
         (entry for bucket in buckets.values() for entry in bucket), key=lambda entry: entry[1][0]
     )
     groups = tuple(
         Group(name, tuple(members), np.concatenate(([0.0], curve)))
-        for curve, members, name in found
+        for curve, members, name in entries
     )
     return PoplarProblem(
         groups, len(data.devices), data.global_batch, data.comm_seconds, data.zero_stage

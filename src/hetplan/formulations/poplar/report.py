@@ -281,17 +281,17 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
 
 def span(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> dict[str, Any] | None:
     """Least and greatest predicted ratio of a stage, and of how many experiments; None of none."""
-    found = [row.speedup(fast, slow) for row in rows if row.zero_stage == stage]
-    known = [ratio for ratio in found if ratio is not None]
+    ratios = [row.speedup(fast, slow) for row in rows if row.zero_stage == stage]
+    known = [ratio for ratio in ratios if ratio is not None]
     return {"low": min(known), "high": max(known), "experiments": len(known)} if known else None
 
 
 def _range(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> str:
-    found = span(rows, stage, fast, slow)
+    known = span(rows, stage, fast, slow)
     return (
         "-"
-        if found is None
-        else "{low:.3f} to {high:.3f} ({experiments} experiments)".format(**found)
+        if known is None
+        else "{low:.3f} to {high:.3f} ({experiments} experiments)".format(**known)
     )
 
 

@@ -128,20 +128,20 @@ class Space:
         """All (granularity, method, layers), as indices and numbers with NONE, for stages of that
         many layers."""
         counts = self.recompute_layers or tuple(range(1, stage_layers + 1))
-        found: list[tuple[int, int, int]] = []
+        choices: list[tuple[int, int, int]] = []
         for granularity in self.recompute:
             if granularity in (None, "selective"):
                 code = NONE if granularity is None else GRANULARITIES.index(granularity)
-                found.append((code, NONE, NONE))
+                choices.append((code, NONE, NONE))
                 continue
             for method in self.recompute_method if granularity == "full" else ("block",):
                 code = GRANULARITIES.index(granularity)
-                found += [
+                choices += [
                     (code, METHODS.index(method), count)
                     for count in counts
                     if count <= stage_layers
                 ]
-        return found
+        return choices
 
     def virtual_layers(self, pipeline: int, stage_layers: int) -> list[int]:
         """Layers per virtual stage that Table 3 lists: NONE, then 1..pipeline (at most a stage's
