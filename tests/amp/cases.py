@@ -4,7 +4,6 @@ once)."""
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 
 from amp.generate import instance
 from amp.oracle import Optimum, solve
@@ -34,16 +33,10 @@ def optimum_of(case: tuple[int, int | None]) -> Optimum | None:
 
 
 def exact_methods() -> list[Method]:
-    """The family's exact methods whose modules exist."""
-    return [method for method in FAMILY.methods if method.exact and exists(method)]
+    """The family's exact methods."""
+    return [method for method in FAMILY.methods if method.exact]
 
 
 def heuristics() -> list[Method]:
     """The family's other methods."""
     return [method for method in FAMILY.methods if not method.exact]
-
-
-def exists(method: Method) -> bool:
-    """Whether the module behind `method` can be found; it is not imported, solvers load when
-    used."""
-    return find_spec(method.target.partition(":")[0]) is not None

@@ -17,7 +17,6 @@ from hetplan.formulations.amp.problem import (
     Floats,
     Ints,
     Placed,
-    Strategy,
     compile_problem,
     megatron_placement,
     place,
@@ -61,19 +60,11 @@ def test_the_printed_programme_is_exact_for_its_own_objective(
     assert chain_seconds(seconds, links, gas, cut) == pytest.approx(best, rel=1e-12, abs=1e-12)
 
 
-def test_long_chains_are_served_and_absurd_ones_refused() -> None:
-    seconds = np.ones(48)
-    answer = paper_cut(seconds, np.zeros((11, 48)), 8)
-    assert answer is not None
-    assert answer[1] == 7 * 4 + 48
-    with pytest.raises(ValueError, match="exceeds 2 GiB"):
-        paper_cut(np.random.default_rng(0).random(500), np.zeros((63, 500)), 8)
+def test_long_chains_are_served() -> None:
+    answer = paper_cut(np.ones(48), np.zeros((11, 48)), 8)
+    assert answer is not None and answer[1] == 7 * 4 + 48
     with pytest.raises(ValueError, match="at least one layer per stage"):
         paper_cut(np.ones(2), np.zeros((2, 2)), 8)
-
-
-def test_stops_when_asked() -> None:
-    assert paper_cut(np.ones(4), np.zeros((2, 4)), 1, stop=lambda: True) is None
 
 
 def strategies(case: tuple[int, int | None]) -> list[Placed]:
@@ -123,18 +114,6 @@ def test_the_programme_is_exact_on_homogeneous_placements_and_only_there() -> No
     assert max(others) > 0.2
 
 
-def test_gradients_that_the_programme_does_not_see() -> None:
-    """One type everywhere: still, a parameter-heavy layer belongs on a stage of its own."""
-    worse = [
-        excess(placed)
-        for case in CASES
-        for placed in strategies(case)
-        if np.allclose(np.ptp(placed.layer_seconds, axis=(0, 1)), 0)
-        and placed.configuration.pipeline > 1
-    ]
-    assert max(worse) > 0.01
-
-
 @given(st.integers(1, 40), st.data())
 def test_equal_layers(layers: int, drawn: st.DataObject) -> None:
     stages = drawn.draw(st.integers(1, layers))
@@ -178,16 +157,3 @@ def test_the_envelope_cut_is_the_best_that_fits(case: tuple[int, int | None]) ->
             assert placed.fits(found)
             assert envelope(placed, found) == pytest.approx(min(fitting), rel=1e-9)
             assert placed.seconds(found) <= min(fitting) * (1 + 1e-9)
-
-
-def test_a_strategy_writes_its_decision() -> None:
-    placed = next(
-        placed
-        for case in CASES
-        for placed in strategies(case)
-        if placed.configuration.pipeline == 2
-    )
-    layers = placed.problem.layers
-    decision = Strategy(placed.configuration, placed.placement, uniform_cut(layers, 2)).decision()
-    assert decision.stages == [(0, (layers + 1) // 2), ((layers + 1) // 2, layers)]
-    assert decision.placement == placed.placement.tolist()

@@ -8,6 +8,8 @@ from typing import Any
 
 from ditto.ditto_oracle import Optimum, solve
 from hetplan.formulations.ditto.data import DittoData
+from hetplan.profiling.cluster import ClusterFile, build_cluster
+from hetplan.profiling.workload import Workload, make_workload
 
 SEEDS = range(240)
 # What general solvers are held against by default; the rest is marked slow for them.
@@ -115,3 +117,15 @@ def make_memory(rng: Random, names: list[str], layers: int) -> dict[str, Any]:
         "layer_state_bytes": state,
         "layer_activation_bytes": activation,
     }
+
+
+def workload_on(*nodes: dict[str, Any], model: str = "gpt2", batch: int = 8) -> Workload:
+    """A model on nodes given as the cluster file has them."""
+    links = {
+        "intra_node_gbit_per_s": 80.0,
+        "network_gbit_per_s": 10.0,
+        "intra_node_latency_us": 0.0,
+    }
+    header = {"format": "hetplan-cluster", "version": 1, "name": "test"}
+    document = {**header, "nodes": [{**links, **node} for node in nodes]}
+    return make_workload(model, build_cluster(ClusterFile.model_validate(document)), batch)

@@ -3,11 +3,9 @@ short."""
 
 from __future__ import annotations
 
-import random
 from functools import cache
 from itertools import product
 
-import numpy as np
 import pytest
 
 from ditto.ditto_cases import data_of, middle_instance
@@ -16,7 +14,7 @@ from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
-from hetplan.formulations.ditto.oobleck import Division, interval_classes
+from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.paper import all_recovered, merged, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
 from hetplan.solvers.options import Options
@@ -135,20 +133,6 @@ def test_a_division_that_is_stopped_says_so() -> None:
     result = solve(FAMILY, middle_instance(0), "oobleck", run)
     assert result.stop is Stop.INTERRUPTED
     assert result.status == "unknown"
-
-
-def test_interval_classes_join_equal_layers_only() -> None:
-    rng = random.Random(5)
-    weight = np.array([[float(rng.randint(1, 2)) for _ in range(9)] for _ in range(2)])
-    interval, members = interval_classes(weight)
-    seen: dict[int, list[list[float]]] = {}
-    for a in range(9):
-        for b in range(a + 1, 10):
-            content = weight[:, a:b].tolist()
-            assert seen.setdefault(int(interval[a, b]), content) == content
-            begin, end = members[interval[a, b]]
-            assert weight[:, begin:end].tolist() == content
-    assert len({str(content) for content in seen.values()}) == len(seen) == len(members)
 
 
 def test_folding_rounds_the_ratio_of_totals() -> None:

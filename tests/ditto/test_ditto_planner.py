@@ -4,12 +4,12 @@ say the same."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ditto.ditto_cases import workload_on
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose as amp_pose
@@ -17,22 +17,13 @@ from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
 from hetplan.planner.ditto import Ditto, place, price
 from hetplan.planner.strategy import Candidate, propose
-from hetplan.profiling.cluster import ClusterFile, build_cluster, example_cluster
+from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
-
-
-def workload_on(*nodes: dict[str, Any], model: str = "gpt2", batch: int = 8) -> Workload:
-    """A model on nodes given as the cluster file has them."""
-    links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0}
-    header = {"format": "hetplan-cluster", "version": 1, "name": "test"}
-    document = {**header, "nodes": [{**links, **node} for node in nodes]}
-    return make_workload(model, build_cluster(ClusterFile.model_validate(document)), batch)
-
 
 V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 4}
 

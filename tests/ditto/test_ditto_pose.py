@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from ditto.ditto_cases import workload_on
 from hetplan.formulations.ditto.describe import describe
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.pose import group_size, micro_batch_sizes, pose
-from hetplan.profiling.cluster import ClusterFile, build_cluster
-from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.registry import solve
 
 
-def workload(*nodes: dict[str, Any], batch: int = 8) -> Workload:
-    """GPT-2 on nodes given as the cluster file has them."""
-    defaults = {
-        "intra_node_gbit_per_s": 80.0,
-        "network_gbit_per_s": 10.0,
-        "intra_node_latency_us": 0.0,
-    }
-    document = {
-        "format": "hetplan-cluster",
-        "version": 1,
-        "name": "test",
-        "nodes": [{**defaults, **node} for node in nodes],
-    }
-    return make_workload("gpt2", build_cluster(ClusterFile.model_validate(document)), batch)
-
-
-def test_posing_takes_times_bandwidths_and_memory_from_the_workload() -> None:
-    w = workload(
+def test_posing_takes_times_bandwidths_and_memory_from_the_workload_on() -> None:
+    w = workload_on(
         {"count": 2, "devices": 2, "device": "V100-SXM2-16GB"}, {"devices": 2, "device": "T4"}
     )
     assert micro_batch_sizes(w) == [1, 2, 4, 8]
@@ -60,7 +41,7 @@ def test_nodes_of_one_device_with_other_links_are_types_of_their_own() -> None:
         {"devices": 2, "device": "T4"},
         {"devices": 2, "device": "T4", "intra_node_gbit_per_s": 40.0},
     )
-    data = pose(workload(fast, slow, fast), 1)
+    data = pose(workload_on(fast, slow, fast), 1)
     assert [(kind.name, kind.nodes) for kind in data.device_types] == [("T4 (1)", 2), ("T4 (2)", 1)]
     assert data.memory is not None
     assert set(data.memory.device_bytes) == {"T4 (1)", "T4 (2)"}
@@ -68,24 +49,25 @@ def test_nodes_of_one_device_with_other_links_are_types_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "group", "nodes"),
-    [((2, 4), 2, 3), ((3, 3), 1, 6), ((8, 4, 12), 4, 6), ((6, 2), 2, 4)],
+    [
+        ((2, 4), 2, 3),
+        ((3, 3), 1, 6),
+        ((8, 4, 12), 4, 6),
+        ((6, 2), 2, 4),
+        ((8,), 4, 2),  # GPT-2 has 12 heads: it divides over 4 devices, not over 8
+    ],
 )
 def test_uneven_nodes_are_posed_as_equal_parts(
     sizes: tuple[int, ...], group: int, nodes: int
 ) -> None:
-    w = workload(*({"devices": size, "device": "T4"} for size in sizes))
+    w = workload_on(*({"devices": size, "device": "T4"} for size in sizes))
     assert group_size(w) == group
     (kind,) = pose(w, 1).device_types
     assert (kind.devices_per_node, kind.nodes) == (group, nodes)
 
 
-def test_stages_are_no_wider_than_the_model_divides() -> None:
-    # GPT-2 has 12 heads: it divides over 4 devices, not over 8
-    assert group_size(workload({"devices": 8, "device": "T4"})) == 4
-
-
 def test_a_template_reads_as_one_line_per_stage() -> None:
-    data = pose(workload({"count": 2, "devices": 2, "device": "T4"}), 1)
+    data = pose(workload_on({"count": 2, "devices": 2, "device": "T4"}), 1)
     result = solve(FAMILY, data, "auto")
     assert result.decision is not None
     (table,) = describe(data, result.decision)

@@ -14,7 +14,6 @@ from hetplan.formulations.ditto.templates import (
     Instantiation,
     Template,
     cluster_part,
-    exact_shares,
     instantiate,
     node_vectors,
     oobleck_instantiate,
@@ -43,18 +42,7 @@ def test_every_part_of_a_cluster_gets_its_optimum(seed: int) -> None:
         assert template.seconds == pytest.approx(best.objective, rel=1e-6, abs=1e-12)
         assert template.iteration_seconds(data.micro_batches) == template.seconds
     for count, template in found.by_count().items():
-        rivals = [t.seconds for t in found.templates if sum(t.nodes) == count]
-        assert template.seconds == min(rivals)
-
-
-def test_more_nodes_are_never_slower() -> None:
-    for seed in range(30):
-        data = data_of(seed)
-        found = {t.nodes: t.seconds for t in template_list(data, Run(RUN)).templates}
-        for nodes, seconds in found.items():
-            for other, slower in found.items():
-                if all(a <= b for a, b in zip(nodes, other, strict=True)):
-                    assert slower <= seconds * (1 + 1e-6)
+        assert template.seconds == min(t.seconds for t in found.templates if sum(t.nodes) == count)
 
 
 def test_a_list_cut_short_says_so() -> None:
@@ -146,8 +134,7 @@ def test_oobleck_ignores_filling_and_draining() -> None:
     exact = instantiate([deep, flat], (1, 1), 16, Run(RUN), failures=1)
     theirs = oobleck_instantiate([deep, flat], (1, 1), 16, Run(RUN), failures=1)
     assert sorted(p.micro_batches for p in theirs.pipelines) == [8, 8]
-    assert exact.seconds is not None
-    assert theirs.seconds is not None
+    assert exact.seconds is not None and theirs.seconds is not None
     assert exact.seconds <= theirs.seconds
 
 
@@ -169,4 +156,4 @@ def test_proportional_shares_equal_enumeration(seed: int) -> None:
     if found is not None:
         assert found[0] == pytest.approx(best)
         assert sum(c * k for (_, c), k in zip(kinds, found[1], strict=True)) == total
-    assert exact_shares([(1.0, 2)], 100.0, 3) is None
+    assert proportional_shares([(1.0, 2)], 3) is None

@@ -24,7 +24,6 @@ and takes T_i(k) to be proportional to k.
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -249,14 +248,11 @@ def share_out(
     """Micro-batches for the pipelines chosen: S_i each, then one by one where T stays least."""
     chosen = [t for t, c in zip(templates, count, strict=True) for _ in range(c)]
     share = [len(t.times) for t in chosen]
-    heap = [
-        (t.iteration_seconds(k + 1), p) for p, (t, k) in enumerate(zip(chosen, share, strict=True))
-    ]
-    heapq.heapify(heap)
+    after = [t.iteration_seconds(k + 1) for t, k in zip(chosen, share, strict=True)]
     for _ in range(micro_batches - sum(share)):
-        _, p = heapq.heappop(heap)
+        p = after.index(min(after))
         share[p] += 1
-        heapq.heappush(heap, (chosen[p].iteration_seconds(share[p] + 1), p))
+        after[p] = chosen[p].iteration_seconds(share[p] + 1)
     return tuple(Pipeline(t, k) for t, k in zip(chosen, share, strict=True))
 
 
@@ -312,49 +308,25 @@ def proportional_shares(
 ) -> tuple[float, list[int]] | None:
     """Least max of rate_i k_i with sum c_i k_i = B, k_i whole; kinds: (rate, c). None: no such
     k."""
-    values = np.unique(
-        np.array([rate * k for rate, c in kinds for k in range(micro_batches // c + 1)])
-    )
-    first, last = 0, len(values)
-    best = None
-    while first < last:
-        middle = (first + last) // 2
-        shares = exact_shares(kinds, float(values[middle]), micro_batches)
-        if shares is None:
-            first = middle + 1
-        else:
-            best, last = (float(values[middle]), shares), middle
-    return best
-
-
-def exact_shares(
-    kinds: Sequence[tuple[float, int]], most: float, micro_batches: int
-) -> list[int] | None:
-    """k with rate_i k_i <= most and sum c_i k_i = B, or None: reachable sums as bits of an
-    integer."""
-    mask = (1 << (micro_batches + 1)) - 1
-    reach, limits = [1], []
+    least = np.full(micro_batches + 1, np.inf)  # of the kinds so far, by how many they take
+    least[0] = 0.0
+    shares = []  # [kinds, B + 1] the share of a kind in the least
     for rate, c in kinds:
-        limit = (
-            micro_batches // c
-            if rate <= 0
-            else min(micro_batches // c, math.floor(most / rate * (1 + 1e-12)))
-        )
-        limits.append(limit)
-        bits = 0
-        for k in range(limit + 1):
-            bits |= reach[-1] << (k * c)
-        reach.append(bits & mask)
-    if not reach[-1] >> micro_batches & 1:
+        before, share = least, np.zeros(micro_batches + 1, dtype=np.int64)
+        least = before.copy()
+        for k in range(1, micro_batches // c + 1):
+            slowest = np.maximum(before[: len(before) - c * k], rate * k)
+            better = slowest < least[c * k :]
+            least[c * k :][better] = slowest[better]
+            share[c * k :][better] = k
+        shares.append(share)
+    if not np.isfinite(least[-1]):
         return None
-    left, shares = micro_batches, [0] * len(kinds)
-    for i in range(len(kinds) - 1, -1, -1):
-        c = kinds[i][1]
-        shares[i] = next(
-            k for k in range(limits[i], -1, -1) if k * c <= left and reach[i] >> (left - k * c) & 1
-        )
-        left -= shares[i] * c
-    return shares
+    left, chosen = micro_batches, list[int]()
+    for (_, c), share in zip(reversed(kinds), reversed(shares), strict=True):
+        chosen.append(int(share[left]))
+        left -= c * chosen[-1]
+    return float(least[-1]), chosen[::-1]
 
 
 @dataclass(frozen=True)
