@@ -90,7 +90,8 @@ def explain(
     than the fastest, where the cheapest was asked for."""
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
-    papers = {c.strategy: c for c in reversed(candidates) if c.method.paper and c.plan}
+    own = [c for c in candidates if c.method.paper and c.plan is not None]
+    first = {c.strategy: c for c in reversed(own)}
     within = f"{number_text(percent)} % slower than {fastest.name}"
     took = seconds_text(fastest.predicted_seconds)
     slower = winner > 0 and percent is not None
@@ -102,7 +103,7 @@ def explain(
         tightest=None if run is None else tightest(run, workload),
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
-        papers=tuple(c for c in candidates if c is papers.get(c.strategy)),
+        papers=tuple(c for c in own if c is first[c.strategy]),
         chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
     )
 

@@ -162,7 +162,7 @@ def make_plans(
             for part in parts(w)
             for s in picked
         ]
-        candidates, left_out = undominated(candidates, on_parts(searches), first)
+        candidates, left_out = with_parts(candidates, searches, first)
         all_notes += left_out
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
@@ -208,22 +208,17 @@ def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
     return [candidate for i in range(len(searches)) for candidate in candidates[i]], notes
 
 
-def on_parts(searches: Sequence[Search]) -> list[Candidate]:
-    """What exact methods find on parts of the cluster; heuristics are left out."""
-    candidates: list[Candidate] = []
+def with_parts(
+    whole: list[Candidate], searches: Sequence[Search], workload: Workload
+) -> tuple[list[Candidate], list[str]]:
+    """All of `whole`, and what exact methods find on parts of the cluster, as far as nothing beats
+    it in both time and money; notes on the others and on parts that were not tried."""
+    more: list[Candidate] = []
     for search in searches:
         if search.run.cancelled:
             break
         exact = search.exact()
-        candidates += [*exact, *search.recomputing(exact)[0]]
-    return candidates
-
-
-def undominated(
-    whole: list[Candidate], more: Sequence[Candidate], workload: Workload
-) -> tuple[list[Candidate], list[str]]:
-    """All of `whole`, and those of `more` that nothing beats in both time and money; notes on the
-    others and on parts that were not tried."""
+        more += [*exact, *search.recomputing(exact)[0]]
     together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in more if id(c) in front]
