@@ -108,5 +108,5 @@ def run_script(text: str, folder: Path, node: int, program: str = "python") -> l
     assert ran.returncode == 0, ran.stderr
     rows = [line.split("\t") for line in log.read_text().splitlines()]
     keys = ("rank", "local", "world", "local_world")
-    found = [{**dict(zip(keys, row, strict=False)), "words": shlex.split(row[4])} for row in rows]
-    return sorted(found, key=lambda one: one["rank"])
+    started = [{**dict(zip(keys, row, strict=False)), "words": shlex.split(row[4])} for row in rows]
+    return sorted(started, key=lambda one: one["rank"])

@@ -31,9 +31,9 @@ def request(name: str, *arguments: object, program: str = "hetplan", **more: Any
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line of a command that ends with exit code 2."""
     assert main(list(map(str, arguments))) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1, told.err
-    return told.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1, captured.err
+    return captured.err
 
 
 class Server:
@@ -72,8 +72,8 @@ def run_forked(target: str, folder: Path, **environment: str) -> None:
     """All ranks of a target; fails with what the first failing rank died of."""
     asked = request("forked", target, folder, program="forked", environment=environment)
     answer = served([asked], folder, 1)["forked"]
-    told = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
-    assert answer["code"] == 0, "\n".join([*told, answer["err"][-3000:]])
+    captured = [f"{file.name}: {file.read_text()}" for file in sorted(folder.glob("failed-*"))]
+    assert answer["code"] == 0, "\n".join([*captured, answer["err"][-3000:]])
 
 
 def served(requests: list[dict[str, Any]], folder: Path, width: int) -> Answers:

@@ -123,7 +123,7 @@ def unlucky(plan: Plan) -> nn.Module:
             os.kill(os.getpid(), signal.SIGKILL)
 
     for layer in module.layers.values():
-        layer.register_forward_pre_hook(lambda _, given: None if given[0].is_meta else count())
+        layer.register_forward_pre_hook(lambda _, inputs: None if inputs[0].is_meta else count())
     return module
 
 
@@ -153,7 +153,7 @@ def slow(plan: Plan) -> nn.Module:
     first = next(iter(module.layers.values()))
     wait = {RANK: 1.0}
     first.register_forward_pre_hook(
-        lambda _, given: None if given[0].is_meta else time.sleep(wait.get(dist.get_rank(), 0.0))
+        lambda _, inputs: None if inputs[0].is_meta else time.sleep(wait.get(dist.get_rank(), 0.0))
     )
     return module
 

@@ -48,10 +48,10 @@ def rows(first: int, last: int) -> tuple[Tensor, Tensor]:
 def work(rank: int, world: int, folder: Path) -> None:
     """Losses of all plans one after the other, and what the frozen parameters are in the end."""
     torch.set_default_dtype(torch.float64)
-    found: dict[str, list[float]] = {}
+    curves: dict[str, list[float]] = {}
     kept: dict[str, dict[str, Tensor]] = {}
     for name, kind in OPTIMIZERS.items():
-        losses = found.setdefault(name, [])
+        losses = curves.setdefault(name, [])
         for plan in PLANS:
             model: Any = distribute(frozen(), plan, loss=squared)
             updates = model.optimizer(kind)
@@ -69,7 +69,7 @@ def work(rank: int, world: int, folder: Path) -> None:
                 if key in FROZEN and value.untyped_storage().size()
             }
     if dist.get_rank() == 0:
-        torch.save((found, kept), folder / "frozen.pt")
+        torch.save((curves, kept), folder / "frozen.pt")
 
 
 def alone(name: str) -> tuple[list[float], dict[str, Tensor]]:

@@ -65,20 +65,20 @@ def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:
 def work(rank: int, world: int, folder: Path) -> None:
     """One step of each case of this size; what the rank answers for is written to the folder."""
     exact()
-    found: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for case in CASES:
         if case.world != world:
             continue
         (folder / f"at-{world}-{rank}").write_text(case.name)
         torch.set_default_dtype(getattr(torch, case.dtype))
-        found[case.name] = step_of(case)
+        written[case.name] = step_of(case)
         if case.name in STAGED:
             with patch.object(
                 Transport, "opened", lambda own, streams: own.on_lanes(streams(), "gloo")
             ):
-                found[f"staged: {case.name}"] = step_of(case, staging="always")
+                written[f"staged: {case.name}"] = step_of(case, staging="always")
         dist.barrier()
-    torch.save(found, folder / f"found-{world}-{rank}.pt")
+    torch.save(written, folder / f"found-{world}-{rank}.pt")
     if world == EXCHANGING:
         exchanges.work(rank, world, folder)
 
@@ -113,8 +113,8 @@ def total_loss(module: Any, case: Case, step: int) -> Tensor:
         x = inputs
         for layer in layers[:-1]:
             x = layer(x)
-        given = LOSSES.get(case.model)
-        summed = given(layers[-1](x), targets) if given else layers[-1](x, targets)
+        own_loss = LOSSES.get(case.model)
+        summed = own_loss(layers[-1](x), targets) if own_loss else layers[-1](x, targets)
     count = len(targets) if targets.is_floating_point() else int((targets != -100).sum())
     return summed / count
 
@@ -161,10 +161,10 @@ def assembled(
     return whole
 
 
-Found = dict[int, list[dict[Any, Any]]]  # world size -> [rank] -> what that rank wrote
+Written = dict[int, list[dict[Any, Any]]]  # world size -> [rank] -> what that rank wrote
 
 
-def read(folder: Path, worlds: Iterable[int]) -> Found:
+def read(folder: Path, worlds: Iterable[int]) -> Written:
     """What the ranks of these world sizes left in `found-WORLD-RANK.pt`."""
     return {
         world: [torch.load(folder / f"found-{world}-{rank}.pt") for rank in range(world)]
@@ -172,10 +172,10 @@ def read(folder: Path, worlds: Iterable[int]) -> Found:
     }
 
 
-def check_case(case: Case, found: Found, apart: float = 0.0) -> None:
+def check_case(case: Case, written: Written, apart: float = 0.0) -> None:
     """Loss and every gradient of a case are those of one process. apart: as for `assembled`."""
-    losses = [rank[case.name][0] for rank in found[case.world]]
-    fragments = [f for rank in found[case.world] for f in rank[case.name][1]]
+    losses = [rank[case.name][0] for rank in written[case.world]]
+    fragments = [f for rank in written[case.world] for f in rank[case.name][1]]
     loss, gradients = single(case)
     tolerance = TOLERANCE[case.dtype]
     assert len(set(losses)) == 1

@@ -10,7 +10,7 @@ import torch
 
 from parity.cases import CASES, Case
 from parity.curves import PLANS, train
-from parity.gradients import Found, assembled, single, step_of
+from parity.gradients import Written, assembled, single, step_of
 
 PRECISIONS = ("bf16", "fp16")
 MODELS_TRIED = ("gpt", "llama", "bert", "moe", "vit", "vgg", "untied")
@@ -45,10 +45,10 @@ def work(rank: int, world: int, folder: Path) -> None:
     torch.save(steps, folder / f"found-{world}-{rank}.pt")
 
 
-def error_of(case: Case, precision: str, found: Found, apart: float = 0.0) -> float:
+def error_of(case: Case, precision: str, written: Written, apart: float = 0.0) -> float:
     """The relative error of all gradients together, within the type's rounding as the loss is.
     apart: as for `assembled`."""
-    ranks = [rank[case.name, precision] for rank in found[case.world]]
+    ranks = [rank[case.name, precision] for rank in written[case.world]]
     loss, gradients = single(case)
     assert ranks[0][0] == pytest.approx(loss, rel=LOSS[precision])
     whole = assembled(gradients, [f for rank in ranks for f in rank[1]], apart)

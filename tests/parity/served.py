@@ -149,7 +149,7 @@ def main() -> None:
 def serve(requests: Path, answers: Path, width: int) -> None:
     """Some at a time."""
     asked: list[Request] = json.loads(requests.read_text())
-    waiting, running, found = asked[::-1], dict[str, Running](), dict[str, Any]()
+    waiting, running, answered = asked[::-1], dict[str, Running](), dict[str, Any]()
     with TemporaryDirectory() as folder:
         while waiting or running:
             while waiting and len(running) < width:
@@ -157,10 +157,10 @@ def serve(requests: Path, answers: Path, width: int) -> None:
                 running[request["name"]] = Running.start(request, Path(folder))
             for name, answer in [(name, one.look()) for name, one in running.items()]:
                 if answer is not None:
-                    found[name] = answer
+                    answered[name] = answer
                     del running[name]
             time.sleep(POLL)
-    answers.write_text(json.dumps(found))
+    answers.write_text(json.dumps(answered))
 
 
 if __name__ == "__main__":

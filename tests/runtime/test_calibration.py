@@ -48,12 +48,12 @@ def made_with(count: int, **changes: float) -> list[MeasuredRun]:
 
 
 def test_constants_are_found_again() -> None:
-    found = calibrate(made_with(9, between=0.3, slot_seconds=0.002), workload())
-    assert found.calibration is not None, found.reason
-    assert found.calibration.between == pytest.approx(0.3, rel=0.05)
-    assert found.calibration.slot_seconds == pytest.approx(0.002, rel=0.05)
-    assert found.calibration.error_left_out is not None
-    assert found.calibration.error_left_out < 0.01 < found.calibration.error_before
+    estimate = calibrate(made_with(9, between=0.3, slot_seconds=0.002), workload())
+    assert estimate.calibration is not None, estimate.reason
+    assert estimate.calibration.between == pytest.approx(0.3, rel=0.05)
+    assert estimate.calibration.slot_seconds == pytest.approx(0.002, rel=0.05)
+    assert estimate.calibration.error_left_out is not None
+    assert estimate.calibration.error_left_out < 0.01 < estimate.calibration.error_before
 
 
 @pytest.mark.parametrize("seed", [1, 3])
@@ -62,14 +62,14 @@ def test_noise_is_not_calibrated_away(seed: int) -> None:
     runs = [
         replace(run, seconds=run.seconds * (1 + random.choice((-0.2, 0.2)))) for run in made_with(9)
     ]
-    found = calibrate(runs, workload())
-    assert found.calibration is None and "hardly better with constants" in found.reason
-    assert len(found.left_out) == 9
+    estimate = calibrate(runs, workload())
+    assert estimate.calibration is None and "hardly better with constants" in estimate.reason
+    assert len(estimate.left_out) == 9
 
 
 def test_too_few_runs_are_said_to_be() -> None:
-    found = calibrate(made_with(2, slot_seconds=0.01), workload())
-    assert found.calibration is None and "2 runs are too few" in found.reason
+    estimate = calibrate(made_with(2, slot_seconds=0.01), workload())
+    assert estimate.calibration is None and "2 runs are too few" in estimate.reason
 
 
 def test_slots_are_the_passes_of_the_longest_replica() -> None:
@@ -100,8 +100,8 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     options = ["--cluster", str(cluster), "-o", str(target)]
     assert main(["truth", "calibrate", str(profile), *names, *options]) == 0
     assert "mean error" in capsys.readouterr().out
-    found = load_calibration(target)
-    assert found.framework_bytes is not None and 0 < found.framework_bytes < 15e9
+    estimate = load_calibration(target)
+    assert estimate.framework_bytes is not None and 0 < estimate.framework_bytes < 15e9
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(runs[4].plan.model_dump(mode="json")))
     arguments = [

@@ -65,9 +65,9 @@ def chain_of(*layers: nn.Module) -> nn.Module:
 def test_what_is_no_chain_for_the_plan_is_told(
     module: Callable[[], Any], names: list[str], message: str
 ) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         describe(module(), names, ROW, ROW)
-    assert message in str(told.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("model", MODELS)

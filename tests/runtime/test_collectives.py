@@ -77,10 +77,10 @@ def test_two_ranks_on_gloo(tmp_path: Path) -> None:
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = load_collectives(target)
-    assert found.backend == "gloo" and found.ranks == 2
-    assert [fit.operation for fit in found.fits] == list(OPERATIONS)
-    for fit in found.fits:
+    measured = load_collectives(target)
+    assert measured.backend == "gloo" and measured.ranks == 2
+    assert [fit.operation for fit in measured.fits] == list(OPERATIONS)
+    for fit in measured.fits:
         assert fit.group == "node" and fit.ranks == 2 and fit.bytes_per_second > 0
         assert [p.bytes for p in fit.points] == sorted(p.bytes for p in fit.points)
         assert all(p.seconds <= p.median_seconds for p in fit.points)

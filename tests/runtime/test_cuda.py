@@ -19,7 +19,7 @@ from hetplan.runtime.plan import Plan, parse_plan, save_plan  # noqa: E402
 from parity.asking import Answers, request, run_forked, served  # noqa: E402
 from parity.cases import CASES, Case, R, S, even  # noqa: E402  # noqa: E402
 from parity.curves import check_equal, check_resumed, loaded  # noqa: E402
-from parity.gradients import STAGED, TOLERANCE, Found, check_case, read  # noqa: E402
+from parity.gradients import STAGED, TOLERANCE, Written, check_case, read  # noqa: E402
 from parity.halves import GRADIENTS, PRECISIONS, WORLDS, chosen, error_of  # noqa: E402
 
 GPUS = gpus()
@@ -39,7 +39,7 @@ WAYS = [
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     """World size -> [rank] -> case -> (loss, fragments)."""
     device, most = request.param
     folder = tmp_path_factory.mktemp("cuda")
@@ -48,18 +48,18 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_loss_and_gradients_are_those_of_one_cpu(case: Case, found: Found) -> None:
+def test_loss_and_gradients_are_those_of_one_cpu(case: Case, written: Written) -> None:
     """Every kind of plan, dropout included: masks are the same on every device."""
-    if case.world not in found:
+    if case.world not in written:
         pytest.skip(f"needs {case.world} GPUs")
-    check_case(case, found, TOLERANCE[case.dtype])
+    check_case(case, written, TOLERANCE[case.dtype])
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_the_ways_agree(name: str, found: Found) -> None:
+def test_the_ways_agree(name: str, written: Written) -> None:
     """Through the host's memory or not, with lanes or tags."""
     (case,) = [case for case in CASES if case.name == name]
-    for rank in found.get(case.world, []):
+    for rank in written.get(case.world, []):
         (loss, fragments), (again, staged) = rank[name], rank[f"staged: {name}"]
         tolerance = TOLERANCE[case.dtype]
         assert again == pytest.approx(loss, rel=tolerance)
@@ -80,10 +80,10 @@ def test_training_on_gpus_goes_on_anywhere(tmp_path: Path) -> None:
 
 def test_half_precision_is_within_its_rounding(tmp_path: Path) -> None:
     run_forked("parity.halves", tmp_path, PARITY_DEVICE="cuda")
-    found = read(tmp_path, WORLDS)
+    written = read(tmp_path, WORLDS)
     for case in chosen():
         for precision in PRECISIONS:
-            error_of(case, precision, found, GRADIENTS[precision])
+            error_of(case, precision, written, GRADIENTS[precision])
 
 
 PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
@@ -152,16 +152,16 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         request(fault, "run", file, *cuda, "--factory", f"parity.faulty:{fault}", "--quiet")
         for fault in BAD
     ]  # fmt: skip
-    found = served(asked, folder, width=len(asked))
+    written = served(asked, folder, width=len(asked))
     kept = folder / "kept"
     timed = [
         request("one", "run", one, *cuda, "--steps", 6, "--json"),
         request("two", "run", two, *cuda, "--steps", 3, "--json", "--checkpoint", kept),
         request("table", "run", file, *cuda, "--factory", "parity.cases:two", "--steps", 2),
     ]
-    found |= served(timed, folder, width=1)
+    written |= served(timed, folder, width=1)
     resumed = ("--steps", 3, "--json", "--checkpoint", kept, "--resume")
-    return found | served([request("resumed", "run", one, *cuda, *resumed)], folder, width=1)
+    return written | served([request("resumed", "run", one, *cuda, *resumed)], folder, width=1)
 
 
 @pytest.mark.parametrize("fault", BAD)

@@ -71,10 +71,10 @@ def test_a_job_gets_its_device_before_ranks_are_forked(monkeypatch: pytest.Monke
         devices.on_devices(replace(JOB, device="cuda"))
     monkeypatch.setattr(devices, "gpus", lambda: 3)
     assert devices.on_devices(replace(JOB, device="cpu")).device == "cpu"
-    found = devices.on_devices(JOB)
-    assert (found.device, found.shared_gpus) == ("cuda", 3)
+    placed = devices.on_devices(JOB)
+    assert (placed.device, placed.shared_gpus) == ("cuda", 3)
     assert devices.on_devices(JOB, local_ranks=3).shared_gpus == 0
-    assert any("ranks share 3 GPUs" in note for note in notes(found))
+    assert any("ranks share 3 GPUs" in note for note in notes(placed))
 
 
 def notes(job: Job) -> tuple[str, ...]:
@@ -132,10 +132,10 @@ def test_times_end_when_the_device_is_done() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_two_ranks_use_a_lane_for_one_hop_in_one_direction(case: Case) -> None:
-    found = streams(Layout(case.plan))
-    lanes = lane_numbers(found)
+    placed = streams(Layout(case.plan))
+    lanes = lane_numbers(placed)
     used: dict[tuple[int, frozenset[int]], set[tuple[int, int, int]]] = {}
-    for tag, sender, receiver in found:
+    for tag, sender, receiver in placed:
         used.setdefault((lanes[tag], frozenset((sender, receiver))), set()).add(
             (tag, sender, receiver)
         )

@@ -71,7 +71,7 @@ def survive(
 ) -> tuple[Cluster, list[tuple[int, ...]], dict[int, float], list[Loss]]:
     """The runs, what was asked of the planner, the losses and what was told."""
     assert job.checkpoint is not None
-    cluster, asked, told = (
+    cluster, asked, heard = (
         Cluster(Path(job.checkpoint), dies),
         list[tuple[int, ...]](),
         list[Loss](),
@@ -86,18 +86,18 @@ def survive(
             else None
         )
 
-    found = launch_elastic(job, again, None, told.append)
-    assert list(found.lost) == told
-    return cluster, asked, found.losses, told
+    measured = launch_elastic(job, again, None, heard.append)
+    assert list(measured.lost) == heard
+    return cluster, asked, measured.losses, heard
 
 
 def test_nodes_lost_one_after_the_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first checkpoint the run begins anew, behind it with what was saved; no step is
     left out."""
-    cluster, asked, losses, told = survive(job, [(1, 3), (5, 0)], monkeypatch)
+    cluster, asked, losses, heard = survive(job, [(1, 3), (5, 0)], monkeypatch)
     assert asked == [(2,), (2, 0)]
     assert [(j.resume, j.steps) for j in cluster.jobs] == [(False, 9), (False, 9), (True, 5)]
-    assert [(loss.node, loss.step, loss.plan) for loss in told] == [
+    assert [(loss.node, loss.step, loss.plan) for loss in heard] == [
         (2, 0, "without (2,)"),
         (0, 4, "without (2, 0)"),
     ]

@@ -108,17 +108,18 @@ def test_the_largest_micro_batch_is_the_largest_that_fits() -> None:
         unlimited.at(0).resident
         + (unlimited.forward_bytes(11, 1e12) + unlimited.forward_bytes(12, 1e12)) / 2
     )
-    told: list[str] = []
-    trial = Trial(model, "cpu", limit, repeats=1, tell=told.append)
-    found = explore(trial.at(0))
-    assert found.largest == 11
-    assert found.tried[:4] == (1, 2, 4, 8)
+    lines: list[str] = []
+    trial = Trial(model, "cpu", limit, repeats=1, tell=lines.append)
+    explored = explore(trial.at(0))
+    assert explored.largest == 11
+    assert explored.tried[:4] == (1, 2, 4, 8)
     assert (
-        set(found.points) == {b for b in found.tried if b <= 11} and min(found.points.values()) > 0
+        set(explored.points) == {b for b in explored.tried if b <= 11}
+        and min(explored.points.values()) > 0
     )
     with pytest.raises(OutOfMemoryOnDevice):
         trial.measure(12, trial.at(0).free)
-    assert told[-1].startswith("micro-batch 12:") and "bytes of activations" in told[-1]
+    assert lines[-1].startswith("micro-batch 12:") and "bytes of activations" in lines[-1]
 
 
 def test_the_stage_is_raised_where_no_sample_fits() -> None:
@@ -130,7 +131,7 @@ def test_the_stage_is_raised_where_no_sample_fits() -> None:
     limit = states.resident(2, 1 / 8) + 2.5 * one
     assert limit < states.resident(1, 1 / 8)
     trial = Trial(model, "cpu", limit, devices=8, repeats=1)
-    sizes = [found.largest for found in explore_stages(trial)]
+    sizes = [stage.largest for stage in explore_stages(trial)]
     assert sizes[:2] == [0, 0] and sizes[2] == 2
     curve = measure_batch_curve(model, "cpu", memory=limit, devices=8, repeats=1)
     assert curve.zero_stage == 2 and curve.largest == sizes
@@ -207,12 +208,12 @@ def small(**changes: Any) -> Model:
 
 
 def test_each_layer_kind_is_measured_once_per_size() -> None:
-    found = measure.measure_profile(
+    profile = measure.measure_profile(
         small(), "cpu", micro_batches=(2, 1), tensor_degrees=(1, 2), repeats=1
     )
-    assert [(t.tensor, t.micro_batch) for t in found.tables] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert found.provenance.kind == "measured" and len(found.layers) == 5
-    for table in found.tables:
+    assert [(t.tensor, t.micro_batch) for t in profile.tables] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert profile.provenance.kind == "measured" and len(profile.layers) == 5
+    for table in profile.tables:
         assert table.device == "cpu"
         assert min(table.forward_seconds) > 0 and min(table.backward_seconds) > 0
         assert len(set(table.forward_seconds[1:4])) == 1  # blocks are equal
@@ -281,8 +282,11 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         )
         == 0
     )
-    found = load_profile(target)
-    assert [(t.device, t.tensor, t.micro_batch) for t in found.tables] == [("X", 2, 1), ("X", 2, 2)]
+    profile = load_profile(target)
+    assert [(t.device, t.tensor, t.micro_batch) for t in profile.tables] == [
+        ("X", 2, 1),
+        ("X", 2, 2),
+    ]
     assert "measured profile of tiny" in capsys.readouterr().out
     assert main([*arguments, "--tensor", "3"]) == 2
     assert main(["profile", "measure", "--model", str(config)]) == 2
@@ -327,9 +331,11 @@ def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
         x = made.layers[0](tokens)
     inputs = ((tokens,), (x.requires_grad_(),), (x, tokens))
     described = (model.layers[0], model.layers[1], model.layers[-1])
-    for one, layer, own, given in zip(described, made.layers, made.own, inputs, strict=True):
+    for one, layer, own, inputs_of_layer in zip(
+        described, made.layers, made.own, inputs, strict=True
+    ):
         with saved_bytes(layer.parameters()) as kept:
-            out = layer(*given)
+            out = layer(*inputs_of_layer)
             counted = kept()
         del out
         predicted = sum(t.size("bf16") / (tensor if t.split else 1) for t in one.saved)

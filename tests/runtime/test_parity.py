@@ -24,12 +24,12 @@ from parity.curves import (  # noqa: E402
     loaded,
 )
 from parity.frozen import alone  # noqa: E402
-from parity.gradients import STAGED, Found, check_case, read  # noqa: E402
+from parity.gradients import STAGED, Written, check_case, read  # noqa: E402
 from parity.halves import CURVE, PRECISIONS, WORLDS, chosen, error_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """World size -> [rank] -> case -> (loss, fragments)."""
     folder = tmp_path_factory.mktemp("parity")
     run_forked("parity.gradients", folder)
@@ -37,15 +37,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_loss_and_gradients_equal_one_process(case: Case, found: Found) -> None:
-    check_case(case, found)
+def test_loss_and_gradients_equal_one_process(case: Case, written: Written) -> None:
+    check_case(case, written)
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_staging_and_lanes_change_nothing(name: str, found: Found) -> None:
+def test_staging_and_lanes_change_nothing(name: str, written: Written) -> None:
     """Copies to other buffers and back, and no tags: the same numbers, bit by bit."""
     (case,) = [case for case in CASES if case.name == name]
-    for rank in found[case.world]:
+    for rank in written[case.world]:
         (loss, fragments), (again, staged) = rank[name], rank[f"staged: {name}"]
         assert loss == again and len(fragments) == len(staged)
         for one, other in zip(fragments, staged, strict=True):
@@ -80,10 +80,10 @@ def test_a_checkpoint_goes_on_under_another_plan(curves: tuple[Path, Curves]) ->
 def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
     """Whatever the ZeRO level and the optimizer, and across checkpoints."""
     run_forked("parity.frozen", tmp_path)
-    found, kept = torch.load(tmp_path / "frozen.pt")
+    written, kept = torch.load(tmp_path / "frozen.pt")
     for name in OPTIMIZERS:
         losses, expected = alone(name)
-        assert found[name] == pytest.approx(losses, rel=1e-9)
+        assert written[name] == pytest.approx(losses, rel=1e-9)
         assert losses[-1] < 0.9 * losses[0]
         held = [values for key, values in kept.items() if key.startswith(name)]
         assert sum(map(len, held)) >= 8
@@ -111,7 +111,7 @@ LOSSES = {"bf16": 5e-3, "fp16": 1e-3}
 
 
 @pytest.fixture(scope="module")
-def found_in_halves(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def written_in_halves(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """World size -> [rank] -> (case, precision) -> (loss, fragments)."""
     folder = tmp_path_factory.mktemp("halves")
     run_forked("parity.halves", folder)
@@ -119,15 +119,17 @@ def found_in_halves(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("case", chosen(), ids=[case.name for case in chosen()])
-def test_loss_and_gradients_are_those_of_one_process(case: Case, found_in_halves: Found) -> None:
-    bf16, fp16 = (error_of(case, precision, found_in_halves) for precision in PRECISIONS)
+def test_loss_and_gradients_are_those_of_one_process(
+    case: Case, written_in_halves: Written
+) -> None:
+    bf16, fp16 = (error_of(case, precision, written_in_halves) for precision in PRECISIONS)
     assert 1e-5 < fp16 < bf16  # it was rounded, as either type does
 
 
 def test_training_has_the_curve_of_fp32(
-    found_in_halves: Found,
+    written_in_halves: Written,
 ) -> None:
-    curves = found_in_halves[PLANS[CURVE].world_size][0]["curves"]
+    curves = written_in_halves[PLANS[CURVE].world_size][0]["curves"]
     assert curves["fp32"][-1] < 0.8 * curves["fp32"][0]
     for precision in PRECISIONS:
         assert curves[precision] == pytest.approx(curves["fp32"], rel=LOSSES[precision])

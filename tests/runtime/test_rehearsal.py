@@ -63,10 +63,10 @@ def test_what_is_slept_is_what_the_simulator_predicts(name: str) -> None:
 def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
     """A machine under load may be late, but never early."""
     names = ("unequal micro-batches", "data parallel, ZeRO 2")
-    for name, found in rehearsed(tmp_path, *names).items():
-        assert found["measured_seconds"] > 0.98 * found["predicted_seconds"], name
-        assert [step["step"] for step in found["steps"]] == [0, 1, 2, 3]
-        for rank in found["ranks"]:
+    for name, document in rehearsed(tmp_path, *names).items():
+        assert document["measured_seconds"] > 0.98 * document["predicted_seconds"], name
+        assert [step["step"] for step in document["steps"]] == [0, 1, 2, 3]
+        for rank in document["ranks"]:
             # less what began late
             assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
 
@@ -74,12 +74,12 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path) -> None:
     """Needs a machine without other load."""
-    found = rehearsed(tmp_path, *PLANS)
-    assert len(found) >= 10
-    for name, one in found.items():
+    documents = rehearsed(tmp_path, *PLANS)
+    assert len(documents) >= 10
+    for name, one in documents.items():
         assert abs(one["error"]) < 0.1, name
-    by_prediction = sorted(found, key=lambda name: found[name]["predicted_seconds"])
-    assert by_prediction == sorted(found, key=lambda name: found[name]["measured_seconds"])
+    by_prediction = sorted(documents, key=lambda name: documents[name]["predicted_seconds"])
+    assert by_prediction == sorted(documents, key=lambda name: documents[name]["measured_seconds"])
 
 
 @pytest.mark.slow
@@ -112,8 +112,8 @@ def test_the_command_prints_a_document_and_a_trace(tmp_path: Path) -> None:
     asked = request("two", "run", tmp_path / "plan.json", *options, "--trace", trace)
     answer = served([asked], tmp_path, 1)["two"]
     assert answer["code"] == 0, answer["err"]
-    told = [line.split(":")[1] for line in answer["err"].splitlines()]
-    assert told == [" step 0", " step 1", " step 2"]
+    lines = [line.split(":")[1] for line in answer["err"].splitlines()]
+    assert lines == [" step 0", " step 1", " step 2"]
     document = json.loads(answer["out"])
     assert document["predicted_seconds"] is None and document["measured_seconds"] > 0
     assert [rank["tensor_rank"] for rank in document["ranks"]] == [0, 0, 0, 1]
@@ -163,15 +163,18 @@ def test_a_late_rehearsal_says_what_to_do_and_names_slow_ranks(
         for note in notes
     )
     assert end != 2.0 or any(note.endswith("--time-scale 4.8 may do") for note in notes)
-    told = [note for note in notes if note.startswith("slow")]
-    assert len(told) == slow and all("slow: rank 1 (" in n and "took 1.7 times" in n for n in told)
+    lines = [note for note in notes if note.startswith("slow")]
+    assert len(lines) == slow and all(
+        "slow: rank 1 (" in n and "took 1.7 times" in n for n in lines
+    )
 
 
 def profile() -> Profile:
     """As one measured on a single device."""
     model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
-    found = predict(model, cluster(), micro_batches=[1, 2, 4], tensor_degrees=[1])
-    return Profile(**{**dict(found), "tables": [t for t in found.tables if t.device == "T4"]})
+    predicted = predict(model, cluster(), micro_batches=[1, 2, 4], tensor_degrees=[1])
+    tables = [table for table in predicted.tables if table.device == "T4"]
+    return Profile(**{**dict(predicted), "tables": tables})
 
 
 def test_plans_are_uneven_and_run_on_a_device_and_a_slower_one() -> None:
@@ -202,8 +205,8 @@ def test_verdict(
 
     monkeypatch.setattr(rehearsals, "rehearse_plan", run)
     assert main(["truth", "validate", "rehearsal", "--profile", str(path), "--json", "-q"]) == code
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["plans"]) == len(PLANS) and found["spearman"] > 0.97
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["plans"]) == len(PLANS) and document["spearman"] > 0.97
     assert main(["truth", "validate", "rehearsal", "--profile", str(path), "-q"]) == code
     assert f"largest error {100 * (late - 1):.3g} %" in capsys.readouterr().out
     assert main(["truth", "validate", "rehearsal", "--profile", str(path), "--steps", "1"]) == 2
@@ -219,15 +222,15 @@ def test_verdict(
 def commands(folder: Path, steps: int, seconds: float) -> dict[str, list[str]]:
     """Strategy -> the two commands of its line, with files in the folder and so many seconds for a
     method."""
-    found = {}
+    by_family = {}
     for line in LISTED.strip().splitlines():
         words = [word for word in shlex.split(line) if word != "hetplan"]
         family = words[words.index("--strategies") + 1]
         words = [str(folder / word) if word.endswith(".json") else word for word in words]
         assert words[words.index("--steps") + 1] == "20"
         words[words.index("--steps") + 1] = str(steps)
-        found[family] = [words[0], "--time-limit", str(seconds), *words[1:], "--json"]
-    return found
+        by_family[family] = [words[0], "--time-limit", str(seconds), *words[1:], "--json"]
+    return by_family
 
 
 def rehearsed_workloads(folder: Path, steps: int, seconds: float, width: int) -> Answers:
@@ -241,20 +244,20 @@ def check(answers: Answers, folder: Path, steps: int) -> dict[str, Any]:
     documents = {}
     for family, answer in answers.items():
         assert answer["code"] == 0, f"{family}: {answer['err']}"
-        found = json.loads(answer["out"][answer["out"].index('{\n "plan"') :])
+        document = json.loads(answer["out"][answer["out"].index('{\n "plan"') :])
         plan = load_plan(folder / f"{family}.json")
         assert plan.prediction is not None and plan.prediction.strategy == family
-        assert (found["plan"], found["virtual"], len(found["ranks"])) == (
+        assert (document["plan"], document["virtual"], len(document["ranks"])) == (
             plan.name,
             True,
             plan.world_size,
         )
-        assert [step["step"] for step in found["steps"]] == list(range(steps))
-        assert found["time_scale"] * plan.prediction.predicted_seconds == pytest.approx(
-            found["predicted_seconds"]
+        assert [step["step"] for step in document["steps"]] == list(range(steps))
+        assert document["time_scale"] * plan.prediction.predicted_seconds == pytest.approx(
+            document["predicted_seconds"]
         )
-        assert found["measured_seconds"] > 0.98 * found["predicted_seconds"]
-        documents[family] = found
+        assert document["measured_seconds"] > 0.98 * document["predicted_seconds"]
+        documents[family] = document
     return documents
 
 
@@ -272,9 +275,9 @@ def test_one_workload_of_each_family_is_planned_and_rehearsed(tmp_path: Path) ->
 @pytest.mark.slow
 def test_what_is_measured_is_what_was_predicted(tmp_path: Path) -> None:
     """Needs a machine without other load."""
-    for family, found in check(rehearsed_workloads(tmp_path, 20, 60.0, 1), tmp_path, 20).items():
+    for family, document in check(rehearsed_workloads(tmp_path, 20, 60.0, 1), tmp_path, 20).items():
         print(
-            f"{family}: {found['predicted_seconds']:.4f} s predicted, "
-            f"{found['measured_seconds']:.4f} s measured"
+            f"{family}: {document['predicted_seconds']:.4f} s predicted, "
+            f"{document['measured_seconds']:.4f} s measured"
         )
-        assert abs(found["error"]) < 0.1, family
+        assert abs(document["error"]) < 0.1, family

@@ -69,22 +69,22 @@ ACROSS = ([0, 2], [1, 3])  # each pipeline on both nodes
 
 def test_one_stage_takes_its_passes_and_the_update() -> None:
     w = workload()
-    found = replay(plan_of((0, 14)), w)
+    replayed = replay(plan_of((0, 14)), w)
     table = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert table is not None
     update = Costs(w).update_seconds(0, sum(layer.param_bytes for layer in w.profile.layers))
-    assert found.seconds == pytest.approx(8 * sum(table.seconds()) + update)
+    assert replayed.seconds == pytest.approx(8 * sum(table.seconds()) + update)
     assert update > 0
-    assert found.timeline.spent(Kind.TRANSFER).sum() == 0
-    assert found.peak_bytes[1:] == (0.0, 0.0, 0.0)  # idle devices hold nothing
+    assert replayed.timeline.spent(Kind.TRANSFER).sum() == 0
+    assert replayed.peak_bytes[1:] == (0.0, 0.0, 0.0)  # idle devices hold nothing
 
 
 def test_two_stages_send_activations_there_and_gradients_back() -> None:
     w = workload()
-    found = replay(plan_of((0, 7), (7, 14), batches=[(1, 8)]), w)
+    replayed = replay(plan_of((0, 7), (7, 14), batches=[(1, 8)]), w)
     layer = w.profile.layers[6]
     each = 8 * layer.activation_bytes / (170 * GBIT)
-    sends = found.timeline.spent(Kind.TRANSFER)
+    sends = replayed.timeline.spent(Kind.TRANSFER)
     assert sends.tolist() == pytest.approx([each, each])
     table = w.profile.table("V100-SXM2-16GB", 1, 2)
     assert table is not None
@@ -94,10 +94,10 @@ def test_two_stages_send_activations_there_and_gradients_back() -> None:
     # beyond two samples, the largest in the profile, the slope goes on
     compute = two + 6 * (two - one)
     latency = 2 * w.cluster.latency()[0, 1]
-    tied = found.timeline.spent(Kind.COLLECTIVE).sum()
+    tied = replayed.timeline.spent(Kind.COLLECTIVE).sum()
     assert tied == pytest.approx(w.profile.layers[-1].tied_param_bytes / (170 * GBIT) + latency)
-    updates = found.timeline.spent(Kind.OPTIMIZER).max()
-    assert found.seconds == pytest.approx(compute + 2 * each + latency + tied + updates)
+    updates = replayed.timeline.spent(Kind.OPTIMIZER).max()
+    assert replayed.seconds == pytest.approx(compute + 2 * each + latency + tied + updates)
 
 
 def test_a_node_shares_its_network_card() -> None:
@@ -126,8 +126,8 @@ def test_rings_enter_a_node_once_and_share_it() -> None:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
     w = workload()
-    found = propose(Poplar(), w, Run())
-    mine = next(c for c in found if c.label == f"auto-zero{zero}" and c.plan is not None)
+    replayed = propose(Poplar(), w, Run())
+    mine = next(c for c in replayed if c.label == f"auto-zero{zero}" and c.plan is not None)
     assert mine.plan is not None
     assert mine.predicted_seconds is not None
     again = replay(mine.plan, w)
@@ -158,10 +158,10 @@ def test_memory_is_that_of_the_amp_family() -> None:
 
 def test_gradients_join_layer_by_layer_where_replicas_are_cut_differently() -> None:
     cuts = [(0, 3), (3, 14)], [(0, 10), (10, 14)]
-    found = replay(made(two_pipelines(*cuts, devices=ACROSS)), workload())
+    replayed = replay(made(two_pipelines(*cuts, devices=ACROSS)), workload())
     # Layers 0-2, 3-9, 10-13, and the tied weights.
-    assert int((found.timeline.tasks.kind == Kind.COLLECTIVE).sum()) == 4
-    assert np.isfinite(found.seconds)
+    assert int((replayed.timeline.tasks.kind == Kind.COLLECTIVE).sum()) == 4
+    assert np.isfinite(replayed.seconds)
 
 
 def test_overlapping_and_not_blocking_never_take_longer() -> None:
@@ -197,8 +197,10 @@ def test_uneven_rows_and_widths_are_sent_where_they_belong() -> None:
     sent = costs.transfer(here, there, 6, 8)
     size = 8 * workload().profile.layers[6].activation_bytes
     assert sent.seconds == pytest.approx(size / (10 * GBIT))  # all of it through the V100s' card
-    found = replay(plan, workload())
-    assert found.seconds > sum(costs.passes(here, (0, 7), 8)) + sum(costs.passes(there, (7, 14), 8))
+    replayed = replay(plan, workload())
+    assert replayed.seconds > sum(costs.passes(here, (0, 7), 8)) + sum(
+        costs.passes(there, (7, 14), 8)
+    )
 
 
 def test_unequal_micro_batches_keep_their_own_times() -> None:
@@ -256,10 +258,10 @@ def test_interleaved_chunks_visit_every_stage_again() -> None:
     ]
     replica = {"stages": stages, "micro_batches": [{"count": 8, "samples": 1}]}
     plan = made([replica], schedule="interleaved-1f1b")
-    found = replay(plan, workload())
-    tasks = found.timeline.tasks
+    replayed = replay(plan, workload())
+    tasks = replayed.timeline.tasks
     assert int((tasks.kind == Kind.TRANSFER).sum()) == 2 * 3 * 8
-    assert found.seconds > 0
+    assert replayed.seconds > 0
 
 
 def test_tensor_groups_pay_for_their_all_reduces() -> None:

@@ -127,8 +127,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         hangs = (single, "--factory", "parity.faulty:alone", "--hang-after", 1)
         one = {"WORLD_SIZE": "1", "MASTER_PORT": "0"}
         asked.append(request("alone", *hangs, program="rank", environment=torchrun | one))
-        found = served(asked, folder, width=len(asked))
-    return found | {"folder": {"path": str(folder)}, "port at": {"port": port}}
+        answers_by_name = served(asked, folder, width=len(asked))
+    return answers_by_name | {"folder": {"path": str(folder)}, "port at": {"port": port}}
 
 
 @pytest.mark.parametrize("fault", BAD)
@@ -147,8 +147,8 @@ def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
     """Replanned, resumed, and the losses of a run that lost nothing."""
     answer, whole = answers["elastic"], json.loads(answers["whole"]["out"])
     assert (answer["code"], answers["whole"]["code"]) == (0, 0), answer["err"]
-    found = json.loads(answer["out"])
-    (lost,) = found["lost_nodes"]
+    answers_by_name = json.loads(answer["out"])
+    (lost,) = answers_by_name["lost_nodes"]
     assert (lost["node"], lost["step"], whole["lost_nodes"]) == (1, 2, [])
     assert (
         lost["error"].startswith("rank 2 (replica 0, stage 2,")
@@ -157,11 +157,13 @@ def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
     folder = Path(answers["folder"]["path"]) / "elastic"
     assert (
         set(load_plan(folder / "plan-without-node1.json").ranks) == {0, 1}
-        and len(found["ranks"]) == 2
+        and len(answers_by_name["ranks"]) == 2
     )
-    assert [step["step"] for step in found["steps"]] == list(range(5)) and latest(folder) == 5
+    assert [step["step"] for step in answers_by_name["steps"]] == list(range(5)) and latest(
+        folder
+    ) == 5
     expected = [step["loss"] for step in whole["steps"]]
-    assert [step["loss"] for step in found["steps"]] == pytest.approx(expected, rel=1e-4)
+    assert [step["loss"] for step in answers_by_name["steps"]] == pytest.approx(expected, rel=1e-4)
     assert "hetplan: lost node1: planning without\n" in answer["err"]
     assert "going on from step 2 with" in answer["err"]
 
@@ -198,8 +200,8 @@ def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> 
         .splitlines()[-1]
         .startswith(f"hetplan: rank 0: cannot meet at {place}: ")
     )
-    told = "hetplan: rank 0: faults: number of processes (got 3, expected 4, one per device)\n"
-    assert answers["world"]["err"] == told
+    line = "hetplan: rank 0: faults: number of processes (got 3, expected 4, one per device)\n"
+    assert answers["world"]["err"] == line
     assert "not started by torchrun" in answers["outside"]["err"]
 
 
@@ -234,15 +236,18 @@ def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float
         rng = Random(seed)
         at = {"KILL_AT": f"{rng.randint(0, 3)}:{rng.randint(3, 8)}"}
         first.append(request(f"before {seed}", *common, "--steps", 6, *kept[seed], environment=at))
-    found = served(first, folder, width)
+    answers_by_name = served(first, folder, width)
     second = []
     for seed in seeds:
         saved = latest(folder / f"kept-{seed}")
         more = (*kept[seed], "--steps", 6 - saved, *(["--resume"] if saved else []))
         second.append(request(f"after {seed}", *common, *more, environment=nobody))
-    found |= served(second, folder, width)
-    pairs = [{"before": found[f"before {seed}"], "after": found[f"after {seed}"]} for seed in seeds]
-    return losses(found["whole"]), pairs
+    answers_by_name |= served(second, folder, width)
+    pairs = [
+        {"before": answers_by_name[f"before {seed}"], "after": answers_by_name[f"after {seed}"]}
+        for seed in seeds
+    ]
+    return losses(answers_by_name["whole"]), pairs
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.slow)])

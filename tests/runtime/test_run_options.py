@@ -36,9 +36,9 @@ from parity.cases import Case, R, even  # noqa: E402
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Two stages of the model `parity.cases:two`."""
-    found = tmp_path / "plan.json"
-    save_plan(Case("options", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan, found)
-    return found
+    path = tmp_path / "plan.json"
+    save_plan(Case("options", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan, path)
+    return path
 
 
 DATA = """import torch
@@ -150,11 +150,11 @@ def ranks(*arguments: object, **environment: str) -> list[subprocess.Popen[str]]
 
 def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path) -> None:
     first, second = ranks(file, "--factory", "parity.faulty:wrong")
-    told, failed = (process.communicate(timeout=120)[1] for process in (first, second))
+    line, failed = (process.communicate(timeout=120)[1] for process in (first, second))
     assert (first.returncode, second.returncode) == (1, 1)
     place = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
     assert failed == f"hetplan: {place}: KeyError: 'no such key'\n"
-    assert told.count("\n") == 1 and "hetplan: rank 0 (replica 0, stage 0" in told
+    assert line.count("\n") == 1 and "hetplan: rank 0 (replica 0, stage 0" in line
 
 
 def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(
@@ -169,8 +169,8 @@ def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     running[0].send_signal(signal.SIGTERM)
-    told = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], told
+    line = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], line
     assert len(list(folder.glob("step-*"))) == 1
 
 
@@ -254,8 +254,8 @@ def test_damaged_checkpoints_are_refused(
     plan, kept = written
     shutil.copytree(kept, tmp_path / "kept")
     damage(tmp_path / "kept" / "step-1")
-    told = refused(capsys, "run", plan, *RUN, tmp_path / "kept", "--resume")
-    assert message in told and str(tmp_path / "kept") in told
+    line = refused(capsys, "run", plan, *RUN, tmp_path / "kept", "--resume")
+    assert message in line and str(tmp_path / "kept") in line
     assert not (tmp_path / "kept" / "harm").exists()
 
 
@@ -263,10 +263,10 @@ def test_another_optimizer_or_seed_does_not_go_on(
     written: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     resumed = ("run", written[0], *RUN, written[1], "--resume")
-    told = refused(capsys, *resumed, "--optimizer", "sgd")
-    assert "another --optimizer (got 'sgd', expected adamw, as it was written with)" in told
-    told = refused(capsys, *resumed, "--seed", "3")
-    assert "another --seed (got 3, expected 0, as it was written with)" in told
+    line = refused(capsys, *resumed, "--optimizer", "sgd")
+    assert "another --optimizer (got 'sgd', expected adamw, as it was written with)" in line
+    line = refused(capsys, *resumed, "--seed", "3")
+    assert "another --seed (got 3, expected 0, as it was written with)" in line
 
 
 def test_folders_that_cannot_hold_checkpoints(

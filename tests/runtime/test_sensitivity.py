@@ -49,8 +49,8 @@ def with_spread(profile: Profile, share: float) -> Profile:
 def test_times_are_scaled_by_device_and_layer() -> None:
     profile = workload().profile
     factors = np.linspace(0.5, 1.5, len(profile.layers))
-    found = perturbed(profile, {SLOW: factors})
-    for before, after in zip(profile.tables, found.tables, strict=True):
+    result = perturbed(profile, {SLOW: factors})
+    for before, after in zip(profile.tables, result.tables, strict=True):
         ratio = np.array(after.seconds()) / np.array(before.seconds())
         assert ratio == pytest.approx(factors if after.device == SLOW else np.ones(len(factors)))
 
@@ -79,27 +79,27 @@ def test_draws_stay_within_the_spread_and_can_be_had_again() -> None:
 
 def test_a_pipeline_of_one_type_follows_that_type() -> None:
     plan = pipeline(workload(), 7)  # both stages on the first node
-    found = sensitivity([plan], workload(), draws=0)
-    seconds = {outcome.scenario: outcome.seconds[0] for outcome in found.outcomes}
-    nominal = found.nominal.seconds[0]
+    result = sensitivity([plan], workload(), draws=0)
+    seconds = {outcome.scenario: outcome.seconds[0] for outcome in result.outcomes}
+    nominal = result.nominal.seconds[0]
     assert nominal == replay(plan, workload()).seconds
     assert seconds[f"{SLOW} slower"] == seconds[f"{SLOW} faster"] == nominal
     assert nominal < seconds[f"{FAST} slower"] <= 1.1 * nominal
     assert (
-        found.lowest(0) == seconds[f"{FAST} faster"]
-        and found.highest(0) == seconds[f"{FAST} slower"]
+        result.lowest(0) == seconds[f"{FAST} faster"]
+        and result.highest(0) == seconds[f"{FAST} slower"]
     )
-    assert not found.measured and found.regret(0) == 0
+    assert not result.measured and result.regret(0) == 0
 
 
 def test_ranks_change_where_the_profile_decides() -> None:
     w = workload()
     # the second plan leaves more to the slow devices, which pays where they are faster than thought
     plans = [pipeline(w, 4, 8, 12), pipeline(w, 3, 6, 10)]
-    found = sensitivity(plans, w, draws=30, unmeasured=0.8)
-    assert {o.winner for o in found.outcomes} == {0, 1}
-    assert found.wins(0) + found.wins(1) == len(found.outcomes)
-    assert max(found.regret(0), found.regret(1)) > 0
+    result = sensitivity(plans, w, draws=30, unmeasured=0.8)
+    assert {o.winner for o in result.outcomes} == {0, 1}
+    assert result.wins(0) + result.wins(1) == len(result.outcomes)
+    assert max(result.regret(0), result.regret(1)) > 0
 
 
 @pytest.mark.parametrize("arguments", [{"unmeasured": 0.0}, {"unmeasured": 0.95}, {"draws": -1}])

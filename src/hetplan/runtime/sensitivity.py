@@ -23,7 +23,7 @@ from hetplan.runtime.replay import Settings, replay
 Floats = NDArray[np.float64]
 
 UNMEASURED = 0.1
-MOST = 0.9  # a time cannot become 0
+LARGEST = 0.9  # a time cannot become 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
         ]
         size = len(profile.layers)
         spread_of[device] = (
-            np.minimum(np.median(rows, axis=0), MOST) if rows else np.full(size, unmeasured)
+            np.minimum(np.median(rows, axis=0), LARGEST) if rows else np.full(size, unmeasured)
         )
     return spread_of
 
@@ -76,8 +76,8 @@ def scenarios(
 
     Raises InputError where a share or a number is not usable.
     """
-    if not 0 < unmeasured <= MOST:
-        raise InputError("spread", got=unmeasured, expected=f"more than 0, at most {MOST}")
+    if not 0 < unmeasured <= LARGEST:
+        raise InputError("spread", got=unmeasured, expected=f"more than 0, at most {LARGEST}")
     if draws < 0:
         raise InputError("draws", got=draws, expected="at least 0")
     spread = relative_spread(profile, unmeasured)
