@@ -1,9 +1,12 @@
-"""What is measured on this machine: profiles layer by layer, and Poplar's Algorithm 1 within a
-memory limit that is kept."""
+"""What is measured on this machine: profiles layer by layer, Poplar's Algorithm 1 within a memory
+limit that is kept, and collectives."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,19 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
+from hetplan.profiling.measured import OPERATIONS, fit_line, load_collectives
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import load_profile
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.zoo import bert, gpt2, llama, text_model
-from hetplan.runtime.measuring import layers as measure
-from hetplan.runtime.measuring.batches import Trial, explore_stages, measure_batch_curve
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402  # noqa: E402
+from hetplan.runtime.measuring import layers as measure  # noqa: E402
+from hetplan.runtime.measuring.batches import Trial, explore_stages, measure_batch_curve  # noqa: E402
+from hetplan.runtime.measuring.collectives import groups_of, torchrun_place  # noqa: E402
+from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402
 
 SMALL = {"vocabulary": 97}
 
@@ -342,3 +347,73 @@ def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
         assert predicted == pytest.approx(counted, rel=0.05), KINDS
         if tensor == 1:
             assert sum(p.numel() for p in own) == one.params
+
+
+SIZES = [1e3, 1e4, 1e5, 1e6]
+
+
+def test_lines_are_found_again() -> None:
+    line = fit_line(SIZES, [2e-5 + n / 1e9 for n in SIZES])
+    assert line.latency == pytest.approx(2e-5) and line.bandwidth == pytest.approx(1e9)
+    assert line.r_squared == pytest.approx(1)
+
+
+def test_neither_part_is_negative() -> None:
+    through_origin = fit_line([1e6, 2e6], [1e-4, 3e-4])
+    assert through_origin.latency == 0 and through_origin.bandwidth > 0
+    falling = fit_line([1e6, 2e6], [3e-4, 1e-4])
+    assert falling.bandwidth == pytest.approx(2e10) and falling.latency == 0
+
+
+def test_groups_of_a_job() -> None:
+    assert groups_of(4, 4) == {"node": [[0, 1, 2, 3]]}
+    assert groups_of(2, 1) == {"all": [[0, 1]]}
+    assert groups_of(4, 2) == {
+        "node": [[0, 1], [2, 3]],
+        "between": [[0, 2]],
+        "all": [[0, 1, 2, 3]],
+    }
+
+
+def test_outside_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["profile", "collectives"]) == 2
+    assert "torchrun" in capsys.readouterr().err
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_RANK", "0"),
+        ("LOCAL_WORLD_SIZE", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="2 or more"):
+        torchrun_place()
+
+
+def test_two_ranks_on_gloo(tmp_path: Path) -> None:
+    target = tmp_path / "collectives.json"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "hetplan",
+    ]
+    command += ["profile", "collectives", "--repeats", "2", "-q", "-o", str(target)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    measured = load_collectives(target)
+    assert measured.backend == "gloo" and measured.ranks == 2
+    assert [fit.operation for fit in measured.fits] == list(OPERATIONS)
+    for fit in measured.fits:
+        assert fit.group == "node" and fit.ranks == 2 and fit.bytes_per_second > 0
+        assert [p.bytes for p in fit.points] == sorted(p.bytes for p in fit.points)
+        assert all(p.seconds <= p.median_seconds for p in fit.points)
