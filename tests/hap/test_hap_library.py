@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fakes.theories import chain, theory_named
-from hap.hap_cases import known, least_at, programs
+from hap.hap_cases import instance, known, least_at, programs
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.hap import alternation
+from hetplan.formulations.hap import alternation, astar
 from hetplan.formulations.hap.alternation import shortest_paths
 from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData, HapDecision
@@ -136,6 +136,22 @@ def test_shortest_paths_take_the_place_of_a_star(seed: int) -> None:
     assert given.decision is not None and given.message == alternation.TOO_LARGE
     objective = evaluate(FAMILY, data, given.decision).objective
     assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(240))
+def test_a_stars_estimate_is_a_lower_bound(seed: int) -> None:
+    """Of every program, also where the fast devices have more than their part."""
+    posed = pose(instance(seed, 1), Run(Options(threads=1)))
+    if isinstance(posed, Outcome):
+        return
+    problem = posed.problem
+    row = problem.speeds**2 / float(problem.speeds**2 @ problem.counts)
+    look = astar.Search(posed.theory, astar.fuse(posed.theory, once=False), row[None])
+    least = least_at(problem, programs(seed, 1), row)
+    assert look.estimate(look.nothing) <= least * (1 + 1e-9) + 1e-12
+    program, finished = astar.search(posed.theory, row[None], Run(), once=False)
+    assert finished and program is not None
+    assert problem.seconds(problem.stages(program), row[None]) >= least * (1 - 1e-9) - 1e-12
 
 
 def test_experiments_are_those_of_the_paper() -> None:

@@ -164,7 +164,7 @@ def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -
         means.learn(stages)
         point = np.array([draw.dirichlet(np.ones(K)) @ simplex for simplex in cell])
         over = 0.0
-        if stages.shared_bytes is not None:
+        if problem.capacity is not None:
             held = stages.fixed_bytes + stages.shared_bytes @ point
             over = float(means.bytes @ (held - problem.capacity))
         assert sums(graph, means)[0] <= problem.seconds(stages, point) + over + 1e-9

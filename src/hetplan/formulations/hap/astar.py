@@ -102,7 +102,7 @@ class _Partial:
         return self.cost <= other.cost and bool((self.held <= other.held).all())
 
 
-class _Search:
+class Search:
     """What the search looks up: moves by what they need, their times and bytes, distances to the
     goal."""
 
@@ -118,6 +118,8 @@ class _Search:
             for p in move.pre or (NOTHING,):
                 self.by_pre.setdefault(p, []).append(n)
         self.distance = self._distances()
+        zeros, none = np.zeros(theory.problem.K), frozenset[int]()
+        self.nothing = _Partial((), none, none, frozenset(), 0.0, zeros, zeros)
 
     def _time(self, step: Step) -> tuple[float | None, Floats]:
         """(Seconds of a communication, None of a computation; [K] seconds of computing)."""
@@ -197,9 +199,8 @@ def search(
     memory, what does not fit is left out, and a partial program beats another only if it holds no
     more.
     """
-    look, nothing = _Search(theory, fuse(theory, once=once), ratios), frozenset[int]()
-    zeros = np.zeros(theory.problem.K)
-    empty = _Partial((), nothing, nothing, frozenset(), 0.0, zeros, zeros)
+    look = Search(theory, fuse(theory, once=once), ratios)
+    empty = look.nothing
     order = itertools.count()
     queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
     same: dict[frozenset[int], list[_Partial]] = {}

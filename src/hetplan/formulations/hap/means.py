@@ -209,9 +209,7 @@ class Means:
         """From a program's best ratios in the cell."""
         unit = self.problem.speeds[-1]
         F, S = stages.F / unit, stages.S / unit
-        held = np.zeros(len(self.x))
-        if stages.shared_bytes is not None:
-            held = stages.fixed_bytes * self.bytes.sum() + self.x @ self.bytes @ stages.shared_bytes
+        held = stages.fixed_bytes * self.bytes.sum() + self.x @ self.bytes @ stages.shared_bytes
         self.inside, self._blends, tops = best_in_cell(
             F, S, stages.comm, held, self.x, self._slow, self.inside
         )

@@ -196,20 +196,13 @@ class _States:
 
     def left(self, arcs: dict[int, tuple[Ints, Ints]]) -> Graph:
         """The graph of what is open."""
-        lists = [(np.full(len(heads), u), heads, steps) for u, (heads, steps) in arcs.items()]
-        none = np.zeros(0, dtype=np.int64)
-        tail, head, step = (
-            np.concatenate([none, *(row[column] for row in lists)]) for column in range(3)
-        )
+        rows = [np.column_stack([np.full(len(h), u), h, s]) for u, (h, s) in arcs.items()]
+        tail, head, step = np.concatenate([np.zeros((0, 3), dtype=np.int64), *rows]).T
         open_ = self.is_open(self.g[tail] + self.cost[step] + self.h[head])
         tail, head, step = tail[open_], head[open_], step[open_]
         # {goal} first, and the empty state always
-        nodes, number = np.unique(np.concatenate([[1, 0], tail, head]), return_inverse=True)
-        place = np.where(nodes == 1, 0, np.where(nodes == 0, 1, np.arange(len(nodes))))
-        order = np.argsort(place)
-        states = [self.needs[n] for n in nodes[order]]
-        ends = place[number[2:]]
-        m = len(tail)
-        return of_states(
-            self._theory, states, np.column_stack([ends[:m], ends[m:], step]), ordered=True
-        )
+        order = [1, 0, *(n for n in np.union1d(tail, head) if n > 1)]
+        place = np.zeros(len(self.needs), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        ends = np.column_stack([place[tail], place[head], step])
+        return of_states(self._theory, [self.needs[n] for n in order], ends, ordered=True)

@@ -51,15 +51,15 @@ class Stages:
     j]) / v_j.
 
     constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP, one row per distinct mixture of
-    work. With memory, a device of type d holds fixed_bytes + shared_bytes [g] . B[:, d].
+    work. A device of type d holds fixed_bytes + shared_bytes [g] . B[:, d].
     """
 
     constant: float
     comm: Floats
     F: Floats
     S: Floats
-    fixed_bytes: float = 0.0
-    shared_bytes: Floats | None = None
+    fixed_bytes: float
+    shared_bytes: Floats
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class HapProblem:
 
     def stages(self, program: Sequence[int]) -> Stages:
         """The cost of a program as a function of the ratios; proportional rows merged."""
-        constant, comm = 0.0, np.zeros(self.g)
+        constant, comm, shared_bytes = 0.0, np.zeros(self.g), np.zeros(self.g)
         rows: list[Floats] = [np.zeros(1 + self.g)]
         for i in program:
             step = self.steps[i]
@@ -107,21 +107,14 @@ class HapProblem:
             else:
                 rows[-1][0] += step.fixed
                 rows[-1][1 + step.segment] += step.shared
+            shared_bytes[step.segment] += step.shared_bytes
         merged = _merged(np.array(rows))
-        return Stages(constant, comm, merged[:, 0], merged[:, 1:], *self._bytes(program))
-
-    def _bytes(self, program: Sequence[int]) -> tuple[float, Floats | None]:
-        if self.capacity is None:
-            return 0.0, None
-        steps = [self.steps[i] for i in program]
-        shared = np.zeros(self.g)
-        for step in steps:
-            shared[step.segment] += step.shared_bytes
-        return math.fsum(step.fixed_bytes for step in steps), shared
+        fixed_bytes = math.fsum(self.steps[i].fixed_bytes for i in program)
+        return Stages(constant, comm, merged[:, 0], merged[:, 1:], fixed_bytes, shared_bytes)
 
     def fits(self, stages: Stages, ratios: Floats) -> bool:
         """Whether every device holds its part at ratios [g, K]."""
-        if self.capacity is None or stages.shared_bytes is None:
+        if self.capacity is None:
             return True
         held = stages.fixed_bytes + stages.shared_bytes @ ratios
         return bool((held <= self.capacity * (1 + MEMORY_TOLERANCE / 2)).all())

@@ -99,27 +99,18 @@ def _programme(
         model.equal("whole", ratio[k], problem.counts.astype(float), to=1.0)
         for d in range(problem.K):
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
-    fit_memory(model, problem, stages, ratio, margin)
     for s, d in np.ndindex(len(stages.F), problem.K):
         values = np.append(1.0, -stages.S[s] / problem.speeds[d])
         fixed = float(stages.F[s] / problem.speeds[d])
         model.row("stage", np.append(T[s], ratio[:, d]), values, lower=fixed)
-    return model, ratio
-
-
-def fit_memory(
-    model: Model, problem: HapProblem, stages: Stages, ratio: Columns, margin: float
-) -> None:
-    """Each type's bytes; in units of the largest coefficient, those too small for a solver become
-    0."""
-    if problem.capacity is None or stages.shared_bytes is None:
-        return
-    for d, room in enumerate(problem.capacity * (1 - margin) - stages.fixed_bytes):
-        unit = max(float(stages.shared_bytes.max()), abs(float(room)))
-        if unit > 0:
+    if problem.capacity is not None:
+        # in units of the largest coefficient; what is too small for a solver then becomes 0
+        for d, room in enumerate(problem.capacity * (1 - margin) - stages.fixed_bytes):
+            unit = max(float(stages.shared_bytes.max()), abs(float(room))) or 1.0
             parts = stages.shared_bytes / unit
             parts = np.where(parts < SMALLEST, 0.0, parts)
             model.row("memory", ratio[:, d], parts, upper=float(room) / unit)
+    return model, ratio
 
 
 def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
