@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,9 +37,8 @@ from hetplan.formulations.hap.common import (
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.graph import (
-    WIDE,
     Graph,
-    choose,
+    build,
     lengths,
     path,
     potentials,
@@ -54,10 +54,14 @@ from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Limits, search
 from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stopped
 
 # Rounding in sums of thousands of terms, as a share of the optimum: deduction from bounds.
 ROUNDING = 1e-10
+WIDE = (
+    "the theory is too wide for an exact order of its parallel branches; "
+    "the bound ignores their order"
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,10 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
             posed, incumbent.decision, run=run, stop=Stop.OPTIMAL, built=time.perf_counter(),
             bound=min(floor, incumbent.objective),
         )  # fmt: skip
-    graph = choose(theory, parameters.states, parameters.canonical_states, run)
+    graph = None
+    with suppress(Stopped):
+        graph = build(theory, parameters.states, run)
+        graph = graph or build(theory, parameters.canonical_states, run, canonical=True)
     return _searched(posed, incumbent, graph, floor, run, parameters)
 
 

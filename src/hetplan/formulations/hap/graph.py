@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Floats, HapProblem, Ints, Step
 from hetplan.formulations.hap.theory import Theory
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Run
 
 Need = frozenset[int]
 Flags = NDArray[np.bool_]
@@ -232,22 +232,6 @@ def of_states(theory: Theory, states: Sequence[Need], arcs: Ints, *, ordered: bo
         [(s,) for s in range(len(theory.steps))], work_of(theory.problem, theory.steps),
         ordered=ordered,
     )  # fmt: skip
-
-
-def choose(theory: Theory, states: int, canonical_states: int, run: Run) -> Graph | None:
-    """The graph of all orders within `states` nodes, else the canonical one within
-    `canonical_states`; None where there are more, or time is up."""
-    try:
-        whole = build(theory, states, run)
-        return whole or build(theory, canonical_states, run, canonical=True)
-    except Stopped:
-        return None
-
-
-WIDE = (
-    "the theory is too wide for an exact order of its parallel branches; "
-    "the bound ignores their order"
-)
 
 
 # Sums that differ by less, relatively, are the same.

@@ -16,10 +16,6 @@ communication
 With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs
 a triple twice holds no less than the program without the second time.
 
-Theories too wide for that graph have the canonical one, whose paths stand for sets of triples in
-any order. There (10) one maximum over the whole program replaces the stages' maxima (4)-(6): a
-lower bound of the problem. Memory does not depend on the order.
-
 CP-SAT takes ratios in steps. Every rounding lowers the cost, so that its bound holds;
 the decision's ratios are re-optimised, and what rounding hid remains as a small gap.
 """
@@ -41,7 +37,8 @@ from hetplan.formulations.hap.common import (
     simple_bound,
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.graph import WIDE, Flags, Graph, choose
+from hetplan.formulations.hap.graph import Flags, Graph
+from hetplan.formulations.hap.graph import build as all_orders
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.general import UNBUILT, label, minimise
@@ -50,9 +47,8 @@ from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
-# Nodes of the graph beyond which the model is relaxed (no general solver gets far there), and given
-# up.
-STATES = CANONICAL_STATES = 8_000
+# Nodes of the graph beyond which the model is not built: no general solver gets far there.
+STATES = 8_000
 # Steps of a ratio in CP-SAT; with memory fewer, because finer ones leave less room for digits of
 # bytes.
 GRID, MEMORY_GRID = 2**20, 2**16
@@ -196,17 +192,6 @@ def forbid(model: Model, s: Sets, program: Sequence[int]) -> None:  # (9)
     model.row("forbidden", s.z[np.isin(s.graph.label, positions)], upper=len(positions) - 1.0)
 
 
-def bound_by_the_whole(model: Model, s: Sets) -> None:  # (10)
-    """The busiest type's time over the whole program, instead of the sum of the stages' maxima."""
-    total = model.seconds("total", upper=s.upper)
-    model.minimize(total)
-    work = np.flatnonzero(~s.comm)
-    for d in range(s.problem.K):
-        columns = np.concatenate([[total], s.z[work], s.own[work, d]])
-        values = np.concatenate([[1.0], -s.fixed[work, d], -s.shared[work, d]])
-        model.row("total", columns, values, lower=0.0)
-
-
 def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> tuple[Model, Sets]:
     """The model of programs that cost at most `upper`; none costs less than `least`."""
     totals = Totals(
@@ -221,10 +206,7 @@ def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> t
     share_out(model, s)
     pay_for_communication(model, s)
     fit_memory(model, s)
-    if graph.ordered:
-        pay_for_stages(model, s)
-    else:
-        bound_by_the_whole(model, s)
+    pay_for_stages(model, s)
     return model, s
 
 
@@ -280,13 +262,11 @@ def search(
 
     if least <= 0:
         return known_so_far(Stop.OPTIMAL, "")
-    graph = choose(theory, STATES, CANONICAL_STATES, run)
-    if graph is None:
-        if run.should_stop:
-            return known_so_far(stopped(run), UNBUILT)
-        return known_so_far(Stop.LIMIT, "the theory is too wide for this method")
     upper = least if np.isfinite(least) else problem.most_seconds or 1.0
     try:
+        graph = all_orders(theory, STATES, run)
+        if graph is None:
+            return known_so_far(Stop.LIMIT, "the theory is too wide for this method")
         model, s = build(graph, floor, upper, run)
     except Stopped:
         return known_so_far(stopped(run), UNBUILT)
@@ -310,9 +290,7 @@ def search(
                 message=NONE_FITS,
             )  # fmt: skip
         stop = Stop.ERROR
-    if not graph.ordered:
-        stop, message = Stop.LIMIT if stop is Stop.OPTIMAL else stop, message or WIDE
-    elif method == "cp-sat":
+    if method == "cp-sat":
         message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
     return ended(
