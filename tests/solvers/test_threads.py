@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -17,14 +16,6 @@ def test_the_value_and_the_error_come_back() -> None:
     assert failed.wait(10)
     with pytest.raises(ValueError, match="invalid literal"):
         failed.value()
-
-
-def test_work_goes_on_while_it_is_waited_for() -> None:
-    go = threading.Event()
-    work = Work(go.wait)
-    assert work.alive and not work.wait(0.01)
-    go.set()
-    assert work.wait(10) and work.value() is True
 
 
 def test_a_thread_that_dies_before_it_begins_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

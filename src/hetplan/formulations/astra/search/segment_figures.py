@@ -129,7 +129,8 @@ def segment_figures(
         return np.stack([_exposed(p, r, float(offloaded[r])) for p in priced], axis=1)
 
     return SegmentFigures(
-        c=np.stack([p.layers_seconds(np.ones_like(p.pp)) for p in priced]),
+        # never 0, which the search divides by
+        c=np.maximum([p.layers_seconds(np.ones_like(p.pp)) for p in priced], 1e-30),
         h=np.stack([p.crossing_seconds for p in priced]),
         ends=ends,
         g=np.stack([_least_exposed(p, offloaded) for p in priced]),
